@@ -1,1 +1,71 @@
-//! Memory pools.
+//! GPU memory with ownership: stream-ordered CUDA memory pools for Rust.
+//!
+//! The driver is found and opened at run time. Building needs no CUDA toolkit, and a machine
+//! without a GPU gets a typed error and never a panic.
+//!
+//! ```
+//! use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
+//!
+//! # cuda_sim::use_if_no_driver();
+//! let driver = Driver::load()?;                      // typed error if there is none
+//! let device = driver.device(0)?;
+//! let context = device.primary_context()?;           // the only context that comes to be
+//! let (stream, other) = (context.stream()?, context.stream()?);
+//!
+//! let pool = MemoryPool::builder(&device)
+//!     .release_threshold(ReleaseThreshold::Never)
+//!     .reuse(ReusePolicy::DETERMINISTIC)
+//!     .build()?;
+//!
+//! let mut x = pool.alloc::<f32>(&stream, 1 << 20)?;  // elements; freed on `stream` when dropped
+//! x.copy_from(&vec![1.0; 1 << 20])?;
+//! {
+//!     let mut x = x.on(&other)?;                     // `other` waits for `stream` here …
+//!     x.fill(2.0)?;
+//! }                                                  // … and `stream` for `other` here
+//! assert_eq!(x.to_vec()?, vec![2.0; 1 << 20]);       // synchronises the stream
+//! println!("{}", pool.stats()?);
+//! # Ok::<(), cuda_mem::Error>(())
+//! ```
+//!
+//! # Order
+//!
+//! Work goes to streams, and memory comes and goes in a stream's order. A [`DeviceBuffer`] knows its
+//! stream; using it on another one goes through [`DeviceBuffer::on`], which orders the two.
+//!
+//! # Cost
+//!
+//! Allocating and dropping a buffer is two driver calls: no lock, no heap, no context switch.
+//!
+//! # Errors
+//!
+//! Every failure is an [`Error`] with a [kind](ErrorKind), the driver's function and its own code.
+//! Destructors never panic; what fails in them is counted and told to a
+//! [hook](on_drop_failure).
+
+mod buffer;
+mod context;
+mod copy;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod join;
+mod pool;
+mod raw;
+mod report;
+mod stats;
+mod stream;
+
+pub use buffer::{DeviceBuffer, Joined};
+pub use context::{Context, Current, MemoryInfo};
+pub use cuda_driver_sys as sys;
+pub use cuda_driver_sys::CudaVersion;
+pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
+pub use driver::Driver;
+pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
+pub use event::Event;
+pub use pool::{MemoryPool, PoolBuilder, ReleaseThreshold, ReusePolicy};
+pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
+pub use stats::{PoolStats, Usage};
+pub use stream::{Stream, StreamRef};

@@ -1,0 +1,179 @@
+//! Tables for people, one JSON object for programs.
+
+use anyhow::Result;
+use comfy_table::{Table, presets};
+use cuda_mem::{Device, MemoryPool, PoolStats};
+use serde_json::{Map, Value, json};
+
+use crate::backend::Backend;
+use crate::replay::Replay;
+use crate::tour::Steps;
+
+/// Prints as it goes, or collects for the end.
+pub(crate) struct Show {
+    json: bool,
+    object: Map<String, Value>,
+}
+
+impl Show {
+    pub(crate) fn new(json: bool) -> Self {
+        Self {
+            json,
+            object: Map::new(),
+        }
+    }
+
+    fn print(&self, text: impl std::fmt::Display) {
+        if !self.json {
+            println!("{text}");
+        }
+    }
+
+    pub(crate) fn backend(&mut self, backend: &Backend) -> Result<()> {
+        let kind = if backend.simulated { "simulated" } else { "gpu" };
+        if let Some(reason) = &backend.reason {
+            // Said in both forms: nobody should take these figures for a GPU's.
+            eprintln!("no GPU driver ({reason}); using the simulated driver");
+        }
+        let driver = backend.driver;
+        let version = driver.version().to_string();
+        self.print(format_args!("driver: {kind}, CUDA {version}"));
+        self.object.insert("backend".into(), kind.into());
+        self.object.insert("cuda_version".into(), version.into());
+        Ok(())
+    }
+
+    pub(crate) fn device(&mut self, device: Device) -> Result<()> {
+        let (name, can) = (device.name()?, device.capabilities()?);
+        let (major, minor) = can.compute_capability;
+        let total = device.total_memory()?;
+        self.print(format_args!(
+            "device {}: {name}, {}, compute {major}.{minor}, {} multiprocessors\n",
+            device.ordinal(),
+            mib(total),
+            can.multiprocessors,
+        ));
+        let rows = [
+            ("memory pools", can.memory_pools.to_string()),
+            ("pool handle types", can.pool_handle_types.to_string()),
+            ("host memory pools", can.host_memory_pools.to_string()),
+            ("virtual memory", can.virtual_memory.to_string()),
+            ("unified addressing", can.unified_addressing.to_string()),
+            ("managed, concurrent", can.concurrent_managed_access.to_string()),
+            ("pageable memory", can.pageable_memory_access.to_string()),
+            ("GPUDirect RDMA", can.gpu_direct_rdma.to_string()),
+            ("dma-buf", can.dma_buf.to_string()),
+        ];
+        let mut table = table(&["capability", "this device"]);
+        for (what, value) in &rows {
+            table.add_row([*what, value.as_str()]);
+        }
+        self.print(&table);
+        let capabilities: Map<String, Value> = rows
+            .into_iter()
+            .map(|(what, value)| (what.to_owned(), value.into()))
+            .collect();
+        self.object.insert(
+            "device".into(),
+            json!({
+                "ordinal": device.ordinal(),
+                "name": name,
+                "total_bytes": total,
+                "compute_capability": format!("{major}.{minor}"),
+                "capabilities": capabilities,
+            }),
+        );
+        Ok(())
+    }
+
+    pub(crate) fn pool(&mut self, pool: &MemoryPool) -> Result<()> {
+        self.print(format_args!(
+            "\npool: release threshold {}, reuse {:?}",
+            pool.release_threshold()?,
+            pool.reuse_policy()?
+        ));
+        Ok(())
+    }
+
+    pub(crate) fn steps(&self, steps: &Steps) {
+        let mut table = table(&["step", "reserved", "high", "used", "high"]);
+        for (what, stats) in steps {
+            table.add_row([
+                (*what).to_owned(),
+                mib(stats.reserved.current),
+                mib(stats.reserved.high),
+                mib(stats.used.current),
+                mib(stats.used.high),
+            ]);
+        }
+        self.print(&table);
+    }
+
+    pub(crate) fn replay(&self, replay: &Replay, backend: &Backend) {
+        let per_op = |time: std::time::Duration| {
+            format!("{:.0} ns", time.as_nanos() as f64 / replay.operations as f64)
+        };
+        let waste = replay.stats.reserved.high.saturating_sub(replay.peak_asked);
+        let mut table = table(&["training run replayed", ""]);
+        table.add_row(["operations".to_owned(), replay.operations.to_string()]);
+        table.add_row(["time per operation, cold pool".to_owned(), per_op(replay.cold)]);
+        table.add_row(["time per operation, warm pool".to_owned(), per_op(replay.warm)]);
+        table.add_row(["peak asked".to_owned(), mib(replay.peak_asked)]);
+        table.add_row(["peak used".to_owned(), mib(replay.stats.used.high)]);
+        table.add_row(["peak reserved".to_owned(), mib(replay.stats.reserved.high)]);
+        table.add_row(["waste".to_owned(), mib(waste)]);
+        table.add_row([
+            "reserved / asked".to_owned(),
+            format!("{:.3}", replay.reserved_over_asked()),
+        ]);
+        self.print(format_args!("\n{table}"));
+        if backend.simulated {
+            self.print("(simulated driver: the times and the waste say nothing about a GPU)");
+        }
+    }
+
+    /// Prints the JSON object, if that is what was asked for.
+    pub(crate) fn finish(mut self, steps: &Steps, replay: &Replay) -> Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let steps: Vec<Value> = steps
+            .iter()
+            .map(|(what, stats)| json!({ "step": what, "stats": stats_json(stats) }))
+            .collect();
+        self.object.insert("tour".into(), steps.into());
+        let per_op = |time: std::time::Duration| time.as_nanos() as f64 / replay.operations as f64;
+        self.object.insert(
+            "replay".into(),
+            json!({
+                "operations": replay.operations,
+                "ns_per_operation_cold": per_op(replay.cold),
+                "ns_per_operation_warm": per_op(replay.warm),
+                "peak_asked_bytes": replay.peak_asked,
+                "stats": stats_json(&replay.stats),
+                "reserved_over_asked": replay.reserved_over_asked(),
+            }),
+        );
+        println!("{}", serde_json::to_string(&self.object)?);
+        Ok(())
+    }
+}
+
+fn stats_json(stats: &PoolStats) -> Value {
+    json!({
+        "reserved_bytes": stats.reserved.current,
+        "reserved_high_bytes": stats.reserved.high,
+        "used_bytes": stats.used.current,
+        "used_high_bytes": stats.used.high,
+    })
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,170 @@
+//! A buffer on loan to another stream.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use super::DeviceBuffer;
+use crate::copy::Span;
+use crate::error::{Error, Result};
+use crate::join::order;
+use crate::report;
+use crate::stream::Stream;
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Lends the buffer to `other`: everything that comes to `other` from now on waits for what is
+    /// in the buffer's own stream, and when the guard is dropped the buffer's stream waits for
+    /// `other`. The host never waits. On the buffer's own stream this costs nothing; elsewhere it
+    /// is two driver calls at each end.
+    ///
+    /// If the guard is leaked, or its last wait fails, the buffer remembers and waits before its
+    /// next use, also before it is freed.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `other` is on another device; else as
+    /// the driver answers.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let (stream, other) = (context.stream()?, context.stream()?);
+    /// # let pool = MemoryPool::builder(&device).build()?;
+    /// let mut buffer = pool.alloc::<u32>(&stream, 1000)?;
+    /// {
+    ///     let mut there = buffer.on(&other)?; // `other` waits for `stream` here …
+    ///     there.fill(7)?;
+    /// }                                       // … and `stream` for `other` here
+    /// assert_eq!(buffer.to_vec()?, [7; 1000]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    ///
+    /// While it is lent, the buffer itself cannot be used:
+    ///
+    /// ```compile_fail,E0502
+    /// # use cuda_mem::{DeviceBuffer, Stream};
+    /// # fn example(mut buffer: DeviceBuffer<u32>, other: Stream) -> Result<(), cuda_mem::Error> {
+    /// let there = buffer.on(&other)?;
+    /// buffer.to_vec()?; // error: already borrowed
+    /// drop(there);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Joined<'a, T>> {
+        if self.stream.device() != other.device() {
+            return Err(Error::invalid(format!(
+                "the buffer is on {:?} and the stream on {:?}; take a stream of the buffer's device",
+                self.stream.device(),
+                other.device()
+            )));
+        }
+        self.settle()?;
+        if *other != self.stream {
+            order(self.stream.as_ref(), other.as_ref())?;
+            self.owed = Some(other.clone());
+        }
+        Ok(Joined {
+            buffer: self,
+            stream: other,
+        })
+    }
+}
+
+/// A buffer on loan to another stream, until this guard is dropped. From [`DeviceBuffer::on`].
+#[must_use = "the loan ends when the guard is dropped"]
+pub struct Joined<'a, T: Pod> {
+    buffer: &'a mut DeviceBuffer<T>,
+    stream: &'a Stream,
+}
+
+impl<T: Pod> Joined<'_, T> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.buffer.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.buffer.len == 0
+    }
+
+    /// The stream that has the buffer now.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        self.stream
+    }
+
+    /// The address on the device, to be used in the order of [`stream`](Self::stream).
+    #[must_use]
+    pub fn as_raw(&self) -> CUdeviceptr {
+        self.buffer.address
+    }
+
+    /// See [`DeviceBuffer::fill`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.span().fill(value)
+    }
+
+    /// See [`DeviceBuffer::fill_bytes`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        self.span().fill_bytes(value)
+    }
+
+    /// See [`DeviceBuffer::copy_from`]; synchronises this stream.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
+        self.span().copy_from(from)
+    }
+
+    /// See [`DeviceBuffer::copy_to`]; synchronises this stream.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
+        self.span().copy_to(to)
+    }
+
+    fn span(&self) -> Span<'_, T> {
+        Span {
+            address: self.buffer.address,
+            len: self.buffer.len,
+            stream: self.stream,
+            element: PhantomData,
+        }
+    }
+}
+
+impl<T: Pod> Drop for Joined<'_, T> {
+    fn drop(&mut self) {
+        // On failure the buffer still owes the wait, and pays before its next use.
+        report::release("join", || self.buffer.settle());
+    }
+}
+
+impl<T: Pod> fmt::Debug for Joined<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Joined")
+            .field("buffer", &self.buffer)
+            .field("stream", &self.stream)
+            .finish()
+    }
+}

@@ -1,0 +1,264 @@
+//! The primary context of a device, and which context is current on a thread.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_driver_sys::{CUcontext, CUevent};
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::{raw, report};
+
+/// The primary context of a device: the one that the CUDA runtime and other libraries share.
+///
+/// A handle that can be cloned; the context is retained while any clone, or anything made from
+/// one, lives. It is never reset, and other devices are never touched.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let device = cuda_mem::Driver::load()?.device(0)?;
+/// let context = device.primary_context()?;
+/// let memory = context.memory_info()?;
+/// println!("{} of {} bytes free", memory.free, memory.total);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Context(Arc<Retained>);
+
+struct Retained {
+    device: Device,
+    raw: CUcontext,
+    /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
+    events: Mutex<Vec<CUevent>>,
+}
+
+/// More than the joins that a program issues at one moment need; beyond it events are destroyed.
+const MAX_EVENTS: usize = 64;
+
+// SAFETY: context and event handles may be used from any thread; only *current* is a state of a
+// thread, and that is handled by `Current`.
+unsafe impl Send for Retained {}
+// SAFETY: as above; the list of events is behind a lock.
+unsafe impl Sync for Retained {}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        let table = self.device.driver().table();
+        for event in
+            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
+        {
+            // SAFETY: the event is in the list, so nobody else has it.
+            report::release("event", || unsafe { raw::event::destroy(table, event) });
+        }
+        // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
+        // clone of it, so this is after all of that.
+        report::release("context", || unsafe {
+            raw::context::release(table, self.device.as_raw())
+        });
+    }
+}
+
+/// Bytes of memory on a device, at one moment and for all processes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// Bytes that nobody has taken.
+    pub free: u64,
+    /// Bytes there are.
+    pub total: u64,
+}
+
+impl Device {
+    /// Retains the primary context of this device, which is created if no library in this process
+    /// has done so yet (some 100 ms and some hundred MB of device memory then).
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, for example when the device is in a mode that allows no context.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    pub fn primary_context(&self) -> Result<Context> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        // SAFETY: the device is of this driver; `Retained` releases what is retained here.
+        let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
+        Ok(Context(Arc::new(Retained {
+            device: *self,
+            raw,
+            events: Mutex::new(Vec::new()),
+        })))
+    }
+
+    /// Whether the primary context exists, made by anybody in this process. Creates nothing.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuDevicePrimaryCtxGetState")]
+    pub fn has_active_context(&self) -> Result<bool> {
+        // SAFETY: the device is of this driver.
+        unsafe { raw::context::is_active(self.driver().table(), self.as_raw()) }
+    }
+}
+
+impl Context {
+    /// The device of this context.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
+        self.0.device.driver()
+    }
+
+    /// The driver's handle. It stays valid while this context, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUcontext {
+        self.0.raw
+    }
+
+    /// Makes this context current on this thread until the guard is dropped, which puts back what
+    /// was current before. Costs tens of nanoseconds.
+    ///
+    /// This crate needs no current context from its callers; other libraries may.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// {
+    ///     let _current = context.bind()?;
+    ///     // calls of other libraries that want a current context
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuCtxGetCurrent", "cuCtxSetCurrent"))]
+    pub fn bind(&self) -> Result<Current<'_>> {
+        let table = self.driver().table();
+        // SAFETY: the driver is initialised.
+        let before = unsafe { raw::context::current(table) }?;
+        if before != self.0.raw {
+            // SAFETY: the context is retained for as long as the guard borrows `self`.
+            unsafe { raw::context::set_current(table, self.0.raw) }?;
+        }
+        Ok(Current {
+            context: self,
+            before,
+            not_send: PhantomData,
+        })
+    }
+
+    /// Waits until the device has done everything that was submitted to this context.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuCtxSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.bind()?;
+        // SAFETY: this context is current.
+        unsafe { raw::context::synchronize(self.driver().table()) }
+    }
+
+    /// Bytes free and in total on the device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemGetInfo")]
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        let _current = self.bind()?;
+        // SAFETY: this context is current.
+        let (free, total) = unsafe { raw::context::memory_info(self.driver().table()) }?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    /// An event for ordering, from the cache or new. Give it back with [`Self::give_event`].
+    pub(crate) fn take_event(&self) -> Result<CUevent> {
+        if let Some(event) = self.events().pop() {
+            return Ok(event);
+        }
+        let _current = self.bind()?;
+        let flags = cuda_driver_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        // SAFETY: this context is current.
+        unsafe { raw::event::create(self.driver().table(), flags) }
+    }
+
+    pub(crate) fn give_event(&self, event: CUevent) {
+        let mut events = self.events();
+        if events.len() < MAX_EVENTS {
+            events.push(event);
+            return;
+        }
+        drop(events);
+        let table = self.driver().table();
+        // SAFETY: the event came from `take_event` and its owner is done with it.
+        report::release("event", || unsafe { raw::event::destroy(table, event) });
+    }
+
+    fn events(&self) -> std::sync::MutexGuard<'_, Vec<CUevent>> {
+        self.0.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Two handles are equal if they are the same context of the same driver.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.raw == other.0.raw && self.driver() == other.driver()
+    }
+}
+
+impl Eq for Context {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context(device {})", self.0.device.ordinal())
+    }
+}
+
+/// A context is current on this thread. From [`Context::bind`].
+///
+/// Current is a state of the thread, so the guard stays on it:
+///
+/// ```compile_fail,E0277
+/// # let context = cuda_mem::Driver::load().unwrap().device(0).unwrap().primary_context().unwrap();
+/// let current = context.bind().unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || drop(current)); // error: cannot be sent between threads
+/// });
+/// ```
+#[must_use = "the context is current only while the guard lives"]
+pub struct Current<'a> {
+    context: &'a Context,
+    before: CUcontext,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if self.before == self.context.0.raw {
+            return;
+        }
+        let table = self.context.driver().table();
+        // SAFETY: it was current when the guard was made. If somebody has destroyed it since, the
+        // driver answers an error and the thread keeps ours.
+        report::release("current context", || unsafe {
+            raw::context::set_current(table, self.before)
+        });
+    }
+}
+
+impl fmt::Debug for Current<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Current({:?})", self.context)
+    }
+}

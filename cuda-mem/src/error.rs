@@ -1,0 +1,458 @@
+//! Errors: what was asked, what was there, what to do, and the driver's own code.
+//!
+//! This file never calls the driver: names and meanings come from a generated table, so an error
+//! can be printed at any time, also while the driver is shutting down.
+
+use std::fmt;
+
+use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
+
+/// The result of every fallible function of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation failed.
+///
+/// ```
+/// use cuda_mem::{Driver, ErrorKind};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let driver = Driver::load()?;
+/// let error = driver.device(1000).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::InvalidDevice);
+/// assert_eq!(error.function(), Some("cuDeviceGet"));
+/// assert_eq!(error.code().map(|code| code.0), Some(101));
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct Error(Box<Cause>);
+
+/// What kind of failure it was, for programs to decide on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No CUDA driver could be opened on this machine.
+    DriverMissing,
+    /// The driver is too old to have the function.
+    SymbolMissing,
+    /// The driver is not initialised in this process.
+    NotInitialized,
+    /// The driver is shutting down with the process.
+    Deinitialized,
+    /// This process is a fork; the parent's GPU objects cannot be used here.
+    Forked,
+    /// No device has this ordinal, or none is visible.
+    InvalidDevice,
+    /// Not enough memory; see [`Error::out_of_memory`].
+    OutOfMemory,
+    /// The device, the driver or the system cannot do this.
+    NotSupported,
+    /// This process may not do this.
+    NotPermitted,
+    /// An argument is wrong. Nothing was changed.
+    InvalidValue,
+    /// No usable context, or a handle of another one.
+    InvalidContext,
+    /// The context of the object is gone.
+    ContextDestroyed,
+    /// The work is still running.
+    NotReady,
+    /// Device code or hardware failed; the context and everything in it is lost.
+    DeviceFault,
+    /// The object cannot be closed because others still use it.
+    InUse,
+    /// Anything else; see [`Error::code`].
+    Other,
+}
+
+/// What was there when memory ran out. Bytes throughout; `None` where the driver did not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// Bytes of the request that failed.
+    pub asked: u64,
+    /// Bytes that the pool has handed out.
+    pub pool_used: Option<u64>,
+    /// Bytes of device memory that the pool holds.
+    pub pool_reserved: Option<u64>,
+    /// The most that the pool has held since the last reset.
+    pub pool_reserved_high: Option<u64>,
+    /// Bytes free on the device, for every process.
+    pub device_free: Option<u64>,
+    /// Bytes of the device.
+    pub device_total: Option<u64>,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "asked for {}", Bytes(self.asked))?;
+        let known = [
+            ("pool used", self.pool_used),
+            ("pool reserved", self.pool_reserved),
+            ("pool reserved high", self.pool_reserved_high),
+            ("device free", self.device_free),
+            ("device total", self.device_total),
+        ];
+        for (what, bytes) in known {
+            if let Some(bytes) = bytes {
+                write!(f, ", {what} {}", Bytes(bytes))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes for people: `40.0 MiB`, and exact below one KiB.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        write!(f, "{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Cause {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Missing(#[from] MissingSymbol),
+    #[error("{function} answered {code}{}{}", Asked(asked), advice(kind_of(*code)))]
+    Driver {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+    },
+    #[error(
+        "{function} answered {code}: {report}. Free memory, synchronise the streams that still hold frees, or trim the pool, then try again"
+    )]
+    OutOfMemory {
+        function: &'static str,
+        code: CUresult,
+        report: OutOfMemory,
+    },
+    #[error("{what} needs CUDA {since}, and the driver has {found}; install a newer driver")]
+    DriverTooOld {
+        what: &'static str,
+        since: CudaVersion,
+        found: CudaVersion,
+    },
+    #[error("{0}")]
+    NotSupported(String),
+    #[error("{0}")]
+    InvalidValue(String),
+    #[error("{what} is still used by {users} other owners; drop them first")]
+    InUse { what: &'static str, users: usize },
+    #[error(
+        "this process was forked after the driver was initialised; CUDA works only in the parent, \
+         so start a new process (exec) instead"
+    )]
+    Forked,
+}
+
+/// ` (asked …)`, or nothing.
+struct Asked<'a>(&'a Option<String>);
+
+impl fmt::Display for Asked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(asked) => write!(f, " ({asked})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the caller can do about a failure of this kind.
+fn advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidDevice => {
+            "; see which devices CUDA_VISIBLE_DEVICES leaves to this process"
+        }
+        ErrorKind::InvalidContext => "; use objects of one device and driver together",
+        ErrorKind::DeviceFault => "; end the process: the driver cannot recover this context",
+        ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
+        _ => "",
+    }
+}
+
+impl Error {
+    pub(crate) fn driver(function: &'static str, code: CUresult) -> Self {
+        Self::from(Cause::Driver {
+            function,
+            code,
+            asked: None,
+        })
+    }
+
+    /// Adds what was asked for; the text is only made when there is an error to carry it.
+    #[must_use]
+    pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
+        if let Cause::Driver { asked, .. } = &mut *self.0 {
+            *asked = Some(text());
+        }
+        self
+    }
+
+    /// Turns the driver's out-of-memory answer into one with numbers; other errors stay.
+    #[must_use]
+    pub(crate) fn with_memory(self, report: impl FnOnce() -> OutOfMemory) -> Self {
+        match *self.0 {
+            Cause::Driver { function, code, .. } if self.kind() == ErrorKind::OutOfMemory => {
+                Self::from(Cause::OutOfMemory {
+                    function,
+                    code,
+                    report: report(),
+                })
+            }
+            _ => self,
+        }
+    }
+
+    pub(crate) fn too_old(what: &'static str, since: CudaVersion, found: CudaVersion) -> Self {
+        Self::from(Cause::DriverTooOld { what, since, found })
+    }
+
+    pub(crate) fn not_supported(text: String) -> Self {
+        Self::from(Cause::NotSupported(text))
+    }
+
+    pub(crate) fn invalid(text: String) -> Self {
+        Self::from(Cause::InvalidValue(text))
+    }
+
+    pub(crate) fn in_use(what: &'static str, users: usize) -> Self {
+        Self::from(Cause::InUse { what, users })
+    }
+
+    pub(crate) fn forked() -> Self {
+        Self::from(Cause::Forked)
+    }
+
+    /// What kind of failure it was.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match &*self.0 {
+            Cause::Load(_) => ErrorKind::DriverMissing,
+            Cause::Missing(_) => ErrorKind::SymbolMissing,
+            Cause::Driver { code, .. } => kind_of(*code),
+            Cause::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
+            Cause::InvalidValue(_) => ErrorKind::InvalidValue,
+            Cause::InUse { .. } => ErrorKind::InUse,
+            Cause::Forked => ErrorKind::Forked,
+        }
+    }
+
+    /// The driver's own result code, if the driver was called.
+    #[must_use]
+    pub fn code(&self) -> Option<CUresult> {
+        match &*self.0 {
+            Cause::Driver { code, .. } | Cause::OutOfMemory { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// The driver function that failed or is missing.
+    #[must_use]
+    pub fn function(&self) -> Option<&'static str> {
+        match &*self.0 {
+            Cause::Driver { function, .. } | Cause::OutOfMemory { function, .. } => Some(function),
+            Cause::Missing(missing) => Some(missing.symbol),
+            _ => None,
+        }
+    }
+
+    /// The numbers, if memory ran out.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match &*self.0 {
+            Cause::OutOfMemory { report, .. } => Some(report),
+            _ => None,
+        }
+    }
+
+    /// The first CUDA version that has what was asked for, if the driver is too old for it.
+    #[must_use]
+    pub fn needs_version(&self) -> Option<CudaVersion> {
+        match &*self.0 {
+            Cause::Missing(missing) => missing.since,
+            Cause::DriverTooOld { since, .. } => Some(*since),
+            _ => None,
+        }
+    }
+}
+
+fn kind_of(code: CUresult) -> ErrorKind {
+    match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+        CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE => {
+            ErrorKind::InvalidValue
+        }
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => ErrorKind::NotInitialized,
+        CUresult::CUDA_ERROR_DEINITIALIZED => ErrorKind::Deinitialized,
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+            ErrorKind::InvalidDevice
+        }
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => ErrorKind::NotSupported,
+        CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::NotPermitted,
+        CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
+        CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
+        CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUresult::CUDA_ERROR_ASSERT
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUresult::CUDA_ERROR_INVALID_PC
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceFault,
+        _ => ErrorKind::Other,
+    }
+}
+
+impl From<Cause> for Error {
+    fn from(cause: Cause) -> Self {
+        Self(Box::new(cause))
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Self {
+        Self::from(Cause::Load(error))
+    }
+}
+
+impl From<MissingSymbol> for Error {
+    fn from(error: MissingSymbol) -> Self {
+        Self::from(Cause::Missing(error))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// A consuming operation failed and gives back what it was called on, so that nothing is lost.
+pub struct Failed<T> {
+    /// Why it failed.
+    pub error: Error,
+    /// The object, as it was before.
+    pub object: T,
+}
+
+impl<T> Failed<T> {
+    pub(crate) fn new(error: Error, object: T) -> Self {
+        Self { error, object }
+    }
+}
+
+/// For callers who want the error and drop the object.
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T> fmt::Debug for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for Failed<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_readable() {
+        let text = |bytes| Bytes(bytes).to_string();
+        assert_eq!(text(0), "0 B");
+        assert_eq!(text(1023), "1023 B");
+        assert_eq!(text(32 << 20), "32.0 MiB");
+        assert_eq!(text(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn a_driver_error_says_function_code_and_request() {
+        let error = Error::driver("cuDeviceGet", CUresult::CUDA_ERROR_INVALID_DEVICE)
+            .asked(|| "device 7 of 1".to_owned());
+        let text = error.to_string();
+        for part in [
+            "cuDeviceGet",
+            "(101)",
+            "device 7 of 1",
+            "CUDA_VISIBLE_DEVICES",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_code_is_kept() {
+        let error = Error::driver("cuInit", CUresult(54321));
+        assert_eq!(error.kind(), ErrorKind::Other);
+        assert_eq!(error.code(), Some(CUresult(54321)));
+        assert!(error.to_string().contains("54321"));
+    }
+
+    #[test]
+    fn numbers_are_only_added_to_out_of_memory() {
+        let report = || OutOfMemory {
+            asked: 40 << 20,
+            pool_used: Some(1),
+            ..OutOfMemory::default()
+        };
+        let error = Error::driver("cuMemAllocAsync", CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let error = error.with_memory(report);
+        assert_eq!(
+            error.out_of_memory().map(|memory| memory.asked),
+            Some(40 << 20)
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains("asked for 40.0 MiB, pool used 1 B."),
+            "{text}"
+        );
+        let other = Error::driver("cuMemAllocAsync", CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert!(other.with_memory(report).out_of_memory().is_none());
+    }
+}

@@ -1,0 +1,179 @@
+//! Events: marks in a stream that others can wait for.
+
+use std::fmt;
+
+use cuda_driver_sys::{CUevent, CUevent_flags};
+
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::StreamRef;
+use crate::{raw, report};
+
+/// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+/// let stream = context.stream()?;
+/// let event = context.event()?;
+/// event.record(&stream)?;
+/// event.synchronize()?; // until everything before the mark is done
+/// assert!(event.is_done()?);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct Event {
+    context: Context,
+    raw: CUevent,
+    timing: bool,
+}
+
+// SAFETY: event handles may be used from any thread; the driver locks inside.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Context {
+    /// Makes an event for ordering; it takes no time stamps and is cheap to record.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuEventCreate")]
+    pub fn event(&self) -> Result<Event> {
+        self.new_event(false)
+    }
+
+    /// Makes an event that also takes the time; see [`Event::elapsed_ms_since`].
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuEventCreate")]
+    pub fn timing_event(&self) -> Result<Event> {
+        self.new_event(true)
+    }
+
+    fn new_event(&self, timing: bool) -> Result<Event> {
+        let flags = if timing {
+            CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            CUevent_flags::CU_EVENT_DISABLE_TIMING
+        };
+        let _current = self.bind()?;
+        // SAFETY: this context is current.
+        let raw = unsafe { raw::event::create(self.driver().table(), flags.0) }?;
+        Ok(Event {
+            context: self.clone(),
+            raw,
+            timing,
+        })
+    }
+}
+
+impl Event {
+    /// The driver's handle. It stays valid while the event lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Puts the mark after everything that is in `stream` now.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidContext`](ErrorKind::InvalidContext) if the stream is of another context; else as
+    /// the driver answers.
+    #[doc(alias = "cuEventRecord")]
+    pub fn record<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
+        let stream = stream.into();
+        self.check_driver(stream)?;
+        // SAFETY: both handles are live and of one driver.
+        unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
+    }
+
+    /// Makes everything that comes to `stream` from now on wait for the mark. Does not wait on the
+    /// host. An event that was never recorded counts as done.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. The stream may be of another device of the same driver.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn hold<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
+        let stream = stream.into();
+        self.check_driver(stream)?;
+        // SAFETY: both handles are live and of one driver.
+        unsafe { raw::stream::wait(self.context.driver().table(), stream.as_raw(), self.raw) }
+    }
+
+    /// Waits, on the host, until everything before the mark is done.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuEventSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }
+    }
+
+    /// Whether everything before the mark is done. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuEventQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is live.
+        match unsafe { raw::event::query(self.context.driver().table(), self.raw) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotReady => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Milliseconds of device time from `earlier` to this event. Both must be done; resolution is
+    /// about half a microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if one was made without timing;
+    /// [`NotReady`](ErrorKind::NotReady) if one is not done.
+    #[doc(alias = "cuEventElapsedTime")]
+    pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32> {
+        if !self.timing || !earlier.timing {
+            return Err(Error::invalid(
+                "elapsed time needs two events made by timing_event()".to_owned(),
+            ));
+        }
+        if self.context != earlier.context {
+            return Err(Error::invalid(
+                "elapsed time needs two events of one context".to_owned(),
+            ));
+        }
+        // SAFETY: both events are live, of one context, and take time stamps.
+        unsafe { raw::event::elapsed(self.context.driver().table(), earlier.raw, self.raw) }
+    }
+
+    fn check_driver(&self, stream: StreamRef<'_>) -> Result<()> {
+        if stream.context().driver() == self.context.driver() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "the event and the stream belong to two drivers".to_owned(),
+        ))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let table = self.context.driver().table();
+        // SAFETY: nobody else has the handle; waits already issued stay valid.
+        report::release("event", || unsafe { raw::event::destroy(table, self.raw) });
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:p} of {:?})", self.raw, self.context)
+    }
+}

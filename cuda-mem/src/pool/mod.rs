@@ -1,0 +1,291 @@
+//! Memory pools that this process owns.
+
+mod builder;
+mod settings;
+
+pub use builder::PoolBuilder;
+pub use settings::{ReleaseThreshold, ReusePolicy};
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
+
+use crate::device::Device;
+use crate::error::{Error, Failed, Result};
+use crate::stats::{PoolStats, Usage};
+use crate::{raw, report};
+
+/// A stream-ordered memory pool of one device.
+///
+/// A handle that can be cloned; the pool is destroyed when the last handle and the last buffer
+/// from it are gone. All methods may be called from any thread, also at the same time.
+///
+/// ```
+/// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+///
+/// let pool = MemoryPool::builder(&device)
+///     .release_threshold(ReleaseThreshold::Never)
+///     .reuse(ReusePolicy::DETERMINISTIC)
+///     .build()?;
+/// let ones = pool.alloc_from(&stream, &[1.0f32; 1000])?;
+/// assert_eq!(ones.to_vec()?, [1.0; 1000]);
+/// assert_eq!(pool.stats()?.used.current, 4000);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MemoryPool(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    raw: CUmemoryPool,
+}
+
+// SAFETY: pool handles may be used from any thread, and the driver locks inside (measured with 16
+// threads on one pool).
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: buffers hold handles of the pool, so nothing of it is in use any more; frees that
+        // their streams have not reached yet complete all the same (R26).
+        report::release("memory pool", || unsafe {
+            raw::pool::destroy(self.device.driver().table(), self.raw)
+        });
+    }
+}
+
+impl MemoryPool {
+    /// Starts the description of a pool on `device`.
+    pub fn builder(device: &Device) -> PoolBuilder {
+        PoolBuilder::new(*device)
+    }
+
+    /// Takes over a pool that the driver made.
+    fn own(device: Device, raw: CUmemoryPool) -> Self {
+        Self(Arc::new(Inner { device, raw }))
+    }
+
+    /// The device whose memory this is.
+    #[inline]
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    /// The driver's handle. It stays valid while this pool, a clone, or a buffer from it lives.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> CUmemoryPool {
+        self.0.raw
+    }
+
+    /// How much memory the pool may keep when streams synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn release_threshold(&self) -> Result<ReleaseThreshold> {
+        let bytes = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
+        Ok(ReleaseThreshold::from_bytes(bytes))
+    }
+
+    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next
+    /// synchronisation of a stream, an event or a context, not now; see [`trim_to`](Self::trim_to).
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
+        self.set_wide(
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            threshold.bytes(),
+        )
+    }
+
+    /// When memory freed in one stream may be handed out in another without a host synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn reuse_policy(&self) -> Result<ReusePolicy> {
+        let mut policy = ReusePolicy::empty();
+        for (flag, attribute) in ReusePolicy::ATTRIBUTES {
+            // SAFETY: the pool is live, and these attributes are flags.
+            policy.set(flag, unsafe {
+                raw::pool::flag(self.table(), self.0.raw, attribute)
+            }?);
+        }
+        Ok(policy)
+    }
+
+    /// Sets the reuse policy: three driver calls. If one fails, those before it have taken effect.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_reuse_policy(&self, policy: ReusePolicy) -> Result<()> {
+        for (flag, attribute) in ReusePolicy::ATTRIBUTES {
+            let on = policy.contains(flag);
+            // SAFETY: the pool is live, and these attributes are flags.
+            unsafe { raw::pool::set_flag(self.table(), self.0.raw, attribute, on) }?;
+        }
+        Ok(())
+    }
+
+    /// Gives memory back to the device until the pool holds as little as it can, but no less than
+    /// `keep` bytes. Does nothing if it holds less already.
+    ///
+    /// Never waits: memory whose free the host has not seen done, by synchronising, stays.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    /// stream.synchronize()?; // now the host has seen the free
+    /// pool.trim_to(0)?;
+    /// assert_eq!(pool.stats()?.reserved.current, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolTrimTo")]
+    pub fn trim_to(&self, keep: u64) -> Result<()> {
+        // More than the address space can only mean "keep all".
+        let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
+    }
+
+    /// What the pool holds and has handed out: four driver calls, some 0.1 µs together.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3; else as the driver
+    /// answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn stats(&self) -> Result<PoolStats> {
+        self.require_stats()?;
+        use CUmemPool_attribute as A;
+        Ok(PoolStats {
+            reserved: Usage {
+                current: self.wide(A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+                high: self.wide(A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            },
+            used: Usage {
+                current: self.wide(A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+                high: self.wide(A::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            },
+        })
+    }
+
+    /// Sets both high marks back to the current numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats).
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn reset_high_marks(&self) -> Result<()> {
+        self.require_stats()?;
+        // Zero is the one value that the driver takes, and means "from here".
+        self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)?;
+        self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0)
+    }
+
+    /// Destroys the pool now and says how it went, where dropping the last handle only reports.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist; the pool comes back
+    /// with the error.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// let buffer = pool.alloc::<u8>(&stream, 1)?;
+    /// let failed = pool.close().unwrap_err();
+    /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    /// drop(buffer);
+    /// failed.object.close()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolDestroy")]
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        if report::is_forked() {
+            return Err(Failed::new(Error::forked(), self));
+        }
+        let inner = match Arc::try_unwrap(self.0) {
+            Ok(inner) => inner,
+            Err(shared) => {
+                let others = Arc::strong_count(&shared) - 1;
+                return Err(Failed::new(Error::in_use("the pool", others), Self(shared)));
+            }
+        };
+        // SAFETY: this was the last handle, and buffers hold handles.
+        match unsafe { raw::pool::destroy(inner.device.driver().table(), inner.raw) } {
+            Ok(()) => {
+                // Its destructor would destroy the pool again. It owns nothing but the handle.
+                std::mem::forget(inner);
+                Ok(())
+            }
+            Err(error) => Err(Failed::new(error, Self(Arc::new(inner)))),
+        }
+    }
+
+    fn require_stats(&self) -> Result<()> {
+        let what = "the pool's statistics";
+        self.0
+            .device
+            .driver()
+            .require_version(what, CudaVersion::new(11, 3))
+    }
+
+    fn table(&self) -> &'static raw::Table {
+        self.0.device.driver().table()
+    }
+
+    /// Reads an attribute that is 8 bytes wide.
+    fn wide(&self, attribute: CUmemPool_attribute) -> Result<u64> {
+        // SAFETY: the pool is live; the callers name only attributes of this width.
+        unsafe { raw::pool::wide_attribute(self.table(), self.0.raw, attribute) }
+    }
+
+    /// Writes an attribute that is 8 bytes wide.
+    fn set_wide(&self, attribute: CUmemPool_attribute, value: u64) -> Result<()> {
+        // SAFETY: as in `wide`.
+        unsafe { raw::pool::set_wide_attribute(self.table(), self.0.raw, attribute, value) }
+    }
+}
+
+/// Two handles are equal if they are the same pool of the same driver.
+impl PartialEq for MemoryPool {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for MemoryPool {}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryPool({:p} on {:?})", self.0.raw, self.0.device)
+    }
+}

@@ -1,0 +1,89 @@
+//! Copies and fills. For pool memory the stream's context must be current around each.
+
+use std::ffi::c_void;
+
+use cuda_driver_sys::{CUdeviceptr, CUstream};
+
+use super::{Table, call};
+use crate::error::Result;
+
+/// # Safety
+/// `to` must be valid for `bytes` at this point of `stream`, `from` readable for `bytes` until the
+/// stream has been synchronised; the stream's context must be current.
+pub(crate) unsafe fn to_device(
+    table: &Table,
+    to: CUdeviceptr,
+    from: *const c_void,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { call!(table, cuMemcpyHtoDAsync_v2(to, from, bytes, stream)) }
+}
+
+/// # Safety
+/// `from` must be valid for `bytes` at this point of `stream`, `to` writable for `bytes` until the
+/// stream has been synchronised; the stream's context must be current.
+pub(crate) unsafe fn to_host(
+    table: &Table,
+    to: *mut c_void,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { call!(table, cuMemcpyDtoHAsync_v2(to, from, bytes, stream)) }
+}
+
+/// # Safety
+/// Both ranges must be valid for `bytes` at this point of `stream` and not overlap; the stream's
+/// context must be current.
+pub(crate) unsafe fn on_device(
+    table: &Table,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { call!(table, cuMemcpyDtoDAsync_v2(to, from, bytes, stream)) }
+}
+
+/// # Safety
+/// `to` must be valid for `count` bytes at this point of `stream`, whose context must be current.
+pub(crate) unsafe fn fill_u8(
+    table: &Table,
+    to: CUdeviceptr,
+    value: u8,
+    count: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { call!(table, cuMemsetD8Async(to, value, count, stream)) }
+}
+
+/// # Safety
+/// As [`fill_u8`], for `count` times 2 bytes, 2-aligned.
+pub(crate) unsafe fn fill_u16(
+    table: &Table,
+    to: CUdeviceptr,
+    value: u16,
+    count: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { call!(table, cuMemsetD16Async(to, value, count, stream)) }
+}
+
+/// # Safety
+/// As [`fill_u8`], for `count` times 4 bytes, 4-aligned.
+pub(crate) unsafe fn fill_u32(
+    table: &Table,
+    to: CUdeviceptr,
+    value: u32,
+    count: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for the range.
+    unsafe { call!(table, cuMemsetD32Async(to, value, count, stream)) }
+}

@@ -1,0 +1,50 @@
+//! The only place that calls the driver: one thin function a call.
+//!
+//! Out-parameters become return values and the result code becomes a `Result`; nothing else
+//! happens here. Each function is `unsafe` with the driver's own preconditions.
+
+pub(crate) mod alloc;
+pub(crate) mod context;
+pub(crate) mod copy;
+pub(crate) mod device;
+pub(crate) mod event;
+pub(crate) mod init;
+pub(crate) mod pool;
+pub(crate) mod stream;
+
+pub(crate) use cuda_driver_sys::DriverTable as Table;
+
+use cuda_driver_sys::{CUresult, MissingSymbol};
+
+use crate::error::{Error, Result};
+
+/// Calls a function of the table by its symbol; a missing one is an error.
+macro_rules! call {
+    ($table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        match $table.$symbol {
+            Some(function) => $crate::raw::check(stringify!($symbol), function($($argument),*)),
+            None => Err($crate::raw::missing(stringify!($symbol))),
+        }
+    };
+}
+pub(crate) use call;
+
+/// The one conversion from result codes to `Result`.
+#[inline]
+fn check(function: &'static str, code: CUresult) -> Result<()> {
+    if code == CUresult::CUDA_SUCCESS {
+        Ok(())
+    } else {
+        Err(failure(function, code))
+    }
+}
+
+#[cold]
+fn failure(function: &'static str, code: CUresult) -> Error {
+    Error::driver(function, code)
+}
+
+#[cold]
+fn missing(symbol: &'static str) -> Error {
+    Error::from(MissingSymbol::new(symbol))
+}

@@ -1,0 +1,46 @@
+//! Streams. With an explicit stream none of these needs a current context, except creation.
+
+use std::ffi::c_uint;
+
+use cuda_driver_sys::{CUevent, CUstream};
+
+use super::{Table, call};
+use crate::error::Result;
+
+/// # Safety
+/// A live context must be current: the stream belongs to it.
+pub(crate) unsafe fn create(table: &Table, flags: c_uint) -> Result<CUstream> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: `stream` is valid for a write of one handle.
+    unsafe { call!(table, cuStreamCreate(&raw mut stream, flags)) }?;
+    Ok(stream)
+}
+
+/// # Safety
+/// `stream` must be a live stream that is not used afterwards. Pending work still completes.
+pub(crate) unsafe fn destroy(table: &Table, stream: CUstream) -> Result<()> {
+    // SAFETY: the caller gives up the handle.
+    unsafe { call!(table, cuStreamDestroy_v2(stream)) }
+}
+
+/// # Safety
+/// `stream` must be a live stream.
+pub(crate) unsafe fn synchronize(table: &Table, stream: CUstream) -> Result<()> {
+    // SAFETY: the caller vouches for the handle.
+    unsafe { call!(table, cuStreamSynchronize(stream)) }
+}
+
+/// # Safety
+/// `stream` must be a live stream. Answers NOT_READY while work is pending.
+pub(crate) unsafe fn query(table: &Table, stream: CUstream) -> Result<()> {
+    // SAFETY: the caller vouches for the handle.
+    unsafe { call!(table, cuStreamQuery(stream)) }
+}
+
+/// # Safety
+/// Both must be live handles; the event must have been recorded. The wait is for the latest
+/// recording at this moment, so the event may be recorded again right away.
+pub(crate) unsafe fn wait(table: &Table, stream: CUstream, event: CUevent) -> Result<()> {
+    // SAFETY: the caller vouches for the handles; 0 is the default flag.
+    unsafe { call!(table, cuStreamWaitEvent(stream, event, 0)) }
+}

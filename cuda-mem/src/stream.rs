@@ -1,0 +1,265 @@
+//! Streams: owned, and borrowed from somebody else.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUstream, CUstream_flags};
+
+use crate::context::Context;
+use crate::device::Device;
+use crate::error::{ErrorKind, Result};
+use crate::{raw, report};
+
+/// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
+/// and any buffer that was allocated on it.
+///
+/// Streams made here do not synchronise with the legacy default stream.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+/// let (first, second) = (context.stream()?, context.stream()?);
+/// second.wait_for(&first)?; // what comes to `second` now runs after what is in `first`
+/// second.synchronize()?;
+/// assert!(first.is_done()?);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+struct Inner {
+    context: Context,
+    raw: CUstream,
+    owner: Owner,
+}
+
+/// Who destroys the queue.
+enum Owner {
+    /// We do, when the last handle goes.
+    Us,
+    /// Somebody else; this keeps them alive.
+    Foreign { _keep: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: stream handles may be used from any thread (the driver locks inside); what keeps a
+// foreign stream alive is itself Send and Sync.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Owner::Us = self.owner {
+            let table = self.context.driver().table();
+            // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
+            // still queued completes.
+            report::release("stream", || unsafe {
+                raw::stream::destroy(table, self.raw)
+            });
+        }
+    }
+}
+
+impl Context {
+    /// Makes a stream that does not synchronise with the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuStreamCreate")]
+    pub fn stream(&self) -> Result<Stream> {
+        let table = self.driver().table();
+        let raw = {
+            let _current = self.bind()?;
+            // SAFETY: this context is current.
+            unsafe { raw::stream::create(table, CUstream_flags::CU_STREAM_NON_BLOCKING.0) }?
+        };
+        Ok(Stream(Arc::new(Inner {
+            context: self.clone(),
+            raw,
+            owner: Owner::Us,
+        })))
+    }
+}
+
+impl Stream {
+    /// Takes over a stream that was made elsewhere; it is destroyed with the last handle.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context`, made by `cuStreamCreate` or its kin (not a default
+    /// stream), and nobody else may destroy it.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
+        Self(Arc::new(Inner {
+            context: context.clone(),
+            raw,
+            owner: Owner::Us,
+        }))
+    }
+
+    /// Uses a stream that belongs to somebody else. `owner` is kept until the last handle, and the
+    /// last buffer of the stream, is gone; a reference-counted handle of the other library is what
+    /// belongs there, or `()` if the stream outlives everything anyway.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context` (not a default stream) while `owner` is kept.
+    #[must_use]
+    pub unsafe fn borrow_raw(
+        context: &Context,
+        raw: CUstream,
+        owner: impl Any + Send + Sync,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            context: context.clone(),
+            raw,
+            owner: Owner::Foreign {
+                _keep: Box::new(owner),
+            },
+        }))
+    }
+
+    /// A view that borrows this stream.
+    #[must_use]
+    pub fn as_ref(&self) -> StreamRef<'_> {
+        StreamRef {
+            context: &self.0.context,
+            raw: self.0.raw,
+        }
+    }
+
+    /// The context of this stream.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The device of this stream.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.context.device()
+    }
+
+    /// The driver's handle. It stays valid while this stream, or a clone, lives.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> CUstream {
+        self.0.raw
+    }
+
+    /// Waits, on the host, until everything in this stream is done. Memory freed in it can be used
+    /// again by every stream then.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.as_ref().synchronize()
+    }
+
+    /// Whether everything in this stream is done. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        self.as_ref().is_done()
+    }
+}
+
+impl PartialEq for Stream {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.as_ref() == other.as_ref()
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:p} of {:?})", self.0.raw, self.0.context)
+    }
+}
+
+/// A stream that somebody else owns, for the length of a borrow.
+#[derive(Clone, Copy)]
+pub struct StreamRef<'a> {
+    context: &'a Context,
+    raw: CUstream,
+}
+
+impl<'a> StreamRef<'a> {
+    /// Borrows a stream by its raw handle.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context` (not a default stream) for as long as the
+    /// reference is used.
+    #[must_use]
+    pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
+        Self { context, raw }
+    }
+
+    /// The context of this stream.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn as_raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// See [`Stream::synchronize`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is live while the reference is.
+        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
+    }
+
+    /// See [`Stream::is_done`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the stream is live while the reference is.
+        match unsafe { raw::stream::query(self.context.driver().table(), self.raw) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NotReady => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<'a> From<&'a Stream> for StreamRef<'a> {
+    fn from(stream: &'a Stream) -> Self {
+        stream.as_ref()
+    }
+}
+
+impl PartialEq for StreamRef<'_> {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        // Handles of two drivers may have the same value.
+        self.raw == other.raw && self.context.driver() == other.context.driver()
+    }
+}
+
+impl Eq for StreamRef<'_> {}
+
+impl fmt::Debug for StreamRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamRef({:p} of {:?})", self.raw, self.context)
+    }
+}

@@ -1,0 +1,280 @@
+//! Allocation logs in RMM's CSV format (`Thread,Time,Action,Pointer,Size,Stream`, also gzipped).
+//!
+//! A log is read and checked as a whole before anything is replayed. Pointers become slot numbers,
+//! because a log uses an address again after its free.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One operation of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Allocate `bytes` on `stream` and keep them under `slot`, which is empty.
+    Allocate {
+        /// Where to keep the allocation; counted from 0.
+        slot: usize,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The stream's number in [`Trace::streams`].
+        stream: usize,
+    },
+    /// Free what is kept under `slot`.
+    Free {
+        /// As at the allocation.
+        slot: usize,
+        /// The stream's number in [`Trace::streams`].
+        stream: usize,
+    },
+}
+
+/// A log that was read and makes sense.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The operations, in order.
+    pub ops: Vec<Op>,
+    /// How many slots the operations use.
+    pub slots: usize,
+    /// How many streams the operations use.
+    pub streams: usize,
+    /// The most bytes alive at one moment.
+    pub peak_bytes: u64,
+    /// Bytes alive at the end.
+    pub left_bytes: u64,
+}
+
+/// A log that cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}{}: {problem}", line.map(|line| format!(", line {line}")).unwrap_or_default(), path = path.display())]
+pub struct TraceError {
+    path: PathBuf,
+    /// Counted from 1; the first line is the header.
+    pub line: Option<u64>,
+    problem: String,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    #[serde(rename = "Action")]
+    action: String,
+    #[serde(rename = "Pointer")]
+    pointer: String,
+    #[serde(rename = "Size")]
+    size: String,
+    #[serde(rename = "Stream")]
+    stream: String,
+}
+
+impl Trace {
+    /// Reads the log at `path`; a name that ends in `.gz` is unpacked.
+    ///
+    /// # Errors
+    ///
+    /// Says the file, the line and what is wrong with it.
+    pub fn read(path: &Path) -> Result<Self, TraceError> {
+        let fail = |line, problem| TraceError {
+            path: path.to_path_buf(),
+            line,
+            problem,
+        };
+        let file = File::open(path).map_err(|error| fail(None, error.to_string()))?;
+        let file = BufReader::new(file);
+        let reader: Box<dyn Read> = if path.extension().is_some_and(|end| end == "gz") {
+            Box::new(flate2::bufread::MultiGzDecoder::new(file))
+        } else {
+            Box::new(file)
+        };
+        Self::parse(reader).map_err(|(line, problem)| fail(line, problem))
+    }
+
+    fn parse(reader: impl Read) -> Result<Self, (Option<u64>, String)> {
+        let mut reader = csv::ReaderBuilder::new()
+            .trim(csv::Trim::All)
+            .from_reader(reader);
+        let mut builder = Builder::default();
+        for row in reader.deserialize::<Row>() {
+            let row = row.map_err(|error| {
+                let line = error.position().map(csv::Position::line);
+                (line, describe(&error))
+            })?;
+            // Rows are lines here: no field of the format holds a line break.
+            builder.line += 1;
+            builder
+                .row(&row)
+                .map_err(|problem| (Some(builder.line + 1), problem))?;
+        }
+        if builder.trace.ops.is_empty() {
+            return Err((None, "the log has no operations".to_owned()));
+        }
+        Ok(builder.finish())
+    }
+}
+
+fn describe(error: &csv::Error) -> String {
+    match error.kind() {
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("has {len} fields and must have {expected_len}")
+        }
+        csv::ErrorKind::Io(error) => format!("cannot be read: {error}"),
+        csv::ErrorKind::Deserialize { err, .. } => {
+            format!("{err}; the columns must be Thread,Time,Action,Pointer,Size,Stream")
+        }
+        _ => error.to_string(),
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    trace: Trace,
+    /// Rows read so far.
+    line: u64,
+    /// Address → slot and bytes of what is alive.
+    live: HashMap<u64, (usize, u64)>,
+    streams: HashMap<String, usize>,
+    free_slots: Vec<usize>,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self {
+            ops: Vec::new(),
+            slots: 0,
+            streams: 0,
+            peak_bytes: 0,
+            left_bytes: 0,
+        }
+    }
+}
+
+impl Builder {
+    fn row(&mut self, row: &Row) -> Result<(), String> {
+        let pointer = address(&row.pointer)?;
+        let next = self.streams.len();
+        let stream = *self.streams.entry(row.stream.clone()).or_insert(next);
+        match row.action.as_str() {
+            "allocate" => self.allocate(pointer, &row.size, stream),
+            "free" => self.free(pointer, stream),
+            // The log's own record of an out-of-memory: there is nothing to replay.
+            "allocate failure" => Ok(()),
+            other => Err(format!("the action is {other:?}, not allocate or free")),
+        }
+    }
+
+    fn allocate(&mut self, pointer: u64, size: &str, stream: usize) -> Result<(), String> {
+        let bytes: usize = size
+            .parse()
+            .map_err(|_| format!("the size is {size:?}, not a number of bytes"))?;
+        let slot = self.free_slots.pop().unwrap_or(self.trace.slots);
+        if self.live.insert(pointer, (slot, bytes as u64)).is_some() {
+            return Err(format!("{pointer:#x} is allocated a second time before its free"));
+        }
+        self.trace.slots = self.trace.slots.max(slot + 1);
+        self.trace.left_bytes = self
+            .trace
+            .left_bytes
+            .checked_add(bytes as u64)
+            .ok_or("the sizes add up to more than fits 64 bits")?;
+        self.trace.peak_bytes = self.trace.peak_bytes.max(self.trace.left_bytes);
+        self.trace.ops.push(Op::Allocate {
+            slot,
+            bytes,
+            stream,
+        });
+        Ok(())
+    }
+
+    fn free(&mut self, pointer: u64, stream: usize) -> Result<(), String> {
+        let (slot, bytes) = self
+            .live
+            .remove(&pointer)
+            .ok_or_else(|| format!("{pointer:#x} is freed but was not allocated"))?;
+        self.trace.left_bytes -= bytes;
+        self.free_slots.push(slot);
+        self.trace.ops.push(Op::Free { slot, stream });
+        Ok(())
+    }
+
+    fn finish(mut self) -> Trace {
+        self.trace.streams = self.streams.len();
+        self.trace
+    }
+}
+
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    // RMM writes "(nil)" for null.
+    if text == "(nil)" {
+        return Ok(0);
+    }
+    u64::from_str_radix(digits, 16).map_err(|_| format!("the pointer is {text:?}, not an address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+    fn parse(rows: &str) -> Result<Trace, (Option<u64>, String)> {
+        Trace::parse(format!("{HEADER}{rows}").as_bytes())
+    }
+
+    #[test]
+    fn slots_are_used_again_and_the_peak_is_the_most_alive() {
+        let trace = parse(
+            "0,0.1,allocate,0x10,100,0\n0,0.2,allocate,0x20,50,7\n0,0.3,free,0x10,100,0\n\
+             0,0.4,allocate,0x10,60,0\n",
+        )
+        .expect("a good log");
+        assert_eq!((trace.slots, trace.streams), (2, 2));
+        assert_eq!((trace.peak_bytes, trace.left_bytes), (150, 110));
+        assert_eq!(trace.ops[2], Op::Free { slot: 0, stream: 0 });
+        assert_eq!(trace.ops[3], Op::Allocate { slot: 0, bytes: 60, stream: 0 });
+    }
+
+    #[test]
+    fn a_bad_line_is_named() {
+        let good = "0,0.1,allocate,0x10,100,0\n";
+        for (bad, word) in [
+            ("0,0.2,free,0x99,100,0\n", "not allocated"),
+            ("0,0.2,allocate,0x10,100,0\n", "second time"),
+            ("0,0.2,resize,0x20,100,0\n", "action"),
+            ("0,0.2,allocate,0x20,-4,0\n", "size"),
+            ("0,0.2,allocate,xyz,4,0\n", "pointer"),
+            ("0,0.2,allocate\n", "fields"),
+        ] {
+            let (line, problem) = parse(&format!("{good}{bad}")).expect_err(bad);
+            assert_eq!(line, Some(3), "{bad}");
+            assert!(problem.contains(word), "{problem}");
+        }
+    }
+
+    #[test]
+    fn an_empty_or_foreign_file_is_refused() {
+        assert!(parse("").is_err());
+        let (_, problem) = Trace::parse("a,b\n1,2\n".as_bytes()).expect_err("other columns");
+        assert!(problem.contains("Thread,Time"), "{problem}");
+    }
+
+    #[test]
+    fn the_recorded_training_run_is_what_its_readme_says() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/gpt2-train-varlen.csv.gz");
+        let trace = Trace::read(&path).expect("the committed trace");
+        assert_eq!(trace.ops.len(), 71_623);
+        assert_eq!(trace.peak_bytes, 13_594_206_920);
+        assert_eq!(trace.streams, 1);
+    }
+
+    #[test]
+    fn a_missing_file_and_a_broken_archive_are_named() {
+        let missing = Trace::read(Path::new("/nowhere.csv")).expect_err("missing");
+        assert!(missing.to_string().contains("/nowhere.csv"));
+        let dir = tempfile::tempdir().expect("a scratch folder");
+        let path = dir.path().join("broken.csv.gz");
+        std::fs::write(&path, b"not gzip").expect("written");
+        assert!(Trace::read(&path).is_err());
+    }
+}
