@@ -80,7 +80,11 @@ pub enum AttemptFailure {
 impl fmt::Display for AttemptFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Open(error) => error.fmt(f),
+            // The loader's own words, which name the file that is missing, are in the source.
+            Self::Open(error) => match std::error::Error::source(&**error) {
+                Some(source) => fmt::Display::fmt(source, f),
+                None => fmt::Display::fmt(error, f),
+            },
             Self::Stub => f.write_str(
                 "the toolkit's stub, good for linking only (it answers CUDA_ERROR_STUB_LIBRARY)",
             ),

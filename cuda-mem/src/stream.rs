@@ -222,6 +222,7 @@ impl<'a> StreamRef<'a> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
@@ -232,6 +233,7 @@ impl<'a> StreamRef<'a> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the stream is live while the reference is.
         match unsafe { raw::stream::query(self.context.driver().table(), self.raw) } {

@@ -1,1 +1,11 @@
-//! Contract tests.
+//! Tests of `cuda-mem` that run on more than one driver.
+//!
+//! [`contract`] holds bodies that are written once and hold on the simulated driver and on a GPU.
+//! [`lab`] chooses the driver, [`run`] runs bodies and says on what, how many, and which were
+//! skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
+//! hardware can show are test programs of their own, in `tests/`.
+
+pub mod contract;
+pub mod hold;
+pub mod lab;
+pub mod run;

@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
+mod bundle;
 mod regen;
+mod tidy;
 mod workspace;
 
 #[derive(Debug, Parser)]
@@ -16,10 +18,16 @@ struct Cli {
 enum Command {
     /// Regenerate the driver bindings from a cuda.h.
     RegenBindings(regen::Args),
+    /// Check the rules of this repository that no compiler checks.
+    Tidy(tidy::Args),
+    /// Put tests, examples and benchmarks into a folder that runs without Rust.
+    Bundle(bundle::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::RegenBindings(args) => regen::run(&args),
+        Command::Tidy(args) => tidy::run(&args),
+        Command::Bundle(args) => bundle::run(&args),
     }
 }

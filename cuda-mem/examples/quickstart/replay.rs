@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{DeviceBuffer, Device, MemoryPool, PoolStats, Stream};
+use cuda_mem::{Device, DeviceBuffer, MemoryPool, PoolStats, Stream};
 use cuda_mem_trace::{Op, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -65,7 +65,11 @@ fn pass(
         let start = Instant::now();
         for (offset, op) in batch.iter().enumerate() {
             match *op {
-                Op::Allocate { slot, bytes, stream } => {
+                Op::Allocate {
+                    slot,
+                    bytes,
+                    stream,
+                } => {
                     let buffer = pool.alloc(&streams[stream], bytes).with_context(|| {
                         format!("operation {} of the log", index * BATCH + offset + 1)
                     })?;
@@ -84,6 +88,7 @@ fn progress(length: u64, quiet: bool) -> Result<ProgressBar> {
     if quiet {
         return Ok(ProgressBar::hidden());
     }
-    let style = ProgressStyle::with_template("replaying {bar:40} {pos}/{len} operations, {elapsed}")?;
+    let style =
+        ProgressStyle::with_template("replaying {bar:40} {pos}/{len} operations, {elapsed}")?;
     Ok(ProgressBar::new(length).with_style(style))
 }

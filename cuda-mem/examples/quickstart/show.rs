@@ -30,7 +30,11 @@ impl Show {
     }
 
     pub(crate) fn backend(&mut self, backend: &Backend) -> Result<()> {
-        let kind = if backend.simulated { "simulated" } else { "gpu" };
+        let kind = if backend.simulated {
+            "simulated"
+        } else {
+            "gpu"
+        };
         if let Some(reason) = &backend.reason {
             // Said in both forms: nobody should take these figures for a GPU's.
             eprintln!("no GPU driver ({reason}); using the simulated driver");
@@ -59,7 +63,10 @@ impl Show {
             ("host memory pools", can.host_memory_pools.to_string()),
             ("virtual memory", can.virtual_memory.to_string()),
             ("unified addressing", can.unified_addressing.to_string()),
-            ("managed, concurrent", can.concurrent_managed_access.to_string()),
+            (
+                "managed, concurrent",
+                can.concurrent_managed_access.to_string(),
+            ),
             ("pageable memory", can.pageable_memory_access.to_string()),
             ("GPUDirect RDMA", can.gpu_direct_rdma.to_string()),
             ("dma-buf", can.dma_buf.to_string()),
@@ -111,13 +118,22 @@ impl Show {
 
     pub(crate) fn replay(&self, replay: &Replay, backend: &Backend) {
         let per_op = |time: std::time::Duration| {
-            format!("{:.0} ns", time.as_nanos() as f64 / replay.operations as f64)
+            format!(
+                "{:.0} ns",
+                time.as_nanos() as f64 / replay.operations as f64
+            )
         };
         let waste = replay.stats.reserved.high.saturating_sub(replay.peak_asked);
         let mut table = table(&["training run replayed", ""]);
         table.add_row(["operations".to_owned(), replay.operations.to_string()]);
-        table.add_row(["time per operation, cold pool".to_owned(), per_op(replay.cold)]);
-        table.add_row(["time per operation, warm pool".to_owned(), per_op(replay.warm)]);
+        table.add_row([
+            "time per operation, cold pool".to_owned(),
+            per_op(replay.cold),
+        ]);
+        table.add_row([
+            "time per operation, warm pool".to_owned(),
+            per_op(replay.warm),
+        ]);
         table.add_row(["peak asked".to_owned(), mib(replay.peak_asked)]);
         table.add_row(["peak used".to_owned(), mib(replay.stats.used.high)]);
         table.add_row(["peak reserved".to_owned(), mib(replay.stats.reserved.high)]);
@@ -170,7 +186,9 @@ fn stats_json(stats: &PoolStats) -> Value {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_header(header.iter().copied());
+    table
+        .load_style(presets::UTF8_FULL_CONDENSED)
+        .set_header(header.iter().copied());
     table
 }
 

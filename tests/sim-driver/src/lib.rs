@@ -1,1 +1,39 @@
 //! A simulated CUDA driver.
+//!
+//! The built library, `libcuda_sim.so`, exports the driver's own functions, so that a program of
+//! the driver API runs without a GPU, and answers as a real one was measured to. See the README
+//! for what is simulated, and for the environment variables that set it up.
+//!
+//! The Rust side of this crate only finds the library and talks to a loaded one: see
+//! [`library_path`] and [`Control`].
+
+mod alloc;
+mod attributes;
+mod clock;
+mod context;
+pub mod control;
+mod copy;
+mod device;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod elf;
+mod event;
+mod export;
+mod fault;
+mod init;
+mod knobs;
+mod live;
+mod memory;
+mod path;
+mod pointer;
+mod pool;
+mod proc_address;
+mod queue;
+mod sanitizer;
+mod simcuda;
+mod state;
+mod stream;
+mod table;
+mod visible;
+
+pub use control::{Control, ControlError, Live};
+pub use path::{LIBRARY_VARIABLE, library_path, use_if_no_driver};

@@ -32,7 +32,7 @@ pub enum Op {
 }
 
 /// A log that was read and makes sense.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// The operations, in order.
     pub ops: Vec<Op>,
@@ -115,7 +115,9 @@ impl Trace {
 
 fn describe(error: &csv::Error) -> String {
     match error.kind() {
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+        csv::ErrorKind::UnequalLengths {
+            expected_len, len, ..
+        } => {
             format!("has {len} fields and must have {expected_len}")
         }
         csv::ErrorKind::Io(error) => format!("cannot be read: {error}"),
@@ -135,18 +137,6 @@ struct Builder {
     live: HashMap<u64, (usize, u64)>,
     streams: HashMap<String, usize>,
     free_slots: Vec<usize>,
-}
-
-impl Default for Trace {
-    fn default() -> Self {
-        Self {
-            ops: Vec::new(),
-            slots: 0,
-            streams: 0,
-            peak_bytes: 0,
-            left_bytes: 0,
-        }
-    }
 }
 
 impl Builder {
@@ -169,7 +159,9 @@ impl Builder {
             .map_err(|_| format!("the size is {size:?}, not a number of bytes"))?;
         let slot = self.free_slots.pop().unwrap_or(self.trace.slots);
         if self.live.insert(pointer, (slot, bytes as u64)).is_some() {
-            return Err(format!("{pointer:#x} is allocated a second time before its free"));
+            return Err(format!(
+                "{pointer:#x} is allocated a second time before its free"
+            ));
         }
         self.trace.slots = self.trace.slots.max(slot + 1);
         self.trace.left_bytes = self
@@ -232,7 +224,14 @@ mod tests {
         assert_eq!((trace.slots, trace.streams), (2, 2));
         assert_eq!((trace.peak_bytes, trace.left_bytes), (150, 110));
         assert_eq!(trace.ops[2], Op::Free { slot: 0, stream: 0 });
-        assert_eq!(trace.ops[3], Op::Allocate { slot: 0, bytes: 60, stream: 0 });
+        assert_eq!(
+            trace.ops[3],
+            Op::Allocate {
+                slot: 0,
+                bytes: 60,
+                stream: 0
+            }
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) fn build(files: &[Generated], scratch: &Path) -> Result<()> {
     }
     std::fs::copy(root.join("Cargo.lock"), trial.join("Cargo.lock"))?;
     workspace::write(&trial.join("Cargo.toml"), &manifest(&root)?)?;
+    without_dev_dependencies(&trial.join("cuda-mem/Cargo.toml"))?;
     for file in files {
         workspace::write(
             &trial.join("cuda-driver-sys/src").join(file.name),
@@ -53,6 +54,13 @@ fn manifest(root: &Path) -> Result<String> {
         vec!["cuda-driver-sys".to_owned(), "cuda-mem".to_owned()].into(),
     );
     Ok(toml::to_string(&manifest)?)
+}
+
+/// Examples and tests are not built here, and what they need is not copied.
+fn without_dev_dependencies(path: &Path) -> Result<()> {
+    let mut manifest: toml::Table = toml::from_str(&workspace::read(path)?)?;
+    manifest.remove("dev-dependencies");
+    workspace::write(path, &toml::to_string(&manifest)?)
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

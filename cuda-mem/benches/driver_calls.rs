@@ -1,0 +1,226 @@
+//! What this crate adds to the driver's own calls, and what opening the driver costs.
+//!
+//! `cargo bench -p cuda-mem --bench driver_calls [-- --json]`. Method: rounds of raw driver calls and
+//! of the same work through `MemoryPool`, turn by turn on one pool and stream, so that both meet the
+//! same clocks and caches. Times are medians over the rounds; the ratio is the median of the rounds'
+//! own ratios, because the clock of a CPU wanders between rounds but hardly within one.
+
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::{CUresult, DriverTable};
+use cuda_mem::{Driver, MemoryPool, Stream};
+use serde_json::json;
+
+const ROUNDS: usize = 1001;
+/// Rounds before the first that counts: memory is mapped and clocks rise.
+const WARM_UP: usize = 200;
+const PAIRS: usize = 50;
+const SIZES: [usize; 5] = [256, 4 << 10, 1 << 20, 16 << 20, 256 << 20];
+
+fn main() -> Result<()> {
+    let json = std::env::args().any(|argument| argument == "--json");
+    let (driver, backend) = open()?;
+    let device = driver.device(0)?;
+    let stream = device.primary_context()?.stream()?;
+    let pool = MemoryPool::builder(&device).build()?;
+
+    let mut pairs = Vec::new();
+    for bytes in SIZES {
+        pairs.push((bytes, pair(driver, &pool, &stream, bytes)?));
+    }
+    let other = stream.context().stream()?;
+    let mut buffer = pool.alloc::<u8>(&stream, 4096)?;
+    let lend = median(|| {
+        for _ in 0..PAIRS {
+            drop(black_box(buffer.on(&other)?));
+        }
+        Ok(())
+    })?;
+    let stats = median(|| {
+        for _ in 0..PAIRS {
+            black_box(pool.stats()?);
+        }
+        Ok(())
+    })?;
+    let opening = opening(driver)?;
+
+    if json {
+        let pairs: Vec<_> = pairs
+            .iter()
+            .map(|(bytes, pair)| {
+                json!({ "bytes": bytes, "raw_ns": pair.raw, "crate_ns": pair.ours, "ratio": pair.ratio })
+            })
+            .collect();
+        let report = json!({
+            "benchmark": "driver_calls",
+            "backend": backend,
+            "device": device.name()?,
+            "cpu": cpu(),
+            "method": method(),
+            "allocate_and_drop": pairs,
+            "lend_and_return_ns": lend,
+            "stats_ns": stats,
+            "open": { "dlopen_us": opening.dlopen, "fill_us": opening.fill, "functions": opening.functions },
+        });
+        println!("{report}");
+        return Ok(());
+    }
+    println!("back end: {backend}, {}, {}", device.name()?, cpu());
+    println!("method: {}\n", method());
+    println!("allocate + free      raw calls     MemoryPool   ratio");
+    for (bytes, pair) in &pairs {
+        println!(
+            "{bytes:>11} B   {:>9.1} ns   {:>9.1} ns   {:.3}",
+            pair.raw, pair.ours, pair.ratio
+        );
+    }
+    println!("\nlend to another stream and back: {lend:.0} ns");
+    println!("stats of a pool: {stats:.0} ns");
+    println!(
+        "opening the driver: dlopen {:.0} us, table of {} functions {:.0} us",
+        opening.dlopen, opening.functions, opening.fill
+    );
+    Ok(())
+}
+
+fn method() -> String {
+    format!(
+        "medians of {ROUNDS} interleaved rounds of {PAIRS} pairs after {WARM_UP} rounds of warm-up; \
+         the ratio is the median of the rounds' ratios"
+    )
+}
+
+fn open() -> Result<(Driver, &'static str)> {
+    match Driver::load() {
+        Ok(driver) => Ok((driver, "gpu")),
+        Err(error) => {
+            eprintln!(
+                "no GPU driver ({error}); the simulated driver's figures say nothing about a GPU"
+            );
+            let path = cuda_sim::library_path().context("no simulated driver either")?;
+            // SAFETY: the simulated driver behaves as a CUDA driver does.
+            Ok((unsafe { Driver::load_from(path) }?, "simulated"))
+        }
+    }
+}
+
+struct Pair {
+    raw: f64,
+    ours: f64,
+    ratio: f64,
+}
+
+/// Nanoseconds for one allocate + free, raw and through the crate.
+fn pair(driver: Driver, pool: &MemoryPool, stream: &Stream, bytes: usize) -> Result<Pair> {
+    let allocate = driver
+        .table()
+        .cuMemAllocFromPoolAsync
+        .context("no cuMemAllocFromPoolAsync")?;
+    let free = driver.table().cuMemFreeAsync.context("no cuMemFreeAsync")?;
+    let (raw_pool, raw_stream) = (pool.as_raw(), stream.as_raw());
+    let raw = || {
+        for _ in 0..PAIRS {
+            let mut address = 0;
+            // SAFETY: pool and stream are live.
+            let code = unsafe { allocate(&raw mut address, bytes, raw_pool, raw_stream) };
+            ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+            // SAFETY: allocated just now, and not used.
+            let code = unsafe { free(black_box(address), raw_stream) };
+            ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+        }
+        Ok(())
+    };
+    let ours = || {
+        for _ in 0..PAIRS {
+            black_box(pool.alloc::<u8>(stream, bytes)?);
+        }
+        Ok(())
+    };
+    let (mut raw_rounds, mut our_rounds, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..WARM_UP + ROUNDS {
+        // Neither is always the first after the other's work.
+        let (raw_ns, our_ns) = if round % 2 == 0 {
+            let raw_ns = timed(raw)?;
+            (raw_ns, timed(ours)?)
+        } else {
+            let our_ns = timed(ours)?;
+            (timed(raw)?, our_ns)
+        };
+        if round >= WARM_UP {
+            raw_rounds.push(raw_ns);
+            our_rounds.push(our_ns);
+            ratios.push(our_ns / raw_ns);
+        }
+    }
+    stream.synchronize()?;
+    Ok(Pair {
+        raw: middle(raw_rounds),
+        ours: middle(our_rounds),
+        ratio: middle(ratios),
+    })
+}
+
+/// Nanoseconds for one of the `PAIRS` turns of `work`.
+fn timed(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_nanos() as f64 / PAIRS as f64)
+}
+
+fn median(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let rounds = (0..ROUNDS)
+        .map(|_| timed(&mut work))
+        .collect::<Result<_>>()?;
+    Ok(middle(rounds))
+}
+
+fn middle(mut rounds: Vec<f64>) -> f64 {
+    rounds.sort_by(f64::total_cmp);
+    rounds[rounds.len() / 2]
+}
+
+/// Microseconds.
+struct Opening {
+    dlopen: f64,
+    fill: f64,
+    functions: usize,
+}
+
+/// The library is open already, so `dlopen` is what it costs to find it again; the table is filled
+/// as at the first time.
+fn opening(driver: Driver) -> Result<Opening> {
+    let path = driver.library_path().context("the driver has no path")?;
+    let mut dlopen = Vec::new();
+    let mut fill = Vec::new();
+    let mut functions = 0;
+    for _ in 0..21 {
+        let start = Instant::now();
+        // SAFETY: it is the driver that is open already.
+        let library = unsafe { libloading::Library::new(path) }?;
+        dlopen.push(start.elapsed().as_nanos() as f64 / 1e3);
+        let start = Instant::now();
+        let address = |name: &std::ffi::CStr| {
+            // SAFETY: the symbol is only read as an address here.
+            unsafe { library.get::<*const c_void>(name) }.map_or(std::ptr::null(), |found| *found)
+        };
+        // SAFETY: the addresses are the driver's own.
+        let table = unsafe { DriverTable::fill(address) };
+        fill.push(start.elapsed().as_nanos() as f64 / 1e3);
+        functions = black_box(table).count();
+    }
+    Ok(Opening {
+        dlopen: middle(dlopen),
+        fill: middle(fill),
+        functions,
+    })
+}
+
+fn cpu() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    info.lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or_else(|| "unknown CPU".to_owned(), |(_, name)| name.to_owned())
+}

@@ -1,0 +1,243 @@
+//! Who is ordered after what: one logical clock a stream, what each stream knows of the others,
+//! and what the host has seen done. Kept at submission, not at execution.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// A stream, also after its destruction. Never used twice.
+pub(crate) type StreamId = u64;
+
+/// A moment in the order of one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Point {
+    pub(crate) stream: StreamId,
+    pub(crate) time: u64,
+}
+
+/// For each stream, the last moment that is known to come before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Past(BTreeMap<StreamId, u64>);
+
+impl Past {
+    pub(crate) fn contains(&self, point: Point) -> bool {
+        self.0
+            .get(&point.stream)
+            .is_some_and(|time| *time >= point.time)
+    }
+
+    fn add(&mut self, point: Point) {
+        let time = self.0.entry(point.stream).or_default();
+        *time = point.time.max(*time);
+    }
+
+    fn points(&self) -> impl Iterator<Item = Point> + '_ {
+        self.0.iter().map(|(&stream, &time)| Point { stream, time })
+    }
+}
+
+/// One stream's clock.
+#[derive(Debug, Default)]
+struct Track {
+    time: u64,
+    /// What comes before everything that is submitted from now on.
+    past: Past,
+    /// Up to where the host has seen it done.
+    observed: u64,
+    retired: bool,
+}
+
+/// The clocks of all streams.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks {
+    tracks: HashMap<StreamId, Track>,
+    /// Changes whenever the host observes something, so that others can tell cheaply.
+    epoch: u64,
+}
+
+impl Clocks {
+    pub(crate) fn add(&mut self, stream: StreamId) {
+        self.tracks.insert(stream, Track::default());
+    }
+
+    /// The stream takes no more work. Its clock stays until the host has seen all of it done.
+    pub(crate) fn retire(&mut self, stream: StreamId) {
+        if let Some(track) = self.tracks.get_mut(&stream) {
+            track.retired = true;
+        }
+        self.forget_finished();
+    }
+
+    fn forget_finished(&mut self) {
+        self.tracks
+            .retain(|_, track| !track.retired || track.observed < track.time);
+    }
+
+    /// Something is submitted: its moment.
+    pub(crate) fn tick(&mut self, stream: StreamId) -> Point {
+        let track = self.tracks.entry(stream).or_default();
+        track.time += 1;
+        Point {
+            stream,
+            time: track.time,
+        }
+    }
+
+    /// The last moment of a stream.
+    pub(crate) fn now(&self, stream: StreamId) -> Point {
+        let time = self.tracks.get(&stream).map_or(0, |track| track.time);
+        Point { stream, time }
+    }
+
+    /// Everything that comes before what is submitted next: what an event recorded now stands for.
+    pub(crate) fn past(&self, stream: StreamId) -> Past {
+        let Some(track) = self.tracks.get(&stream) else {
+            return Past::default();
+        };
+        let mut past = track.past.clone();
+        past.add(Point {
+            stream,
+            time: track.time,
+        });
+        past
+    }
+
+    /// From now on `stream` comes after all of `past`.
+    pub(crate) fn join(&mut self, stream: StreamId, past: &Past) {
+        // What the host has seen done comes before everything, and need not be remembered.
+        let news: Vec<Point> = past
+            .points()
+            .filter(|point| point.stream != stream && !self.is_observed(*point))
+            .collect();
+        if let Some(track) = self.tracks.get_mut(&stream) {
+            for point in news {
+                track.past.add(point);
+            }
+        }
+    }
+
+    /// From now on `stream` comes after `point`.
+    pub(crate) fn join_point(&mut self, stream: StreamId, point: Point) {
+        let mut past = Past::default();
+        past.add(point);
+        self.join(stream, &past);
+    }
+
+    /// The host has seen all of `past` done.
+    pub(crate) fn observe(&mut self, past: &Past) {
+        let mut news = Vec::new();
+        for point in past.points() {
+            if let Some(track) = self.tracks.get_mut(&point.stream)
+                && track.observed < point.time
+            {
+                track.observed = point.time;
+                news.push(point);
+            }
+        }
+        if news.is_empty() {
+            return;
+        }
+        self.epoch += 1;
+        // Nobody needs to remember what the host has seen.
+        for track in self.tracks.values_mut() {
+            for point in &news {
+                if track
+                    .past
+                    .0
+                    .get(&point.stream)
+                    .is_some_and(|time| *time <= point.time)
+                {
+                    track.past.0.remove(&point.stream);
+                }
+            }
+        }
+        self.forget_finished();
+    }
+
+    pub(crate) fn is_observed(&self, point: Point) -> bool {
+        self.tracks
+            .get(&point.stream)
+            .is_none_or(|track| track.observed >= point.time)
+    }
+
+    /// Whether what `stream` submits next comes after `point`.
+    pub(crate) fn is_after(&self, stream: StreamId, point: Point) -> bool {
+        stream == point.stream
+            || self.is_observed(point)
+            || self
+                .tracks
+                .get(&stream)
+                .is_some_and(|track| track.past.contains(point))
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn three() -> Clocks {
+        let mut clocks = Clocks::default();
+        for stream in 1..=3 {
+            clocks.add(stream);
+        }
+        clocks
+    }
+
+    #[test]
+    fn a_stream_is_after_itself_and_not_after_others() {
+        let mut clocks = three();
+        let point = clocks.tick(1);
+        assert!(clocks.is_after(1, point));
+        assert!(!clocks.is_after(2, point));
+        assert!(!clocks.is_observed(point));
+    }
+
+    #[test]
+    fn an_event_orders_what_came_before_it_only() {
+        let mut clocks = three();
+        let before = clocks.tick(1);
+        let event = clocks.past(1);
+        let behind = clocks.tick(1);
+        clocks.join(2, &event);
+        assert!(clocks.is_after(2, before));
+        assert!(!clocks.is_after(2, behind));
+    }
+
+    #[test]
+    fn order_is_transitive() {
+        let mut clocks = three();
+        let point = clocks.tick(1);
+        clocks.join(2, &clocks.past(1));
+        clocks.tick(2);
+        clocks.join(3, &clocks.past(2));
+        assert!(clocks.is_after(3, point));
+    }
+
+    #[test]
+    fn what_the_host_saw_is_before_everything() {
+        let mut clocks = three();
+        let point = clocks.tick(1);
+        clocks.join(2, &clocks.past(1));
+        let epoch = clocks.epoch();
+        clocks.observe(&clocks.past(2));
+        assert!(clocks.is_observed(point), "through stream 2");
+        assert!(clocks.is_after(3, point));
+        assert_ne!(clocks.epoch(), epoch);
+        let later = clocks.tick(1);
+        assert!(!clocks.is_after(3, later));
+    }
+
+    #[test]
+    fn a_retired_stream_is_remembered_until_the_host_saw_its_end() {
+        let mut clocks = three();
+        let point = clocks.tick(1);
+        let past = clocks.past(1);
+        clocks.retire(1);
+        assert!(!clocks.is_observed(point));
+        clocks.observe(&past);
+        assert!(clocks.is_observed(point));
+        assert!(!clocks.tracks.contains_key(&1));
+    }
+}

@@ -1,0 +1,295 @@
+//! Contexts: the primary one of each device, others that a program makes, and which is current.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint};
+
+use cuda_driver_sys::{CUcontext, CUctxCreateParams, CUresult};
+
+use crate::clock::StreamId;
+use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::queue::Mark;
+use crate::state::{HandleKind, State, from_handle, state, to_handle};
+
+/// The number behind a `CUcontext`.
+pub(crate) type ContextId = u64;
+
+/// What `cuCtxGetApiVersion` answers.
+const API_VERSION: c_uint = 3020;
+
+/// Flags that `cuCtxCreate` knows.
+const KNOWN_FLAGS: c_uint = 0xff;
+
+/// A context that exists.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: usize,
+    pub(crate) is_primary: bool,
+    flags: c_uint,
+    pub(crate) legacy: Option<StreamId>,
+    pub(crate) per_thread: HashMap<u64, StreamId>,
+}
+
+thread_local! {
+    /// The contexts that this thread has pushed; the last is current.
+    static STACK: RefCell<Vec<ContextId>> = const { RefCell::new(Vec::new()) };
+}
+
+fn current_id() -> Option<ContextId> {
+    STACK.with_borrow(|stack| stack.last().copied())
+}
+
+impl State {
+    fn add_context(&mut self, id: ContextId, device: usize, is_primary: bool, flags: c_uint) {
+        let context = Context {
+            device,
+            is_primary,
+            flags,
+            legacy: None,
+            per_thread: HashMap::new(),
+        };
+        self.contexts.insert(id, context);
+    }
+
+    /// The current context of this thread.
+    pub(crate) fn current(&self) -> Answer<ContextId> {
+        let id = current_id().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        self.context(id)?;
+        Ok(id)
+    }
+
+    pub(crate) fn context(&self, id: ContextId) -> Answer<&Context> {
+        match self.contexts.get(&id) {
+            Some(context) => Ok(context),
+            // The handle of a primary context outlives it.
+            None if self.devices.iter().any(|device| device.primary == Some(id)) => {
+                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
+            }
+            None => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+        }
+    }
+
+    /// The ends of all work of a context.
+    fn marks(&self, id: ContextId) -> Vec<Mark> {
+        let streams = self.streams.values();
+        streams
+            .filter(|stream| stream.context == id)
+            .map(|stream| stream.queue.mark())
+            .collect()
+    }
+
+    /// Ends a context whose work is done: its streams, events and memory go with it.
+    fn end_context(&mut self, id: ContextId) {
+        self.contexts.remove(&id);
+        self.orphan_streams(id);
+        self.events.retain(|_, event| event.context != id);
+        self.free_allocations_of(id);
+    }
+}
+
+/// Waits for all work of a context, and lets the host have seen it.
+fn synchronise(id: ContextId) -> Answer {
+    let (marks, pasts) = {
+        let state = state()?;
+        state.context(id)?;
+        let streams = state
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.context == id);
+        let pasts: Vec<_> = streams.map(|(id, _)| state.clocks.past(*id)).collect();
+        (state.marks(id), pasts)
+    };
+    marks.iter().for_each(Mark::wait);
+    state()?.observe(&pasts);
+    Ok(())
+}
+
+/// Waits for all work of a context, and ends it if `may_end` still says so.
+fn finish(id: ContextId, may_end: impl FnOnce(&mut State) -> Answer<bool>) -> Answer {
+    let marks = state()?.marks(id);
+    marks.iter().for_each(Mark::wait);
+    let mut state = state()?;
+    if may_end(&mut state)? {
+        state.end_context(id);
+    }
+    Ok(())
+}
+
+fn create(out: Out<CUcontext>, flags: c_uint, device: c_int) -> Answer {
+    out.required()?;
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut state = state()?;
+    let device = state.ordinal(device)?;
+    let id = state.new_handle(HandleKind::Context);
+    state.add_context(id, device, false, flags);
+    STACK.with_borrow_mut(|stack| stack.push(id));
+    out.write(to_handle(id))
+}
+
+fn release_primary(device: c_int) -> Answer {
+    let id = {
+        let mut state = state()?;
+        let ordinal = state.ordinal(device)?;
+        let device = &mut state.devices[ordinal];
+        match (device.primary, device.retains) {
+            (_, 0) | (None, _) => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+            (Some(id), 1) => id,
+            _ => {
+                device.retains -= 1;
+                return Ok(());
+            }
+        }
+    };
+    finish(id, |state| {
+        let ordinal = state.ordinal(device)?;
+        let device = &mut state.devices[ordinal];
+        device.retains = device
+            .retains
+            .checked_sub(1)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        Ok(device.retains == 0)
+    })
+}
+
+exports! {
+    plain fn cuDevicePrimaryCtxRetain(_, out: Out<CUcontext>, device: c_int) {
+        out.required()?;
+        let mut state = state()?;
+        let ordinal = state.ordinal(device)?;
+        let id = match state.devices[ordinal].primary {
+            Some(id) => id,
+            None => state.new_handle(HandleKind::Context),
+        };
+        let device = &mut state.devices[ordinal];
+        device.primary = Some(id);
+        device.retains += 1;
+        if device.retains == 1 {
+            state.add_context(id, ordinal, true, 0);
+        }
+        out.write(to_handle(id))
+    }
+
+    release fn cuDevicePrimaryCtxRelease(_, device: c_int) {
+        release_primary(device)
+    }
+
+    release fn cuDevicePrimaryCtxRelease_v2(_, device: c_int) {
+        release_primary(device)
+    }
+
+    plain fn cuDevicePrimaryCtxGetState(
+        _, device: c_int, flags: Out<c_uint>, active: Out<c_int>
+    ) {
+        let state = state()?;
+        let retains = state.device(device)?.retains;
+        flags.write(0)?;
+        active.write(c_int::from(retains > 0))
+    }
+
+    plain fn cuCtxCreate_v2(_, out: Out<CUcontext>, flags: c_uint, device: c_int) {
+        create(out, flags, device)
+    }
+
+    plain fn cuCtxCreate_v4(
+        _, out: Out<CUcontext>, parameters: Out<CUctxCreateParams>, flags: c_uint, device: c_int
+    ) {
+        // Null asks for a plain context; execution affinity and graphics contexts are not simulated.
+        if let Ok(parameters) = parameters.as_input().read()
+            && (parameters.numExecAffinityParams != 0 || !parameters.cigParams.is_null())
+        {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        create(out, flags, device)
+    }
+
+    release fn cuCtxDestroy_v2(_, context: CUcontext) {
+        let id = from_handle(context);
+        if state()?.contexts.get(&id).is_none_or(|context| context.is_primary) {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
+        finish(id, |state| Ok(state.contexts.contains_key(&id)))?;
+        STACK.with_borrow_mut(|stack| {
+            if stack.last() == Some(&id) {
+                stack.pop();
+            }
+        });
+        Ok(())
+    }
+
+    plain fn cuCtxGetCurrent(_, out: Out<CUcontext>) {
+        out.write(current_id().map_or(std::ptr::null_mut(), to_handle))
+    }
+
+    plain fn cuCtxSetCurrent(_, context: CUcontext) {
+        let id = from_handle(context);
+        if id != 0 {
+            state()?.context(id)?;
+        }
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            if id != 0 {
+                stack.push(id);
+            }
+        });
+        Ok(())
+    }
+
+    plain fn cuCtxPushCurrent_v2(_, context: CUcontext) {
+        let id = from_handle(context);
+        state()?.context(id)?;
+        STACK.with_borrow_mut(|stack| stack.push(id));
+        Ok(())
+    }
+
+    plain fn cuCtxPopCurrent_v2(_, out: Out<CUcontext>) {
+        let id = STACK.with_borrow_mut(Vec::pop);
+        let id = id.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
+        out.write_if_wanted(to_handle(id));
+        Ok(())
+    }
+
+    plain fn cuCtxGetDevice(_, out: Out<c_int>) {
+        out.required()?;
+        let state = state()?;
+        let device = state.context(state.current()?)?.device;
+        out.write(c_int::try_from(device).unwrap_or(0))
+    }
+
+    plain fn cuCtxGetFlags(_, out: Out<c_uint>) {
+        out.required()?;
+        let state = state()?;
+        out.write(state.context(state.current()?)?.flags)
+    }
+
+    plain fn cuCtxSynchronize(_) {
+        let current = state()?.current()?;
+        synchronise(current)
+    }
+
+    plain fn cuCtxSynchronize_v2(_, context: CUcontext) {
+        let id = match from_handle(context) {
+            0 => state()?.current()?,
+            id => id,
+        };
+        synchronise(id)
+    }
+
+    plain fn cuCtxGetApiVersion(_, context: CUcontext, out: Out<c_uint>) {
+        out.required()?;
+        let state = state()?;
+        match from_handle(context) {
+            0 => state.current().map(|_| ())?,
+            id => state.context(id).map(|_| ())?,
+        }
+        out.write(API_VERSION)
+    }
+
+    plain fn cuCtxGetStreamPriorityRange(_, least: Out<c_int>, greatest: Out<c_int>) {
+        state()?.current()?;
+        least.write_if_wanted(*crate::stream::PRIORITIES.end());
+        greatest.write_if_wanted(*crate::stream::PRIORITIES.start());
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Makes exports vanish: an older driver has no symbol for what came later, so neither has the
+//! simulator of one. Runs when the library is loaded, before anybody can look a symbol up.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+
+use cuda_driver_sys::{CudaVersion, Symbol};
+use libc::{Elf64_Phdr, Elf64_Sym};
+
+use crate::knobs::Knobs;
+
+const DT_HASH: u64 = 4;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
+
+/// One entry of the dynamic section.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Dyn {
+    tag: u64,
+    value: u64,
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
+/// What the loader runs first. In a program that merely links this crate it does nothing.
+extern "C" fn on_load() {
+    let Some(module) = Module::of(on_load as *const c_void) else {
+        return;
+    };
+    if module.is_program {
+        return;
+    }
+    let version = CudaVersion::from_raw(Knobs::get().version);
+    module.hide(|name| Symbol::find(name).is_some_and(|symbol| symbol.since() > version));
+}
+
+/// A loaded file.
+struct Module {
+    base: u64,
+    dynamic: u64,
+    is_program: bool,
+}
+
+/// What [`Module::of`] looks for, and what it found.
+struct Search {
+    address: u64,
+    found: Option<Module>,
+}
+
+impl Module {
+    /// The file that holds an address.
+    fn of(address: *const c_void) -> Option<Self> {
+        let mut search = Search {
+            address: address.addr() as u64,
+            found: None,
+        };
+        let data = (&raw mut search).cast::<c_void>();
+        // SAFETY: `visit` keeps to the contract of dl_iterate_phdr, and `data` outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(visit), data) };
+        search.found
+    }
+
+    /// Takes the names that `is_hidden` picks out of the symbol table.
+    fn hide(&self, is_hidden: impl Fn(&str) -> bool) {
+        let (Some(symbols), Some(texts)) = (self.entry(DT_SYMTAB), self.entry(DT_STRTAB)) else {
+            return;
+        };
+        let count = match (self.entry(DT_HASH), self.entry(DT_GNU_HASH)) {
+            // Its second word counts the symbols.
+            (Some(table), _) => u64::from(load::<u32>(table + 4)),
+            (None, Some(table)) => count_gnu(table),
+            (None, None) => return,
+        };
+        let size = size_of::<Elf64_Sym>() as u64;
+        let pages = pages(symbols..symbols + count * size);
+        if !protect(&pages, libc::PROT_READ | libc::PROT_WRITE) {
+            eprintln!("cuda-sim: cannot hide the symbols of newer versions");
+            return;
+        }
+        for index in 0..count {
+            let at = symbols + index * size;
+            let symbol: Elf64_Sym = load(at);
+            if symbol.st_shndx == 0 {
+                continue;
+            }
+            // SAFETY: the string table of a loaded file holds zero-terminated names, and
+            // `st_name` is an offset into it.
+            let name = unsafe { CStr::from_ptr(pointer(texts + u64::from(symbol.st_name))) };
+            if name.to_str().is_ok_and(&is_hidden) {
+                // Lookups skip what has neither value nor section: a symbol that is only wanted.
+                let hidden = Elf64_Sym {
+                    st_value: 0,
+                    st_shndx: 0,
+                    ..symbol
+                };
+                // SAFETY: the entry lies in the pages made writable above; nobody looks symbols
+                // up in a library whose initialisers still run.
+                unsafe { pointer::<Elf64_Sym>(at).write(hidden) };
+            }
+        }
+        protect(&pages, libc::PROT_READ);
+    }
+
+    /// The address behind a tag of the dynamic section.
+    fn entry(&self, tag: u64) -> Option<u64> {
+        let size = size_of::<Dyn>() as u64;
+        let entries = (0..).map(|index| load::<Dyn>(self.dynamic + index * size));
+        let entry = entries
+            .take_while(|entry| entry.tag != 0)
+            .find(|entry| entry.tag == tag)?;
+        // glibc has added the base already, musl has not.
+        let is_absolute = entry.value >= self.base;
+        Some(if is_absolute {
+            entry.value
+        } else {
+            self.base + entry.value
+        })
+    }
+}
+
+/// Called for each loaded file.
+unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+    // SAFETY: the loader hands in a valid description.
+    let info = unsafe { info.read() };
+    // SAFETY: `Module::of` passes its `Search`, and waits for this to return.
+    let search = unsafe { &mut *data.cast::<Search>() };
+    let count = usize::from(info.dlpi_phnum);
+    // SAFETY: the loader's description has that many headers.
+    let headers: &[Elf64_Phdr] = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
+    let base: u64 = info.dlpi_addr;
+    let holds = headers.iter().any(|header| {
+        let start = base + header.p_vaddr;
+        header.p_type == libc::PT_LOAD && (start..start + header.p_memsz).contains(&search.address)
+    });
+    let dynamic = headers
+        .iter()
+        .find(|header| header.p_type == libc::PT_DYNAMIC);
+    let (true, Some(dynamic)) = (holds, dynamic) else {
+        return 0;
+    };
+    // SAFETY: the loader's names are zero-terminated, or null for none.
+    let is_program = info.dlpi_name.is_null() || unsafe { info.dlpi_name.read() } == 0;
+    search.found = Some(Module {
+        base,
+        dynamic: base + dynamic.p_vaddr,
+        is_program,
+    });
+    1
+}
+
+/// How many symbols a GNU hash table covers: its chains end with an odd hash.
+fn count_gnu(table: u64) -> u64 {
+    let word = |index: u64| u64::from(load::<u32>(table + index * 4));
+    let (buckets, first, filter_words) = (word(0), word(1), word(2));
+    let chains = 4 + filter_words * 2 + buckets;
+    let last = (chains - buckets..chains).map(word).max().unwrap_or(0);
+    if last < first {
+        return first;
+    }
+    let mut index = last;
+    while word(chains + index - first) & 1 == 0 {
+        index += 1;
+    }
+    index + 1
+}
+
+/// Reads from this library's own tables.
+fn load<T: Copy>(address: u64) -> T {
+    // SAFETY: the addresses come from the headers of a file that is loaded, and are read as what
+    // the ELF format says is there.
+    unsafe { pointer::<T>(address).read_unaligned() }
+}
+
+fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// The pages that a range touches.
+fn pages(range: Range<u64>) -> Range<u64> {
+    // SAFETY: no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let page = u64::try_from(page).unwrap_or(4096);
+    range.start / page * page..range.end.next_multiple_of(page)
+}
+
+fn protect(pages: &Range<u64>, protection: c_int) -> bool {
+    let len = (pages.end - pages.start) as usize;
+    // SAFETY: the pages are this library's own; they stay readable, and hold no code.
+    unsafe { libc::mprotect(pointer(pages.start), len, protection) == 0 }
+}

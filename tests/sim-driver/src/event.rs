@@ -1,0 +1,157 @@
+//! Events: a place in a stream that others can wait for, ask about, and time.
+
+use std::ffi::c_uint;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use cuda_driver_sys::{CUevent, CUresult, CUstream};
+
+use crate::clock::Past;
+use crate::context::ContextId;
+use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::queue::{Mark, Task};
+use crate::state::{HandleKind, State, from_handle, state, to_handle};
+
+/// The number behind a `CUevent`.
+pub(crate) type EventId = u64;
+
+const DISABLE_TIMING: c_uint = 2;
+const INTERPROCESS: c_uint = 4;
+const KNOWN_FLAGS: c_uint = 7;
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: ContextId,
+    flags: c_uint,
+    /// The last record; none yet counts as reached.
+    pub(crate) recorded: Option<Recorded>,
+}
+
+/// Where an event was recorded.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorded {
+    pub(crate) mark: Mark,
+    pub(crate) past: Past,
+    time: Arc<OnceLock<Instant>>,
+}
+
+impl State {
+    pub(crate) fn event(&self, handle: CUevent) -> Answer<&Event> {
+        self.events
+            .get(&from_handle(handle))
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn record(&mut self, event: CUevent, stream: CUstream, call: Call) -> Answer {
+        let id = self.resolve(stream, call)?;
+        let (context, flags) = (self.event(event)?.context, self.event(event)?.flags);
+        if self.stream(id)?.context != context {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        self.begin(id)?;
+        let queue = Arc::clone(&self.stream(id)?.queue);
+        let time = Arc::new(OnceLock::new());
+        // Without a time to note, a place in the queue is all there is to an event.
+        if flags & DISABLE_TIMING == 0 {
+            if queue.is_idle() {
+                let _ = time.set(Instant::now());
+            } else {
+                queue.push(Task::Stamp(Arc::clone(&time)))?;
+            }
+        }
+        let recorded = Recorded {
+            mark: queue.mark(),
+            past: self.clocks.past(id),
+            time,
+        };
+        if let Some(event) = self.events.get_mut(&from_handle(event)) {
+            event.recorded = Some(recorded);
+        }
+        Ok(())
+    }
+}
+
+/// Milliseconds between two events that were timed and are over.
+fn elapsed(out: Out<f32>, start: CUevent, end: CUevent) -> Answer {
+    out.required()?;
+    let state = state()?;
+    let time = |handle| {
+        let event = state.event(handle)?;
+        match &event.recorded {
+            Some(recorded) if event.flags & DISABLE_TIMING == 0 => recorded
+                .time
+                .get()
+                .copied()
+                .ok_or(CUresult::CUDA_ERROR_NOT_READY),
+            _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        }
+    };
+    let (start, end): (Instant, Instant) = (time(start)?, time(end)?);
+    let forward = end.saturating_duration_since(start).as_secs_f32();
+    let backward = start.saturating_duration_since(end).as_secs_f32();
+    out.write((forward - backward) * 1000.0)
+}
+
+exports! {
+    plain fn cuEventCreate(_, out: Out<CUevent>, flags: c_uint) {
+        out.required()?;
+        let impossible = flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0;
+        if flags & !KNOWN_FLAGS != 0 || impossible {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = state()?;
+        let context = state.current()?;
+        let id = state.new_handle(HandleKind::Event);
+        state.events.insert(id, Event { context, flags, recorded: None });
+        out.write(to_handle(id))
+    }
+
+    release fn cuEventDestroy_v2(_, event: CUevent) {
+        let removed = state()?.events.remove(&from_handle(event));
+        removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    plain fn cuEventRecord(call, event: CUevent, stream: CUstream) twin cuEventRecord_ptsz {
+        state()?.record(event, stream, call)
+    }
+
+    plain fn cuEventRecordWithFlags(
+        call, event: CUevent, stream: CUstream, flags: c_uint
+    ) twin cuEventRecordWithFlags_ptsz {
+        // The external flag matters only in a capture.
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        state()?.record(event, stream, call)
+    }
+
+    plain fn cuEventQuery(_, event: CUevent) {
+        let mut state = state()?;
+        match state.event(event)?.recorded.clone() {
+            Some(recorded) if !recorded.mark.is_reached() => Err(CUresult::CUDA_ERROR_NOT_READY),
+            Some(recorded) => {
+                state.note_observed(&[recorded.past]);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    plain fn cuEventSynchronize(_, event: CUevent) {
+        let recorded = state()?.event(event)?.recorded.clone();
+        if let Some(recorded) = recorded {
+            recorded.mark.wait();
+            state()?.observe(&[recorded.past]);
+        }
+        Ok(())
+    }
+
+    plain fn cuEventElapsedTime(_, out: Out<f32>, start: CUevent, end: CUevent) {
+        elapsed(out, start, end)
+    }
+
+    plain fn cuEventElapsedTime_v2(_, out: Out<f32>, start: CUevent, end: CUevent) {
+        elapsed(out, start, end)
+    }
+}

@@ -1,0 +1,358 @@
+//! How a function of the driver is exported: one macro that checks its type against the generated
+//! table, counts the call, injects faults, stops panics, and refuses calls before `cuInit`.
+
+use std::ffi::{CStr, c_char, c_int, c_short, c_uchar, c_uint, c_ushort, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU64;
+
+use cuda_driver_sys::{
+    CUcontext, CUdevice_attribute, CUevent, CUhostFn, CUmemPool_attribute, CUmemoryPool,
+    CUpointer_attribute, CUresult, CUstream,
+};
+
+use crate::fault;
+
+/// What a simulated function answers; `Err` carries the driver's code.
+pub(crate) type Answer<T = ()> = Result<T, CUresult>;
+
+/// An argument is out of range.
+pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+/// What an injected fault does to a call, and whether it works before `cuInit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(non_camel_case_types, reason = "the macro's own keywords")]
+pub(crate) enum Kind {
+    /// Needs `cuInit`; a fault keeps it from having any effect.
+    plain,
+    /// Works before `cuInit`.
+    early,
+    /// Releases something, and does so even when a fault makes it answer an error.
+    release,
+}
+
+/// One exported function.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) calls: AtomicU64,
+    address: *const c_void,
+}
+
+// SAFETY: the address is that of a function, valid and unchanging for the life of the library.
+unsafe impl Sync for Export {}
+
+impl Export {
+    pub(crate) const fn new(name: &'static str, kind: Kind, address: *const c_void) -> Self {
+        Self {
+            name,
+            kind,
+            calls: AtomicU64::new(0),
+            address,
+        }
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        self.address.cast_mut()
+    }
+}
+
+/// How the function was called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// Through the `_ptsz`/`_ptds` twin, where the null stream is the thread's own.
+    pub(crate) per_thread: bool,
+}
+
+/// Runs the body of an export.
+pub(crate) fn enter(
+    export: &'static Export,
+    per_thread: bool,
+    run: impl FnOnce(Call) -> Answer,
+) -> CUresult {
+    let fault = fault::count(export);
+    if let Some(code) = fault
+        && export.kind != Kind::release
+    {
+        return code;
+    }
+    let body = || {
+        if export.kind != Kind::early {
+            crate::state::check_initialised()?;
+        }
+        run(Call { per_thread })
+    };
+    let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN));
+    match (fault, answer) {
+        (Some(code), _) | (None, Err(code)) => code,
+        (None, Ok(())) => CUresult::CUDA_SUCCESS,
+    }
+}
+
+/// A C argument as the simulator takes it.
+pub(crate) trait FromC {
+    /// The type in the C signature.
+    type C;
+
+    /// # Safety
+    ///
+    /// A pointer must be null or valid for what the driver API says the function does with it.
+    unsafe fn from_c(raw: Self::C) -> Self;
+}
+
+macro_rules! plain_arguments {
+    ($($ty:ty),* $(,)?) => {$(
+        impl FromC for $ty {
+            type C = $ty;
+
+            unsafe fn from_c(raw: Self::C) -> Self {
+                raw
+            }
+        }
+    )*};
+}
+
+plain_arguments!(
+    c_int,
+    c_uint,
+    c_uchar,
+    c_ushort,
+    c_short,
+    u64,
+    usize,
+    *mut c_void,
+    *const c_void,
+    CUcontext,
+    CUstream,
+    CUevent,
+    CUmemoryPool,
+    CUhostFn,
+    CUresult,
+    CUdevice_attribute,
+    CUpointer_attribute,
+    CUmemPool_attribute,
+);
+
+/// A pointer through which a result is handed back.
+#[derive(Debug)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+impl<T> FromC for Out<T> {
+    type C = *mut T;
+
+    unsafe fn from_c(raw: *mut T) -> Self {
+        Self(raw)
+    }
+}
+
+impl<T> Out<T> {
+    /// INVALID_VALUE if the caller gave no place for the result.
+    pub(crate) fn required(self) -> Answer<Self> {
+        if self.0.is_null() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(self)
+        }
+    }
+
+    pub(crate) fn write(self, value: T) -> Answer {
+        let place = self.required()?.0;
+        // SAFETY: not null, so valid for one write by the promise made to `from_c`; the driver API
+        // does not ask for alignment beyond C's, which this keeps by not assuming any.
+        unsafe { place.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// For results that the caller may leave out.
+    pub(crate) fn write_if_wanted(self, value: T) {
+        if !self.0.is_null() {
+            // Cannot fail: the pointer is not null.
+            let _ = self.write(value);
+        }
+    }
+
+    /// The pointer, for inputs that the header forgot to make `const`.
+    pub(crate) fn as_input(self) -> In<T> {
+        In(self.0)
+    }
+}
+
+impl Out<c_char> {
+    /// Writes `text` and a final zero into `len` bytes, cut if it does not fit.
+    pub(crate) fn write_text(self, len: c_int, text: &str) -> Answer {
+        let place = self.required()?.0;
+        let len = usize::try_from(len).map_err(|_| INVALID_VALUE)?;
+        let kept = text.len().min(len.checked_sub(1).ok_or(INVALID_VALUE)?);
+        // SAFETY: the caller vouches for `len` bytes, and `kept` is less.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, kept) };
+        // SAFETY: as above; `kept` < `len`.
+        let end = unsafe { place.add(kept) };
+        // SAFETY: as above.
+        unsafe { end.write(0) };
+        Ok(())
+    }
+}
+
+/// A pointer to what the caller hands in.
+#[derive(Debug)]
+pub(crate) struct In<T>(*const T);
+
+impl<T> Clone for In<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for In<T> {}
+
+impl<T> FromC for In<T> {
+    type C = *const T;
+
+    unsafe fn from_c(raw: *const T) -> Self {
+        Self(raw)
+    }
+}
+
+impl<T: Copy> In<T> {
+    pub(crate) fn read(self) -> Answer<T> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so valid for one read by the promise made to `from_c`; all structs of
+        // the driver API are plain data.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    pub(crate) fn read_all(self, count: usize) -> Answer<Vec<T>> {
+        if count > 0 && self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        (0..count)
+            .map(|index| In(self.0.wrapping_add(index)).read())
+            .collect()
+    }
+}
+
+impl In<c_char> {
+    pub(crate) fn text(self) -> Answer<String> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so a zero-terminated string by the promise made to `from_c`.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        Ok(text.to_string_lossy().into_owned())
+    }
+}
+
+/// A `void*` whose type another argument tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Value(*mut c_void);
+
+impl FromC for Value {
+    type C = *mut c_void;
+
+    unsafe fn from_c(raw: *mut c_void) -> Self {
+        Self(raw)
+    }
+}
+
+impl Value {
+    pub(crate) fn new(raw: *mut c_void) -> Self {
+        Self(raw)
+    }
+
+    pub(crate) fn required(self) -> Answer<Self> {
+        if self.0.is_null() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(self)
+        }
+    }
+
+    pub(crate) fn write<T>(self, value: T) -> Answer {
+        Out(self.0.cast::<T>()).write(value)
+    }
+
+    pub(crate) fn read<T: Copy>(self) -> Answer<T> {
+        In(self.0.cast_const().cast::<T>()).read()
+    }
+}
+
+/// Exports functions. `kind fn symbol(call, argument: Type, …) twin symbol_ptsz { body }`: the body answers
+/// [`Answer`], `call` says how it was called, and the types are those of [`FromC`].
+macro_rules! exports {
+    ($($kind:ident fn $name:ident $args:tt $(twin $twin:ident)? $body:block)*) => {
+        /// What this file exports.
+        pub(crate) static EXPORTS: &[&$crate::export::Export] =
+            &[$(&$name::EXPORT, $(&$twin::EXPORT,)?)*];
+
+        $(
+            #[allow(non_snake_case, reason = "the driver's name")]
+            mod $name {
+                #[allow(unused_imports, reason = "what the body needs differs")]
+                use super::*;
+
+                pub(super) static EXPORT: $crate::export::Export = $crate::export::Export::new(
+                    stringify!($name),
+                    $crate::export::Kind::$kind,
+                    super::$name as *const ::std::ffi::c_void,
+                );
+
+                $crate::export::exports!(@run $args $body);
+            }
+            $crate::export::exports!(@export $name $name false $args);
+
+            $(
+                #[allow(non_snake_case, reason = "the driver's name")]
+                mod $twin {
+                    pub(super) static EXPORT: $crate::export::Export = $crate::export::Export::new(
+                        stringify!($twin),
+                        $crate::export::Kind::$kind,
+                        super::$twin as *const ::std::ffi::c_void,
+                    );
+                }
+                $crate::export::exports!(@export $twin $name true $args);
+            )?
+        )*
+    };
+
+    (@run ($call:pat_param $(, $arg:ident : $ty:ty)* $(,)?) $body:block) => {
+        #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+        pub(super) fn run(
+            $call: $crate::export::Call
+            $(, $arg: $ty)*
+        ) -> $crate::export::Answer $body
+    };
+
+    (@export $export:ident $name:ident $per_thread:literal
+        ($call:pat_param $(, $arg:ident : $ty:ty)* $(,)?)
+    ) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the driver's name")]
+        unsafe extern "C" fn $export(
+            $($arg: <$ty as $crate::export::FromC>::C),*
+        ) -> ::cuda_driver_sys::CUresult {
+            $(
+                // SAFETY: the caller keeps the contract of the driver API for its pointers.
+                let $arg = unsafe { <$ty as $crate::export::FromC>::from_c($arg) };
+            )*
+            $crate::export::enter(&$export::EXPORT, $per_thread, |call| {
+                $name::run(call $(, $arg)*)
+            })
+        }
+
+        // The field has the type of the generated `PFN_…`: a wrong signature does not compile.
+        const _: fn(&mut ::cuda_driver_sys::DriverTable) =
+            |table| table.$export = Some($export);
+    };
+}
+
+pub(crate) use exports;

@@ -1,0 +1,61 @@
+//! Starting the driver, its version, and the names of its errors.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver_sys::CUresult;
+
+use crate::device;
+use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::knobs::Knobs;
+use crate::state;
+
+exports! {
+    early fn cuInit(_, flags: c_uint) {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let knobs = Knobs::get();
+        if let Some(code) = knobs.init_error {
+            return Err(CUresult(code));
+        }
+        if state::is_initialised() {
+            // Refuses in a forked child, as the driver does.
+            return state::check_initialised();
+        }
+        let devices = device::visible(knobs, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        if devices.is_empty() {
+            return Err(CUresult::CUDA_ERROR_NO_DEVICE);
+        }
+        state::initialise(knobs, devices);
+        Ok(())
+    }
+
+    early fn cuDriverGetVersion(_, out: Out<c_int>) {
+        out.write(Knobs::get().version.cast_signed())
+    }
+
+    early fn cuGetErrorName(_, code: CUresult, out: Out<*const c_char>) {
+        text(out, code.name())
+    }
+
+    early fn cuGetErrorString(_, code: CUresult, out: Out<*const c_char>) {
+        text(out, code.meaning())
+    }
+}
+
+/// Hands out a text that stays; null and INVALID_VALUE for an unknown code.
+fn text(out: Out<*const c_char>, text: Option<&'static str>) -> Answer {
+    static TEXTS: Mutex<Option<HashMap<&'static str, CString>>> = Mutex::new(None);
+    let Some(text) = text else {
+        out.write(std::ptr::null())?;
+        return Err(INVALID_VALUE);
+    };
+    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let texts = texts.get_or_insert_default();
+    let text = texts
+        .entry(text)
+        .or_insert_with(|| CString::new(text).unwrap_or_default());
+    out.write(text.as_ptr())
+}

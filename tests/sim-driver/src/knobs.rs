@@ -1,0 +1,169 @@
+//! What the environment asks for. Read once, when the library is loaded.
+
+use std::sync::OnceLock;
+
+/// The settings of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Knobs {
+    /// How many devices the machine has, before `CUDA_VISIBLE_DEVICES`.
+    pub(crate) devices: usize,
+    /// Bytes of memory of each device.
+    pub(crate) memory: u64,
+    /// As `cuDriverGetVersion` counts: 13000 is CUDA 13.0.
+    pub(crate) version: u32,
+    /// Whether the devices have memory pools.
+    pub(crate) pools: bool,
+    /// The bit mask of device attribute 119.
+    pub(crate) handle_types: u32,
+    /// Whether devices can reach each other.
+    pub(crate) peers: bool,
+    /// What `cuInit` answers instead of succeeding.
+    pub(crate) init_error: Option<u32>,
+    /// Pool blocks are rounded up to this.
+    pub(crate) granule: u64,
+    /// Pools take memory from the device in steps of this.
+    pub(crate) chunk: u64,
+}
+
+impl Default for Knobs {
+    /// As measured on one H200 with driver 580.159.04.
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            memory: 143_771 << 20,
+            version: 13000,
+            pools: true,
+            handle_types: 9,
+            peers: true,
+            init_error: None,
+            granule: 512,
+            chunk: 32 << 20,
+        }
+    }
+}
+
+impl Knobs {
+    /// The knobs of this process.
+    pub(crate) fn get() -> &'static Self {
+        static KNOBS: OnceLock<Knobs> = OnceLock::new();
+        KNOBS.get_or_init(|| {
+            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            for complaint in complaints {
+                eprintln!("cuda-sim: {complaint}");
+            }
+            knobs
+        })
+    }
+
+    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+        let mut complaints = Vec::new();
+        let mut read = |name: &str, default: u64, allowed: std::ops::RangeInclusive<u64>| {
+            let Some(text) = look_up(name) else {
+                return default;
+            };
+            match size(&text).filter(|value| allowed.contains(value)) {
+                Some(value) => value,
+                None => {
+                    complaints.push(format!(
+                        "{name}={text:?} is not a number from {} to {} (K, M, G allowed); \
+                         using {default}",
+                        allowed.start(),
+                        allowed.end()
+                    ));
+                    default
+                }
+            }
+        };
+        let default = Self::default();
+        let step = 64 << 10..=1 << 40;
+        let mut knobs = Self {
+            devices: read("CUDA_SIM_DEVICES", 1, 0..=64) as usize,
+            memory: read("CUDA_SIM_MEMORY", default.memory, 1 << 20..=1 << 42),
+            version: read(
+                "CUDA_SIM_DRIVER_VERSION",
+                default.version.into(),
+                11000..=99990,
+            ) as u32,
+            pools: read("CUDA_SIM_POOLS", 1, 0..=1) == 1,
+            handle_types: read("CUDA_SIM_HANDLE_TYPES", 9, 0..=15) as u32,
+            peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
+            init_error: Some(read("CUDA_SIM_INIT_ERROR", 0, 0..=u64::from(u32::MAX)) as u32)
+                .filter(|code| *code != 0),
+            granule: read("CUDA_SIM_POOL_GRANULE", default.granule, 1..=1 << 30),
+            chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
+        };
+        for (name, value, default) in [
+            ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
+            ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
+        ] {
+            if !value.is_power_of_two() {
+                complaints.push(format!(
+                    "{name}={value} is not a power of two; using {default}"
+                ));
+                *value = default;
+            }
+        }
+        if knobs.granule > knobs.chunk {
+            complaints.push("the granule is larger than the chunk; using 512 and 32 MiB".into());
+            (knobs.granule, knobs.chunk) = (default.granule, default.chunk);
+        }
+        (knobs, complaints)
+    }
+}
+
+/// A number with an optional suffix K, M or G (powers of 1024).
+fn size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K' | 'k') => (&text[..at], 10),
+        (at, 'M' | 'm') => (&text[..at], 20),
+        (at, 'G' | 'g') => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> (Knobs, Vec<String>) {
+        Knobs::read(|name| {
+            let found = pairs.iter().find(|(key, _)| *key == name)?;
+            Some(found.1.to_owned())
+        })
+    }
+
+    #[test]
+    fn nothing_set_is_the_measured_device() {
+        assert_eq!(read(&[]), (Knobs::default(), Vec::new()));
+    }
+
+    #[test]
+    fn sizes_take_suffixes() {
+        assert_eq!(size("64"), Some(64));
+        assert_eq!(size("2K"), Some(2048));
+        assert_eq!(size("3m"), Some(3 << 20));
+        assert_eq!(size(" 4G "), Some(4 << 30));
+        for wrong in ["", "G", "1T", "-1", "1.5G", "99999999999999G"] {
+            assert_eq!(size(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_knob_that_makes_no_sense_is_named_and_the_default_stays() {
+        let (knobs, complaints) = read(&[("CUDA_SIM_DEVICES", "many"), ("CUDA_SIM_MEMORY", "8G")]);
+        assert_eq!(knobs.devices, 1);
+        assert_eq!(knobs.memory, 8 << 30);
+        assert_eq!(complaints.len(), 1);
+        assert!(complaints[0].contains("CUDA_SIM_DEVICES=\"many\""));
+    }
+
+    #[test]
+    fn chunks_are_powers_of_two() {
+        let (knobs, complaints) = read(&[("CUDA_SIM_POOL_CHUNK", "3M")]);
+        assert_eq!(knobs.chunk, 32 << 20);
+        assert_eq!(complaints.len(), 1);
+    }
+}

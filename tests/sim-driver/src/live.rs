@@ -1,0 +1,58 @@
+//! Counting what a program has and has not given back.
+
+use crate::state::State;
+use crate::stream::{Kind, Life};
+
+/// What is alive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Live {
+    /// Retains of primary contexts, over all devices.
+    pub primary_retains: u64,
+    /// Contexts made with `cuCtxCreate`.
+    pub contexts: u64,
+    /// Streams made with `cuStreamCreate`.
+    pub streams: u64,
+    /// Events.
+    pub events: u64,
+    /// Pools that were made and not destroyed; default pools do not count.
+    pub pools: u64,
+    /// Blocks of device memory, from pools and from `cuMemAlloc`.
+    pub allocations: u64,
+    /// Bytes asked for by these.
+    pub bytes: u64,
+    /// Blocks of pinned host memory.
+    pub host_allocations: u64,
+}
+
+impl State {
+    pub(crate) fn live(&self) -> Live {
+        let count = |number: usize| number as u64;
+        let streams = self.streams.values();
+        let pool_blocks = self.pools.values().map(|pool| pool.space.live_blocks());
+        let pool_bytes = self.pools.values().map(|pool| pool.space.used.current);
+        let (host, device): (Vec<_>, Vec<_>) = self
+            .allocations
+            .values()
+            .partition(|allocation| allocation.is_host);
+        let device_bytes = device.iter().map(|allocation| allocation.size);
+        let explicit_pools = self.pools.values();
+        let explicit_pools = explicit_pools.filter(|pool| !pool.is_default && !pool.is_destroyed);
+        let explicit_contexts = self.contexts.values();
+        let explicit_contexts = explicit_contexts.filter(|context| !context.is_primary);
+        Live {
+            primary_retains: self.devices.iter().map(|device| device.retains).sum(),
+            contexts: count(explicit_contexts.count()),
+            streams: count(
+                streams
+                    .filter(|stream| stream.kind == Kind::Explicit && stream.life == Life::Usable)
+                    .count(),
+            ),
+            events: count(self.events.len()),
+            pools: count(explicit_pools.count()),
+            allocations: count(device.len() + pool_blocks.sum::<usize>()),
+            bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>(),
+            host_allocations: count(host.len()),
+        }
+    }
+}

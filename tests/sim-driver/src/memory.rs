@@ -1,0 +1,157 @@
+//! The memory itself: address space from the operating system, and the bytes in it.
+
+use cuda_driver_sys::CUresult;
+
+use crate::export::Answer;
+
+/// A page of any machine this runs on divides this.
+const PAGE: u64 = 64 << 10;
+
+/// A piece of address space, given back when dropped. Costs nothing until [`Mapping::commit`].
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: u64,
+    len: u64,
+}
+
+impl Mapping {
+    /// Address space without memory.
+    pub(crate) fn reserve(len: u64) -> Answer<Self> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        // SAFETY: a fresh anonymous mapping at an address that the system chooses.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        Ok(Self {
+            base: base.expose_provenance() as u64,
+            len,
+        })
+    }
+
+    /// Address space with memory behind all of it.
+    pub(crate) fn allocate(len: u64) -> Answer<Self> {
+        let mapping = Self::reserve(len)?;
+        mapping.commit(0, mapping.len)?;
+        Ok(mapping)
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        (self.base..self.base + self.len).contains(&address)
+    }
+
+    /// Puts memory behind a part. The system finds the pages when they are touched.
+    pub(crate) fn commit(&self, offset: u64, len: u64) -> Answer {
+        // SAFETY: the range lies in this mapping, which nothing but the simulator has.
+        let status = unsafe {
+            libc::mprotect(
+                pointer(self.at(offset, len)?),
+                len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
+        };
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        }
+    }
+
+    /// Gives the pages of a part back; it reads as zero from now on. It stays accessible, so that
+    /// a program with an ordering mistake meets the sanitizer and not a signal.
+    pub(crate) fn discard(&self, offset: u64, len: u64) {
+        let Ok(address) = self.at(offset, len) else {
+            return;
+        };
+        // SAFETY: the range lies in this mapping, whose pages are anonymous and private: advice
+        // about it changes nobody else's memory. A failure keeps the pages, which is harmless.
+        unsafe { libc::madvise(pointer(address), len as usize, libc::MADV_DONTNEED) };
+    }
+
+    fn at(&self, offset: u64, len: u64) -> Answer<u64> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.base + offset),
+            _ => Err(CUresult::CUDA_ERROR_UNKNOWN),
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and whoever drops it has made sure that no
+        // queue can touch it any more.
+        unsafe { libc::munmap(pointer(self.base), self.len as usize) };
+    }
+}
+
+fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Reading and writing simulated memory. Addresses were checked when the work was submitted; host
+/// addresses are the program's, as with the real driver.
+pub(crate) mod bytes {
+    use super::pointer;
+
+    pub(crate) fn copy(to: u64, from: u64, len: usize) {
+        // SAFETY: both ranges were checked against the allocations at submission, or are host
+        // memory that the program vouches for until the copy is done. Nothing in the simulator
+        // holds a reference to them.
+        unsafe { std::ptr::copy(pointer::<u8>(from).cast_const(), pointer::<u8>(to), len) };
+    }
+
+    pub(crate) fn write(to: u64, bytes: &[u8]) {
+        // SAFETY: as in `copy`; `bytes` is the simulator's own.
+        unsafe { std::ptr::copy(bytes.as_ptr(), pointer::<u8>(to), bytes.len()) };
+    }
+
+    /// The bytes at an address of the program.
+    pub(crate) fn read(from: u64, len: usize) -> Box<[u8]> {
+        let mut bytes = vec![0; len].into_boxed_slice();
+        // SAFETY: as in `copy`; the target is fresh and exactly `len` long.
+        unsafe { std::ptr::copy(pointer::<u8>(from).cast_const(), bytes.as_mut_ptr(), len) };
+        bytes
+    }
+
+    pub(crate) fn fill<T: Copy>(to: u64, value: T, count: usize) {
+        // SAFETY: as in `copy`; the address is a multiple of the size of `T`, checked at
+        // submission as the driver does.
+        let range = unsafe {
+            std::slice::from_raw_parts_mut(pointer::<std::mem::MaybeUninit<T>>(to), count)
+        };
+        range.fill(std::mem::MaybeUninit::new(value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_memory_is_there_once_committed_and_zero_once_discarded() {
+        let mapping = Mapping::reserve(1 << 30).expect("address space");
+        mapping.commit(PAGE, PAGE).expect("memory");
+        let address = mapping.base() + PAGE;
+        bytes::fill(address, 0x0102_0304_u32, 4);
+        assert_eq!(&bytes::read(address, 5)[..], [4, 3, 2, 1, 4]);
+        bytes::copy(address + 1, address, 8);
+        assert_eq!(&bytes::read(address, 3)[..], [4, 4, 3]);
+        mapping.discard(PAGE, PAGE);
+        assert_eq!(&bytes::read(address, 2)[..], [0, 0]);
+        assert!(mapping.commit(1 << 30, PAGE).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! Where the built library lies.
+
+use std::path::PathBuf;
+
+/// Names the library outright, for programs that cargo did not build beside it.
+pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
+
+const FILE: &str = "libcuda_sim.so";
+
+/// The built simulator: `$CUDA_SIM_LIBRARY`, or beside the running program, or in the target folder
+/// that this crate was built in.
+#[must_use]
+pub fn library_path() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+        return Some(PathBuf::from(path)).filter(|path| path.is_file());
+    }
+    let mut folders = Vec::new();
+    if let Ok(program) = std::env::current_exe() {
+        let folder = program.parent().map(PathBuf::from).unwrap_or_default();
+        folders.extend([folder.clone(), folder.join("../deps"), folder.join("..")]);
+    }
+    // target/<profile>/build/<package>-<hash>/out
+    let profile = PathBuf::from(env!("OUT_DIR")).join("../../..");
+    folders.extend([profile.join("deps"), profile]);
+    folders
+        .into_iter()
+        .map(|folder| folder.join(FILE))
+        .find(|path| path.is_file())
+        .map(|path| path.canonicalize().unwrap_or(path))
+}
+
+/// Lets programs that look for a driver find the simulator, if this machine has no driver. For the
+/// examples in documentation: they then run anywhere.
+///
+/// Does nothing if a driver opens, if `CUDA_DRIVER_SYS_LIBRARY` is set already, or if the built
+/// simulator is not found.
+pub fn use_if_no_driver() {
+    let variable = cuda_driver_sys::LIBRARY_VARIABLE;
+    if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) || has_driver() {
+        return;
+    }
+    if let Some(path) = library_path() {
+        // SAFETY: examples call this first, before there are other threads that could read the
+        // environment; the function's documentation says for whom it is.
+        unsafe { std::env::set_var(variable, path) };
+    }
+}
+
+/// Whether the loader finds a real driver.
+fn has_driver() -> bool {
+    // SAFETY: this is the driver's own name, and loading it has no effect but its initialisers'.
+    let handle = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
+    !handle.is_null()
+}

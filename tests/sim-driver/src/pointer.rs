@@ -1,0 +1,154 @@
+//! What the driver tells about an address.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use cuda_driver_sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute, CUresult};
+
+use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
+use crate::state::{State, state, to_handle};
+
+/// `CU_DEVICE_INVALID`.
+const NO_DEVICE: c_int = -2;
+
+const HOST: c_uint = 1;
+const DEVICE: c_uint = 2;
+
+/// Everything about one address.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    address: u64,
+    start: u64,
+    size: u64,
+    context: u64,
+    memory_type: c_uint,
+    is_managed: bool,
+    device: c_int,
+    pool: u64,
+    handle_types: u64,
+    is_legacy_ipc: bool,
+    access: c_uint,
+}
+
+/// What the plural query answers for an address that is not the driver's.
+const NOTHING: Facts = Facts {
+    address: 0,
+    start: 0,
+    size: 0,
+    context: 0,
+    memory_type: 0,
+    is_managed: false,
+    device: NO_DEVICE,
+    pool: 0,
+    handle_types: 0,
+    is_legacy_ipc: false,
+    access: 0,
+};
+
+impl State {
+    fn facts(&mut self, address: u64) -> Option<Facts> {
+        if let Some((start, allocation)) = self.allocation(address) {
+            let device = c_int::try_from(allocation.device).unwrap_or(NO_DEVICE);
+            return Some(Facts {
+                address,
+                start,
+                size: allocation.size,
+                context: allocation.context,
+                memory_type: if allocation.is_host { HOST } else { DEVICE },
+                device,
+                is_legacy_ipc: !allocation.is_host,
+                access: 3,
+                ..NOTHING
+            });
+        }
+        let (id, _) = self.pool_at(address)?;
+        let pool = self.pools.get_mut(&id)?;
+        let base = pool.base();
+        let (start, size) = pool
+            .space
+            .block(address - base)
+            .map(|(start, block)| (base + start, block.size))?;
+        let device = pool.device.unwrap_or(0);
+        Some(Facts {
+            address,
+            start,
+            size,
+            context: 0,
+            memory_type: if pool.is_host() { HOST } else { DEVICE },
+            is_managed: pool.properties.is_managed(),
+            device: c_int::try_from(device).unwrap_or(NO_DEVICE),
+            pool: id,
+            handle_types: pool.properties.handle_types.into(),
+            is_legacy_ipc: false,
+            access: pool.access_of(device),
+        })
+    }
+
+    /// Start and size of the block that holds an address.
+    pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
+        let facts = self.facts(address)?;
+        Some((facts.start, facts.size))
+    }
+}
+
+/// Writes one attribute in the width that the header gives it.
+fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value) -> Answer {
+    let flag = |value: bool| out.write(c_uint::from(value));
+    match attribute.0 {
+        1 => out.write::<CUcontext>(to_handle(facts.context)),
+        2 => out.write(facts.memory_type),
+        3 => out.write::<CUdeviceptr>(facts.address),
+        4 if facts.memory_type == DEVICE && !facts.is_managed => Err(INVALID_VALUE),
+        4 => out.write::<*mut c_void>(to_handle(facts.address)),
+        6 => flag(false),
+        // One allocation, one number: the address is never shared by two that live.
+        7 | 20 => out.write(facts.start),
+        8 => flag(facts.is_managed),
+        9 => out.write(facts.device),
+        10 => flag(facts.is_legacy_ipc),
+        11 | 19 => out.write::<CUdeviceptr>(facts.start),
+        12 | 18 => out.write(facts.size as usize),
+        13 => flag(facts.size > 0),
+        14 => out.write(facts.handle_types),
+        15 => flag(false),
+        16 => out.write(facts.access),
+        17 => out.write::<CUmemoryPool>(to_handle(facts.pool)),
+        21 if version >= 12080 => flag(false),
+        22 if version >= 13040 => out.write(0 as c_int),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+exports! {
+    plain fn cuPointerGetAttribute(
+        _, out: Value, attribute: CUpointer_attribute, address: CUdeviceptr
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        let facts = state.facts(address).ok_or(INVALID_VALUE)?;
+        write(&facts, state.knobs.version, attribute, out)
+    }
+
+    plain fn cuPointerGetAttributes(
+        _, count: c_uint, attributes: Out<CUpointer_attribute>,
+        outs: Out<*mut c_void>, address: CUdeviceptr
+    ) {
+        let attributes = attributes.as_input().read_all(count as usize)?;
+        let outs = outs.as_input().read_all(count as usize)?;
+        if attributes.is_empty() {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = state()?;
+        let facts = state.facts(address).unwrap_or(NOTHING);
+        for (attribute, out) in attributes.iter().zip(outs) {
+            let out = Value::new(out).required()?;
+            match write(&facts, state.knobs.version, *attribute, out) {
+                // A device address has no host pointer: null, not an error.
+                Err(CUresult::CUDA_ERROR_INVALID_VALUE) if attribute.0 == 4 => {
+                    out.write::<*mut c_void>(std::ptr::null_mut())?;
+                }
+                answer => answer?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Memory pools: what one is, how it begins and how it ends.
+
+mod access;
+mod alloc;
+mod attributes;
+mod create;
+mod fit;
+mod runs;
+mod space;
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+
+use cuda_driver_sys::{CUmemLocationType, CUmemoryPool, CUresult};
+
+use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::memory::Mapping;
+use crate::state::{HandleKind, State, from_handle};
+
+pub(crate) use create::Properties;
+pub(crate) use space::{Block, Space};
+
+/// The number behind a `CUmemoryPool`.
+pub(crate) type PoolId = u64;
+
+/// What the files of this folder export.
+pub(crate) static EXPORTS: [&[&Export]; 4] = [
+    access::EXPORTS,
+    alloc::EXPORTS,
+    attributes::EXPORTS,
+    create::EXPORTS,
+];
+
+/// A pool without a limit of its own reserves the device's memory this many times, so that holes
+/// never keep it from growing.
+const ADDRESS_SPACE_FACTOR: u64 = 2;
+
+/// A memory pool.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) properties: Properties,
+    /// The device that the memory is of; `None` on the host.
+    pub(crate) device: Option<usize>,
+    pub(crate) is_default: bool,
+    /// The program has destroyed it; it goes when its last block is freed.
+    pub(crate) is_destroyed: bool,
+    pub(crate) space: Space,
+    mapping: Mapping,
+    pub(crate) reuse: [bool; 3],
+    pub(crate) threshold: u64,
+    /// Access of devices, other than what every pool of this kind has.
+    access: BTreeMap<usize, u32>,
+}
+
+impl Pool {
+    /// Where its range begins.
+    pub(crate) fn base(&self) -> u64 {
+        self.mapping.base()
+    }
+
+    /// Whether its memory is the host's.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(
+            self.properties.location.0,
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+                | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
+        ) && !self.properties.is_managed()
+    }
+}
+
+impl State {
+    fn add_pool(&mut self, properties: Properties, is_default: bool) -> Answer<PoolId> {
+        let device = properties.device();
+        let memory = device.map_or(self.knobs.memory, |device| self.devices[device].memory);
+        let chunk = self.knobs.chunk;
+        let max = properties.max_size;
+        let limit = if max == 0 { u64::MAX } else { max };
+        let capacity = memory * ADDRESS_SPACE_FACTOR;
+        let capacity = if max == 0 {
+            capacity
+        } else {
+            capacity.min(max.max(1 << 30))
+        };
+        let capacity = capacity.next_multiple_of(chunk);
+        let pool = Pool {
+            properties,
+            device,
+            is_default,
+            is_destroyed: false,
+            space: Space::new(self.knobs.granule, chunk, capacity, limit),
+            mapping: Mapping::reserve(capacity)?,
+            reuse: [true; 3],
+            threshold: 0,
+            access: BTreeMap::new(),
+        };
+        let id = self.new_handle(HandleKind::Pool);
+        self.ranges.insert(pool.base(), id);
+        self.pools.insert(id, pool);
+        Ok(id)
+    }
+
+    /// The pool behind a handle.
+    pub(crate) fn pool(&mut self, handle: CUmemoryPool) -> Answer<&mut Pool> {
+        self.pools
+            .get_mut(&from_handle(handle))
+            .filter(|pool| !pool.is_destroyed)
+            .ok_or(INVALID_VALUE)
+    }
+
+    /// The pool whose range holds an address.
+    pub(crate) fn pool_at(&self, address: u64) -> Option<(PoolId, &Pool)> {
+        let (_, id) = self.ranges.range(..=address).next_back()?;
+        let pool = self.pools.get(id)?;
+        pool.mapping.contains(address).then_some((*id, pool))
+    }
+
+    /// NOT_SUPPORTED on devices without pools.
+    pub(crate) fn check_pools(&self) -> Answer {
+        if self.knobs.pools {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        }
+    }
+
+    /// The default pool of a device, which comes to be when it is first needed.
+    pub(crate) fn default_pool(&mut self, device: c_int) -> Answer<PoolId> {
+        let device = self.ordinal(device)?;
+        self.check_pools()?;
+        if let Some(id) = self.devices[device].default_pool {
+            return Ok(id);
+        }
+        let id = self.add_pool(Properties::of_device(device), true)?;
+        self.devices[device].default_pool = Some(id);
+        Ok(id)
+    }
+
+    /// The pool that `cuMemAllocAsync` takes from.
+    pub(crate) fn current_pool(&mut self, device: c_int) -> Answer<PoolId> {
+        let ordinal = self.ordinal(device)?;
+        self.check_pools()?;
+        match self.devices[ordinal].current_pool {
+            Some(id) => Ok(id),
+            None => self.default_pool(device),
+        }
+    }
+
+    /// Removes a destroyed pool that has nothing left.
+    fn end_if_empty(&mut self, id: PoolId) {
+        let pool = self.pools.get(&id);
+        if !pool.is_some_and(|pool| pool.is_destroyed && pool.space.live_blocks() == 0) {
+            return;
+        }
+        if let Some(pool) = self.pools.remove(&id) {
+            self.ranges.remove(&pool.base());
+            if let Some(device) = pool.device {
+                self.devices[device].taken -= pool.space.reserved.current;
+            }
+            self.bury(pool.mapping);
+        }
+    }
+
+    /// Gives memory of a pool back to its device as far as `may_fall_to(now, then)` allows.
+    fn give_back(&mut self, id: PoolId, may_fall_to: impl Fn(u64, u64) -> bool) {
+        let Some(pool) = self.pools.get_mut(&id) else {
+            return;
+        };
+        pool.space.settle(&self.clocks);
+        let chunk = pool.space.chunk();
+        let gone = pool.space.give_back(may_fall_to);
+        for index in &gone {
+            pool.mapping.discard(index * chunk, chunk);
+        }
+        if let Some(device) = pool.device {
+            self.devices[device].taken -= gone.len() as u64 * chunk;
+        }
+    }
+
+    /// What every stream, event and context synchronise does.
+    pub(crate) fn shrink_pools(&mut self) {
+        let above = self
+            .pools
+            .iter()
+            .filter(|(_, pool)| pool.space.reserved.current > pool.threshold);
+        let above: Vec<(PoolId, u64)> = above.map(|(id, pool)| (*id, pool.threshold)).collect();
+        for (id, threshold) in above {
+            self.give_back(id, |now, _| now > threshold);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A set of ranges that grow together where they touch, with a best-fit index.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ranges of addresses, none overlapping, none touching.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    by_start: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+}
+
+impl Runs {
+    fn insert(&mut self, start: u64, len: u64) {
+        self.by_start.insert(start, len);
+        self.by_len.insert((len, start));
+    }
+
+    fn delete(&mut self, start: u64, len: u64) {
+        self.by_start.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+
+    /// Adds a range that does not overlap what is there.
+    pub(super) fn add(&mut self, mut start: u64, mut len: u64) {
+        if len == 0 {
+            return;
+        }
+        let before = self.by_start.range(..start).next_back();
+        if let Some((&at, &size)) = before.filter(|(at, size)| *at + *size == start) {
+            self.delete(at, size);
+            start = at;
+            len += size;
+        }
+        if let Some(&size) = self.by_start.get(&(start + len)) {
+            self.delete(start + len, size);
+            len += size;
+        }
+        self.insert(start, len);
+    }
+
+    /// Takes out whatever of the range is there.
+    pub(super) fn remove(&mut self, start: u64, len: u64) {
+        let end = start + len;
+        while let Some((at, size)) = self.last_before(end).filter(|(at, size)| at + size > start) {
+            self.delete(at, size);
+            if at + size > end {
+                self.insert(end, at + size - end);
+            }
+            if at < start {
+                self.insert(at, start - at);
+                return;
+            }
+        }
+    }
+
+    fn last_before(&self, end: u64) -> Option<(u64, u64)> {
+        let (&at, &size) = self.by_start.range(..end).next_back()?;
+        Some((at, size))
+    }
+
+    /// The shortest run of at least `len`, the lowest of equals: start and length.
+    pub(super) fn best_fit(&self, len: u64) -> Option<(u64, u64)> {
+        let &(size, start) = self.by_len.range((len, 0)..).next()?;
+        Some((start, size))
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
+        self.by_start.iter().map(|(&start, &len)| (start, len))
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.by_start.is_empty()
+    }
+
+    pub(super) fn contains(&self, address: u64) -> bool {
+        self.last_before(address + 1)
+            .is_some_and(|(at, size)| address < at + size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(ranges: &[(u64, u64)]) -> Runs {
+        let mut runs = Runs::default();
+        for (start, len) in ranges {
+            runs.add(*start, *len);
+        }
+        runs
+    }
+
+    fn list(runs: &Runs) -> Vec<(u64, u64)> {
+        assert_eq!(runs.by_len.len(), runs.by_start.len());
+        runs.iter().collect()
+    }
+
+    #[test]
+    fn neighbours_grow_together() {
+        assert_eq!(list(&runs(&[(0, 4), (8, 4), (4, 4)])), [(0, 12)]);
+        assert_eq!(list(&runs(&[(0, 4), (8, 4)])), [(0, 4), (8, 4)]);
+    }
+
+    #[test]
+    fn removing_splits_and_spans() {
+        let mut set = runs(&[(0, 12)]);
+        set.remove(4, 4);
+        assert_eq!(list(&set), [(0, 4), (8, 4)]);
+        set.remove(2, 8);
+        assert_eq!(list(&set), [(0, 2), (10, 2)]);
+        set.remove(0, 100);
+        assert!(set.is_empty());
+    }
+
+    #[test]
+    fn the_best_fit_is_the_shortest_and_lowest() {
+        let set = runs(&[(0, 8), (10, 4), (20, 4), (30, 5)]);
+        assert_eq!(set.best_fit(3), Some((10, 4)));
+        assert_eq!(set.best_fit(5), Some((30, 5)));
+        assert_eq!(set.best_fit(9), None);
+        assert!(set.contains(34) && !set.contains(35));
+    }
+}

@@ -1,0 +1,267 @@
+//! The bookkeeping of one pool: one growing range, what lives in it, what was freed when, and
+//! which chunks have memory behind them. No driver, no memory, no unsafe.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::fit::Plan;
+use super::runs::Runs;
+use crate::clock::{Clocks, Point, StreamId};
+use crate::queue::Mark;
+
+/// A block that is handed out.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// Bytes asked for.
+    pub(crate) size: u64,
+    /// Bytes taken: `size` rounded up to the granule.
+    pub(super) len: u64,
+    pub(crate) allocated: Point,
+    /// The last access of each stream, for the sanitizer.
+    pub(crate) accesses: Vec<Point>,
+}
+
+/// A range that was freed in stream order, and not yet seen freed by the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Freed {
+    pub(super) len: u64,
+    pub(crate) point: Point,
+    /// Reached when the free has really happened.
+    pub(super) mark: Mark,
+}
+
+/// What a stream freed here and may take again without asking anybody.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    pub(super) runs: Runs,
+    by_time: BTreeSet<(u64, u64)>,
+}
+
+/// How two numbers of a pool run: now, and the highest since the last reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(crate) current: u64,
+    pub(crate) high: u64,
+}
+
+impl Level {
+    fn add(&mut self, bytes: u64) {
+        self.current += bytes;
+        self.high = self.high.max(self.current);
+    }
+
+    fn sub(&mut self, bytes: u64) {
+        self.current -= bytes;
+    }
+}
+
+/// The range of a pool.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(super) granule: u64,
+    pub(super) chunk: u64,
+    /// Address space there is.
+    pub(super) capacity: u64,
+    /// Most that may be reserved.
+    pub(super) limit: u64,
+    /// Where the range ends; a multiple of the chunk.
+    pub(super) end: u64,
+    pub(super) backed: Vec<bool>,
+    live: BTreeMap<u64, Block>,
+    pub(super) pending: BTreeMap<u64, Freed>,
+    pub(super) own: HashMap<StreamId, Own>,
+    pub(super) idle: Runs,
+    settled: u64,
+    pub(crate) reserved: Level,
+    pub(crate) used: Level,
+}
+
+impl Space {
+    pub(crate) fn new(granule: u64, chunk: u64, capacity: u64, limit: u64) -> Self {
+        Self {
+            granule,
+            chunk,
+            capacity: capacity.next_multiple_of(chunk),
+            limit: limit.checked_next_multiple_of(chunk).unwrap_or(u64::MAX),
+            end: 0,
+            backed: Vec::new(),
+            live: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            own: HashMap::new(),
+            idle: Runs::default(),
+            settled: 0,
+            reserved: Level::default(),
+            used: Level::default(),
+        }
+    }
+
+    pub(crate) fn chunk(&self) -> u64 {
+        self.chunk
+    }
+
+    /// How many blocks are handed out.
+    pub(crate) fn live_blocks(&self) -> usize {
+        self.live.len()
+    }
+
+    /// The block that holds `address`, and where it starts.
+    pub(crate) fn block(&mut self, address: u64) -> Option<(u64, &mut Block)> {
+        let (&start, block) = self.live.range_mut(..=address).next_back()?;
+        (address < start + block.size.max(1)).then_some((start, block))
+    }
+
+    /// Whether a range lies where the pool has or had memory.
+    pub(crate) fn is_inside(&self, start: u64, len: u64) -> bool {
+        start.checked_add(len).is_some_and(|end| end <= self.end)
+    }
+
+    /// Whether `address` lies in memory that was freed: where, and by whom if the host has not
+    /// seen it yet.
+    pub(crate) fn freed(&self, address: u64) -> Option<Option<Point>> {
+        if let Some((start, freed)) = self.pending.range(..=address).next_back()
+            && address < start + freed.len
+        {
+            return Some(Some(freed.point));
+        }
+        self.idle.contains(address).then_some(None)
+    }
+
+    /// Moves what the host has seen freed to what anybody may take.
+    pub(crate) fn settle(&mut self, clocks: &Clocks) {
+        if self.settled == clocks.epoch() {
+            return;
+        }
+        self.settled = clocks.epoch();
+        let streams: Vec<StreamId> = self.own.keys().copied().collect();
+        for stream in streams {
+            while let Some(own) = self.own.get(&stream)
+                && let Some(&(time, start)) = own.by_time.first()
+                && clocks.is_observed(Point { stream, time })
+            {
+                if let Some(freed) = self.forget(start) {
+                    self.idle.add(start, freed.len);
+                }
+            }
+        }
+    }
+
+    /// Takes a freed range out of all indexes.
+    fn forget(&mut self, start: u64) -> Option<Freed> {
+        let freed = self.pending.remove(&start)?;
+        if let Some(own) = self.own.get_mut(&freed.point.stream) {
+            own.by_time.remove(&(freed.point.time, start));
+            own.runs.remove(start, freed.len);
+            if own.by_time.is_empty() {
+                self.own.remove(&freed.point.stream);
+            }
+        }
+        Some(freed)
+    }
+
+    fn remember(&mut self, start: u64, freed: Freed) {
+        let own = self.own.entry(freed.point.stream).or_default();
+        own.by_time.insert((freed.point.time, start));
+        own.runs.add(start, freed.len);
+        self.pending.insert(start, freed);
+    }
+
+    /// Carries out a plan: the block lives from `allocated` on.
+    pub(crate) fn commit(&mut self, plan: &Plan, size: u64, allocated: Point) {
+        let (start, len) = (plan.start, plan.len);
+        let end = (start + len).next_multiple_of(self.chunk);
+        if end > self.end {
+            self.idle.add(self.end, end - self.end);
+            self.end = end;
+            self.backed.resize((end / self.chunk) as usize, false);
+        }
+        for chunk in &plan.chunks {
+            self.backed[*chunk as usize] = true;
+        }
+        self.reserved.add(plan.chunks.len() as u64 * self.chunk);
+        self.idle.remove(start, len);
+        for at in self.pending_in(start, len) {
+            let Some(freed) = self.forget(at) else {
+                continue;
+            };
+            let (freed_end, end) = (at + freed.len, start + len);
+            if at < start {
+                let len = start - at;
+                self.remember(
+                    at,
+                    Freed {
+                        len,
+                        ..freed.clone()
+                    },
+                );
+            }
+            if freed_end > end {
+                let len = freed_end - end;
+                self.remember(end, Freed { len, ..freed });
+            }
+        }
+        let block = Block {
+            size,
+            len,
+            allocated,
+            accesses: Vec::new(),
+        };
+        self.live.insert(start, block);
+        self.used.add(size);
+    }
+
+    /// Ends a block, if one starts there. `freed` says when in stream order, and `None` that the
+    /// memory is anybody's at once.
+    pub(crate) fn free(&mut self, start: u64, freed: Option<(Point, Mark)>) -> Option<Block> {
+        let block = self.live.remove(&start)?;
+        self.used.sub(block.size);
+        let len = block.len;
+        match freed {
+            Some((point, mark)) => self.remember(start, Freed { len, point, mark }),
+            None => self.idle.add(start, len),
+        }
+        Some(block)
+    }
+
+    /// Gives chunks back, the highest first, as long as `may_fall_to` allows the new level.
+    /// Answers the chunks that went.
+    pub(crate) fn give_back(&mut self, may_fall_to: impl Fn(u64, u64) -> bool) -> Vec<u64> {
+        let mut gone = Vec::new();
+        let chunk = self.chunk;
+        'all: for (start, len) in self.idle.iter().rev() {
+            let (first, end) = (start.div_ceil(chunk), (start + len) / chunk);
+            for index in (first..end).rev() {
+                if !self.is_backed(index) {
+                    continue;
+                }
+                let now = self.reserved.current - gone.len() as u64 * chunk;
+                if !may_fall_to(now, now - chunk) {
+                    break 'all;
+                }
+                gone.push(index);
+            }
+        }
+        for index in &gone {
+            self.backed[*index as usize] = false;
+        }
+        self.reserved.sub(gone.len() as u64 * chunk);
+        self.shorten();
+        gone
+    }
+
+    /// Ends the range at the last chunk that has memory, if nothing lives behind it.
+    fn shorten(&mut self) {
+        while let Some(false) = self.backed.last() {
+            self.backed.pop();
+        }
+        let end = self.backed.len() as u64 * self.chunk;
+        self.idle.remove(end, self.end - end);
+        self.end = end;
+    }
+
+    pub(crate) fn reset_reserved_high(&mut self) {
+        self.reserved.high = self.reserved.current;
+    }
+
+    pub(crate) fn reset_used_high(&mut self) {
+        self.used.high = self.used.current;
+    }
+}

@@ -1,0 +1,143 @@
+//! `cuGetProcAddress`: the function of a base name, in the ABI of the version asked for.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use cuda_driver_sys::{
+    CUdriverProcAddressQueryResult, CUresult, CudaVersion, SYMBOLS, Symbol, cuuint64_t,
+};
+
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::knobs::Knobs;
+use crate::table;
+
+const LEGACY_STREAM: u64 = 1;
+const PER_THREAD_STREAM: u64 = 2;
+
+const FOUND: CUdriverProcAddressQueryResult =
+    CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
+const NOT_FOUND: CUdriverProcAddressQueryResult =
+    CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+const TOO_OLD: CUdriverProcAddressQueryResult =
+    CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+
+/// The ABIs of a function: its base name and `_v2`, `_v3` …, of one kind of default stream.
+fn variants(base: &str, per_thread: bool) -> impl Iterator<Item = &'static Symbol> {
+    SYMBOLS.iter().filter(move |symbol| {
+        let Some(rest) = symbol.name().strip_prefix(base) else {
+            return false;
+        };
+        let (version, twin) = match rest.strip_suffix("_ptsz").or(rest.strip_suffix("_ptds")) {
+            Some(version) => (version, true),
+            None => (rest, false),
+        };
+        let number = version.strip_prefix("_v");
+        let is_variant = version.is_empty()
+            || number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        is_variant && twin == per_thread
+    })
+}
+
+/// The newest ABI up to `wanted` that the driver has; the status says why not.
+fn look_up(
+    base: &str,
+    wanted: CudaVersion,
+    per_thread: bool,
+) -> Result<&'static Symbol, CUdriverProcAddressQueryResult> {
+    let exported = |symbol: &&Symbol| table::find(symbol.name()).is_some();
+    let newest = |per_thread| {
+        variants(base, per_thread)
+            .filter(exported)
+            .filter(|symbol| symbol.since() <= wanted)
+            .max_by_key(|symbol| symbol.since())
+    };
+    // Functions without a stream have no twin.
+    let found = if per_thread { newest(true) } else { None };
+    match found.or_else(|| newest(false)) {
+        Some(symbol) => Ok(symbol),
+        None if variants(base, false).any(|symbol| exported(&symbol)) => Err(TOO_OLD),
+        None => Err(NOT_FOUND),
+    }
+}
+
+fn get(
+    name: In<c_char>,
+    out: Out<*mut c_void>,
+    version: c_int,
+    flags: cuuint64_t,
+) -> Answer<CUdriverProcAddressQueryResult> {
+    out.required()?;
+    let name = name.text()?;
+    let known = LEGACY_STREAM | PER_THREAD_STREAM;
+    let version = u32::try_from(version).map_err(|_| INVALID_VALUE)?;
+    if flags & !known != 0 || flags == known || version > Knobs::get().version {
+        return Err(INVALID_VALUE);
+    }
+    let per_thread = flags == PER_THREAD_STREAM;
+    match look_up(&name, CudaVersion::from_raw(version), per_thread) {
+        Ok(symbol) => {
+            let export = table::find(symbol.name()).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+            out.write(export.address())?;
+            Ok(FOUND)
+        }
+        Err(status) => {
+            out.write(std::ptr::null_mut())?;
+            Ok(status)
+        }
+    }
+}
+
+exports! {
+    early fn cuGetProcAddress(
+        _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64
+    ) {
+        match get(name, out, version, flags)? {
+            FOUND => Ok(()),
+            _ => Err(CUresult::CUDA_ERROR_NOT_FOUND),
+        }
+    }
+
+    early fn cuGetProcAddress_v2(
+        _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64,
+        status: Out<CUdriverProcAddressQueryResult>
+    ) {
+        let answer = get(name, out, version, flags)?;
+        status.write_if_wanted(answer);
+        if answer == FOUND {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_NOT_FOUND)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(base: &str, version: u32, per_thread: bool) -> &'static str {
+        match look_up(base, CudaVersion::from_raw(version), per_thread) {
+            Ok(symbol) => symbol.name(),
+            Err(NOT_FOUND) => "not found",
+            Err(_) => "too old",
+        }
+    }
+
+    #[test]
+    fn the_version_chooses_the_abi() {
+        assert_eq!(name("cuMemAlloc", 3020, false), "cuMemAlloc_v2");
+        assert_eq!(name("cuCtxCreate", 12000, false), "cuCtxCreate_v2");
+        assert_eq!(name("cuCtxCreate", 12050, false), "cuCtxCreate_v4");
+        assert_eq!(name("cuMemPoolCreate", 11010, false), "too old");
+        assert_eq!(name("cuTeapot", 13000, false), "not found");
+        // A longer name is another function.
+        assert_eq!(name("cuMemAllo", 13000, false), "not found");
+        assert_eq!(name("cuCtxSynchronize", 12000, false), "cuCtxSynchronize");
+    }
+
+    #[test]
+    fn the_flag_chooses_the_twin() {
+        assert_eq!(name("cuMemFreeAsync", 13000, true), "cuMemFreeAsync_ptsz");
+        assert_eq!(name("cuMemcpyHtoD", 13000, true), "cuMemcpyHtoD_v2_ptds");
+        assert_eq!(name("cuEventQuery", 13000, true), "cuEventQuery");
+    }
+}

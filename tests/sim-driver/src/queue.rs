@@ -1,0 +1,226 @@
+//! The work of one stream, done in order by a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use cuda_driver_sys::CUresult;
+
+use crate::export::Answer;
+use crate::memory::bytes;
+
+/// A worker without work ends after this long; the next task starts another.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// One piece of work.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// Copies memory; the ranges may overlap.
+    Copy { to: u64, from: u64, len: usize },
+    /// Writes bytes that were taken from the host when the copy was submitted.
+    Write { to: u64, bytes: Box<[u8]> },
+    /// Repeats a pattern.
+    Fill {
+        to: u64,
+        pattern: Pattern,
+        count: usize,
+    },
+    /// Calls the program.
+    Host(HostCall),
+    /// Waits for another stream to get somewhere.
+    Wait(Mark),
+    /// Notes the time.
+    Stamp(Arc<OnceLock<Instant>>),
+}
+
+/// What a memset writes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pattern {
+    D8(u8),
+    D16(u16),
+    D32(u32),
+}
+
+/// A function of the program and its argument.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostCall {
+    pub(crate) function: unsafe extern "C" fn(*mut std::ffi::c_void),
+    pub(crate) argument: *mut std::ffi::c_void,
+}
+
+// SAFETY: cuLaunchHostFunc calls the function on a thread of the driver; that the argument may go
+// there is the caller's part of that contract.
+unsafe impl Send for HostCall {}
+
+/// The queue of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    tasks: VecDeque<Task>,
+    /// Tasks ever pushed, and ever done.
+    pushed: u64,
+    done: u64,
+    has_worker: bool,
+}
+
+/// A place in a queue, reached when all tasks before it are done.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    queue: Arc<Queue>,
+    position: u64,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands in work.
+    pub(crate) fn push(self: &Arc<Self>, task: Task) -> Answer {
+        let mut inner = self.lock();
+        if !inner.has_worker {
+            let queue = Arc::clone(self);
+            std::thread::Builder::new()
+                .name("cuda-sim stream".into())
+                .spawn(move || queue.work())
+                .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
+            inner.has_worker = true;
+        }
+        inner.tasks.push_back(task);
+        inner.pushed += 1;
+        drop(inner);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The place behind everything pushed so far.
+    pub(crate) fn mark(self: &Arc<Self>) -> Mark {
+        Mark {
+            position: self.lock().pushed,
+            queue: Arc::clone(self),
+        }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let inner = self.lock();
+        inner.done == inner.pushed
+    }
+
+    fn work(&self) {
+        let mut inner = self.lock();
+        loop {
+            let Some(task) = inner.tasks.pop_front() else {
+                let (guard, timeout) = self
+                    .changed
+                    .wait_timeout(inner, IDLE)
+                    .unwrap_or_else(PoisonError::into_inner);
+                inner = guard;
+                if timeout.timed_out() && inner.tasks.is_empty() {
+                    inner.has_worker = false;
+                    return;
+                }
+                continue;
+            };
+            drop(inner);
+            task.run();
+            inner = self.lock();
+            inner.done += 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Mark {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.queue.lock().done >= self.position
+    }
+
+    /// Blocks until the place is reached. The caller must not hold the state.
+    pub(crate) fn wait(&self) {
+        let mut inner = self.queue.lock();
+        while inner.done < self.position {
+            inner = self
+                .queue
+                .changed
+                .wait(inner)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Task {
+    fn run(self) {
+        match self {
+            Self::Copy { to, from, len } => bytes::copy(to, from, len),
+            Self::Write { to, bytes } => bytes::write(to, &bytes),
+            Self::Fill { to, pattern, count } => match pattern {
+                Pattern::D8(value) => bytes::fill(to, value, count),
+                Pattern::D16(value) => bytes::fill(to, value, count),
+                Pattern::D32(value) => bytes::fill(to, value, count),
+            },
+            Self::Host(call) => call.run(),
+            Self::Wait(mark) => mark.wait(),
+            Self::Stamp(slot) => {
+                // A slot is stamped once, by the task that was made for it.
+                let _ = slot.set(Instant::now());
+            }
+        }
+    }
+}
+
+impl HostCall {
+    fn run(self) {
+        // SAFETY: the program gave this function with this argument to cuLaunchHostFunc.
+        unsafe { (self.function)(self.argument) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_queue_is_idle_and_its_mark_reached() {
+        let queue = Arc::new(Queue::default());
+        assert!(queue.is_idle());
+        assert!(queue.mark().is_reached());
+        queue.mark().wait();
+    }
+
+    #[test]
+    fn one_queue_waits_for_another() {
+        let (first, second) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
+        // A mark that is not reached yet, because its task is not pushed yet.
+        let ahead = Mark {
+            queue: Arc::clone(&first),
+            position: 1,
+        };
+        second.push(Task::Wait(ahead)).expect("pushed");
+        assert!(!second.is_idle());
+        first
+            .push(Task::Stamp(Arc::new(OnceLock::new())))
+            .expect("pushed");
+        second.mark().wait();
+        assert!(second.is_idle() && first.is_idle());
+    }
+
+    #[test]
+    fn an_idle_worker_ends_and_the_next_task_starts_another() {
+        let queue = Arc::new(Queue::default());
+        let push = || {
+            queue
+                .push(Task::Stamp(Arc::new(OnceLock::new())))
+                .expect("pushed");
+            queue.mark().wait();
+        };
+        push();
+        std::thread::sleep(IDLE * 3);
+        assert!(!queue.lock().has_worker);
+        push();
+    }
+}

@@ -1,0 +1,125 @@
+//! Everything the driver knows, behind one lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use cuda_driver_sys::CUresult;
+
+use crate::alloc::Allocation;
+use crate::clock::{Clocks, StreamId};
+use crate::context::{Context, ContextId};
+use crate::device::Device;
+use crate::event::{Event, EventId};
+use crate::export::Answer;
+use crate::knobs::Knobs;
+use crate::memory::Mapping;
+use crate::pool::{Pool, PoolId};
+use crate::queue::Mark;
+use crate::sanitizer::Reports;
+use crate::stream::Stream;
+
+static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+/// The process that called `cuInit`: a forked child inherits the memory but not the driver.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The state of the driver. Never held while something blocks or the program's code runs.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) knobs: &'static Knobs,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: BTreeMap<ContextId, Context>,
+    pub(crate) streams: HashMap<StreamId, Stream>,
+    pub(crate) clocks: Clocks,
+    pub(crate) events: HashMap<EventId, Event>,
+    pub(crate) pools: BTreeMap<PoolId, Pool>,
+    /// Which pool's range begins where.
+    pub(crate) ranges: BTreeMap<u64, PoolId>,
+    /// What is not pool memory, by address.
+    pub(crate) allocations: BTreeMap<u64, Allocation>,
+    pub(crate) reports: Reports,
+    /// Memory that goes when the queues that might still touch it have got that far.
+    graveyard: Vec<(Mapping, Vec<Mark>)>,
+    next_handle: u64,
+}
+
+/// Makes the driver ready.
+pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
+    let state = State {
+        knobs,
+        devices,
+        contexts: BTreeMap::new(),
+        streams: HashMap::new(),
+        clocks: Clocks::default(),
+        events: HashMap::new(),
+        pools: BTreeMap::new(),
+        ranges: BTreeMap::new(),
+        allocations: BTreeMap::new(),
+        reports: Reports::default(),
+        graveyard: Vec::new(),
+        next_handle: 0,
+    };
+    if STATE.set(Mutex::new(state)).is_ok() {
+        OWNER.store(std::process::id(), Ordering::Release);
+    }
+}
+
+/// Whether `cuInit` has run here, or in the process this one was forked from.
+pub(crate) fn is_initialised() -> bool {
+    STATE.get().is_some()
+}
+
+/// Refuses calls before `cuInit` and in a forked child.
+pub(crate) fn check_initialised() -> Answer {
+    if is_initialised() && OWNER.load(Ordering::Acquire) == std::process::id() {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)
+    }
+}
+
+/// The state, locked.
+pub(crate) fn state() -> Answer<MutexGuard<'static, State>> {
+    let state = STATE.get().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED)?;
+    Ok(state.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// What a handle is of, so that one kind is never taken for another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HandleKind {
+    Context = 0xc1,
+    Stream = 0x51,
+    Event = 0xe1,
+    Pool = 0xb1,
+}
+
+impl State {
+    /// A handle that was never used before. Looks like an address, and is none.
+    pub(crate) fn new_handle(&mut self, kind: HandleKind) -> u64 {
+        self.next_handle += 1;
+        ((kind as u64) << 40) + self.next_handle * 16
+    }
+
+    /// Gives memory back once nothing that was submitted so far can touch it.
+    pub(crate) fn bury(&mut self, mapping: Mapping) {
+        let busy = self.streams.values().map(|stream| stream.queue.mark());
+        let busy = busy.filter(|mark| !mark.is_reached()).collect();
+        self.graveyard.push((mapping, busy));
+        self.empty_graveyard();
+    }
+
+    pub(crate) fn empty_graveyard(&mut self) {
+        self.graveyard
+            .retain(|(_, marks)| !marks.iter().all(Mark::is_reached));
+    }
+}
+
+/// A handle as the driver API shows it.
+pub(crate) fn to_handle<T>(id: u64) -> *mut T {
+    std::ptr::without_provenance_mut(id as usize)
+}
+
+/// The number behind a handle.
+pub(crate) fn from_handle<T>(handle: *mut T) -> u64 {
+    handle.addr() as u64
+}

@@ -1,0 +1,369 @@
+//! Streams: handles, the default streams, and how they are ordered with each other.
+
+use std::cell::OnceCell;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver_sys::{
+    CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUhostFn, CUresult, CUstream,
+};
+
+use crate::clock::{Past, Point, StreamId};
+use crate::context::ContextId;
+use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::queue::{HostCall, Mark, Queue, Task};
+use crate::state::{HandleKind, State, from_handle, state, to_handle};
+
+/// Greatest to least; smaller is more urgent.
+pub(crate) const PRIORITIES: RangeInclusive<c_int> = -5..=0;
+
+const NON_BLOCKING: c_uint = 1;
+
+/// Whose stream it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Made by `cuStreamCreate`.
+    Explicit,
+    /// The default stream of a context, which runs alone among the blocking streams.
+    Legacy,
+    /// The default stream of one thread in a context.
+    PerThread,
+}
+
+/// Whether the program may still name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    Usable,
+    /// Destroyed by the program; the queue may still drain.
+    Destroyed,
+    /// Its context is gone.
+    Orphaned,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) context: ContextId,
+    pub(crate) device: usize,
+    pub(crate) kind: Kind,
+    pub(crate) life: Life,
+    flags: c_uint,
+    priority: c_int,
+    pub(crate) queue: Arc<Queue>,
+}
+
+impl Stream {
+    /// Whether it takes turns with the legacy stream of its context.
+    fn is_blocking(&self) -> bool {
+        self.life != Life::Orphaned && self.flags & NON_BLOCKING == 0 && self.kind != Kind::Legacy
+    }
+}
+
+/// A number for the calling thread.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static NUMBER: OnceCell<u64> = const { OnceCell::new() };
+    }
+    NUMBER.with(|number| *number.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
+impl State {
+    fn add_stream(
+        &mut self,
+        context: ContextId,
+        kind: Kind,
+        flags: c_uint,
+        priority: c_int,
+    ) -> Answer<StreamId> {
+        let device = self.context(context)?.device;
+        let id = self.new_handle(HandleKind::Stream);
+        let stream = Stream {
+            context,
+            device,
+            kind,
+            life: Life::Usable,
+            flags,
+            priority,
+            queue: Arc::default(),
+        };
+        self.streams.insert(id, stream);
+        self.clocks.add(id);
+        Ok(id)
+    }
+
+    /// The stream behind a handle. The default streams belong to the current context and come to
+    /// be when they are first named; explicit ones need no current context.
+    pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
+        let null_is_per_thread = call.per_thread && handle.is_null();
+        if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
+            let (context, thread) = (self.current()?, thread_number());
+            if let Some(id) = self.context(context)?.per_thread.get(&thread) {
+                return Ok(*id);
+            }
+            let id = self.add_stream(context, Kind::PerThread, 0, 0)?;
+            if let Some(context) = self.contexts.get_mut(&context) {
+                context.per_thread.insert(thread, id);
+            }
+            return Ok(id);
+        }
+        if handle.is_null() || handle == CU_STREAM_LEGACY {
+            let context = self.current()?;
+            return self.legacy(context);
+        }
+        let id = from_handle(handle);
+        self.stream(id)?;
+        Ok(id)
+    }
+
+    /// The legacy stream of a context.
+    pub(crate) fn legacy(&mut self, context: ContextId) -> Answer<StreamId> {
+        if let Some(id) = self.context(context)?.legacy {
+            return Ok(id);
+        }
+        let id = self.add_stream(context, Kind::Legacy, 0, 0)?;
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.legacy = Some(id);
+        }
+        Ok(id)
+    }
+
+    pub(crate) fn stream(&self, id: StreamId) -> Answer<&Stream> {
+        match self.streams.get(&id) {
+            Some(stream) if stream.life == Life::Usable => Ok(stream),
+            Some(stream) if stream.life == Life::Orphaned => {
+                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
+            }
+            _ => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        }
+    }
+
+    /// Opens a piece of work on a stream: takes its place in the order, after the legacy stream
+    /// or, on that, after all blocking streams.
+    pub(crate) fn begin(&mut self, id: StreamId) -> Answer<Point> {
+        let stream = self.stream(id)?;
+        let context = stream.context;
+        let others: Vec<StreamId> = if stream.kind == Kind::Legacy {
+            self.streams
+                .iter()
+                .filter(|(_, other)| other.context == context && other.is_blocking())
+                .map(|(id, _)| *id)
+                .collect()
+        } else if stream.is_blocking() {
+            self.context(context)?.legacy.into_iter().collect()
+        } else {
+            Vec::new()
+        };
+        for other in others {
+            self.wait_for_stream(id, other)?;
+        }
+        Ok(self.clocks.tick(id))
+    }
+
+    /// `id` comes after everything on `other`.
+    fn wait_for_stream(&mut self, id: StreamId, other: StreamId) -> Answer {
+        let past = self.clocks.past(other);
+        if let Some(other) = self.streams.get(&other) {
+            let mark = other.queue.mark();
+            self.wait_for(id, &past, mark)?;
+        }
+        Ok(())
+    }
+
+    /// `id` goes on only when `mark` is reached, and comes after `past`.
+    pub(crate) fn wait_for(&mut self, id: StreamId, past: &Past, mark: Mark) -> Answer {
+        self.clocks.join(id, past);
+        if mark.is_reached() {
+            Ok(())
+        } else {
+            self.stream(id)?.queue.push(Task::Wait(mark))
+        }
+    }
+
+    /// The host has seen this done: memory that was freed before is anybody's, and pools above
+    /// their threshold give some back.
+    pub(crate) fn observe(&mut self, pasts: &[Past]) {
+        self.note_observed(pasts);
+        self.shrink_pools();
+    }
+
+    /// As [`State::observe`], but pools keep what they have: a query is no synchronisation.
+    pub(crate) fn note_observed(&mut self, pasts: &[Past]) {
+        for past in pasts {
+            self.clocks.observe(past);
+        }
+        self.streams.retain(|id, stream| {
+            let done = stream.life == Life::Destroyed && stream.queue.is_idle();
+            let seen = self.clocks.is_observed(self.clocks.now(*id));
+            !(done && seen)
+        });
+        self.empty_graveyard();
+    }
+
+    /// The context is gone, and with it what its streams could still do.
+    pub(crate) fn orphan_streams(&mut self, context: ContextId) {
+        let mut pasts = Vec::new();
+        for (id, stream) in &mut self.streams {
+            if stream.context == context && stream.life != Life::Orphaned {
+                stream.life = Life::Orphaned;
+                pasts.push(self.clocks.past(*id));
+                self.clocks.retire(*id);
+            }
+        }
+        // A destroyed context has waited for its work.
+        self.note_observed(&pasts);
+        // Only what the program made can be named again, to hear that its context is gone.
+        self.streams
+            .retain(|_, stream| stream.life != Life::Orphaned || stream.kind == Kind::Explicit);
+    }
+}
+
+/// Waits for a stream without holding the state, and lets the host have seen it.
+pub(crate) fn synchronise(handle: CUstream, call: Call) -> Answer {
+    let (mark, past) = {
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        if state.stream(id)?.kind != Kind::Explicit {
+            state.begin(id)?;
+        }
+        (state.stream(id)?.queue.mark(), state.clocks.past(id))
+    };
+    mark.wait();
+    state()?.observe(&[past]);
+    Ok(())
+}
+
+fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
+    out.required()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut state = state()?;
+    let context = state.current()?;
+    let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
+    let id = state.add_stream(context, Kind::Explicit, flags, priority)?;
+    out.write(to_handle(id))
+}
+
+exports! {
+    plain fn cuStreamCreate(_, out: Out<CUstream>, flags: c_uint) {
+        create(out, flags, 0)
+    }
+
+    plain fn cuStreamCreateWithPriority(
+        _, out: Out<CUstream>, flags: c_uint, priority: c_int
+    ) {
+        create(out, flags, priority)
+    }
+
+    release fn cuStreamDestroy_v2(_, handle: CUstream) {
+        let mut state = state()?;
+        let id = from_handle(handle);
+        match state.stream(id) {
+            Ok(stream) if stream.kind == Kind::Explicit => {}
+            Ok(_) => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+            Err(code) => {
+                if code == CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED {
+                    state.streams.remove(&id);
+                }
+                return Err(code);
+            }
+        }
+        if let Some(stream) = state.streams.get_mut(&id) {
+            // The queue drains by itself.
+            stream.life = Life::Destroyed;
+        }
+        state.clocks.retire(id);
+        // Nothing is left of a stream that has nothing to do and that the host has seen.
+        state.note_observed(&[]);
+        Ok(())
+    }
+
+    plain fn cuStreamSynchronize(call, handle: CUstream) twin cuStreamSynchronize_ptsz {
+        synchronise(handle, call)
+    }
+
+    plain fn cuStreamQuery(call, handle: CUstream) twin cuStreamQuery_ptsz {
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        if state.stream(id)?.kind != Kind::Explicit {
+            state.begin(id)?;
+        }
+        if !state.stream(id)?.queue.is_idle() {
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        }
+        let past = state.clocks.past(id);
+        state.note_observed(&[past]);
+        Ok(())
+    }
+
+    plain fn cuStreamWaitEvent(
+        call, handle: CUstream, event: CUevent, flags: c_uint
+    ) twin cuStreamWaitEvent_ptsz {
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        let recorded = state.event(event)?.recorded.clone();
+        state.begin(id)?;
+        match recorded {
+            Some(recorded) => state.wait_for(id, &recorded.past, recorded.mark),
+            None => Ok(()),
+        }
+    }
+
+    plain fn cuStreamGetCtx(
+        call, handle: CUstream, out: Out<CUcontext>
+    ) twin cuStreamGetCtx_ptsz {
+        out.required()?;
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        out.write(to_handle(state.stream(id)?.context))
+    }
+
+    plain fn cuStreamGetDevice(call, handle: CUstream, out: Out<c_int>) twin cuStreamGetDevice_ptsz {
+        out.required()?;
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        out.write(c_int::try_from(state.stream(id)?.device).unwrap_or(0))
+    }
+
+    plain fn cuStreamGetFlags(
+        call, handle: CUstream, out: Out<c_uint>
+    ) twin cuStreamGetFlags_ptsz {
+        out.required()?;
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        out.write(state.stream(id)?.flags)
+    }
+
+    plain fn cuStreamGetPriority(
+        call, handle: CUstream, out: Out<c_int>
+    ) twin cuStreamGetPriority_ptsz {
+        out.required()?;
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        out.write(state.stream(id)?.priority)
+    }
+
+    plain fn cuStreamGetId(
+        call, handle: CUstream, out: Out<c_ulonglong>
+    ) twin cuStreamGetId_ptsz {
+        out.required()?;
+        out.write(state()?.resolve(handle, call)?)
+    }
+
+    plain fn cuLaunchHostFunc(
+        call, handle: CUstream, function: CUhostFn, argument: *mut c_void
+    ) twin cuLaunchHostFunc_ptsz {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let mut state = state()?;
+        let id = state.resolve(handle, call)?;
+        state.begin(id)?;
+        let call = HostCall { function, argument };
+        state.stream(id)?.queue.push(Task::Host(call))
+    }
+}

@@ -1,0 +1,58 @@
+//! All exports, by name.
+
+use crate::export::Export;
+use crate::{alloc, context, copy, device, event, init, pointer, pool, proc_address, stream};
+
+/// Every function of the driver that the simulator has.
+pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
+    let files: [&'static [&'static Export]; 9] = [
+        alloc::EXPORTS,
+        context::EXPORTS,
+        copy::EXPORTS,
+        device::EXPORTS,
+        event::EXPORTS,
+        init::EXPORTS,
+        pointer::EXPORTS,
+        proc_address::EXPORTS,
+        stream::EXPORTS,
+    ];
+    files.into_iter().chain(pool::EXPORTS).flatten()
+}
+
+/// The export with this real name (`cuMemAlloc_v2`, not `cuMemAlloc`).
+pub(crate) fn find(name: &str) -> Option<&'static Export> {
+    exports().copied().find(|export| export.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver_sys::Symbol;
+
+    use super::*;
+
+    #[test]
+    fn every_export_is_a_symbol_of_the_driver_and_exported_once() {
+        let mut names: Vec<&str> = exports().map(|export| export.name).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for name in names {
+            assert!(Symbol::find(name).is_some(), "{name}");
+        }
+    }
+
+    /// A program built for per-thread default streams calls the twin; without it, it would get
+    /// the other null stream.
+    #[test]
+    fn where_the_driver_has_a_twin_the_simulator_has_it_too() {
+        for export in exports() {
+            for suffix in ["_ptsz", "_ptds"] {
+                let twin = format!("{}{suffix}", export.name);
+                if Symbol::find(&twin).is_some() {
+                    assert!(find(&twin).is_some(), "{twin}");
+                }
+            }
+        }
+    }
+}

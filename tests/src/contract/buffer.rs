@@ -1,0 +1,136 @@
+//! Buffers: what is written is what is read.
+
+use anyhow::{Result, ensure};
+use cuda_mem::ErrorKind;
+
+use crate::lab::Lab;
+
+/// Bytes that repeat late, so that a shifted copy shows.
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|index| ((index + seed) % 251) as u8).collect()
+}
+
+pub(super) fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for len in [
+        1,
+        2,
+        255,
+        256,
+        257,
+        4096,
+        65_535,
+        65_536,
+        65_537,
+        (5 << 20) + 3,
+    ] {
+        let sent = pattern(len, len);
+        let buffer = pool.alloc_from(&stream, &sent)?;
+        ensure!(buffer.len() == len && buffer.size_bytes() == len);
+        ensure!(buffer.to_vec()? == sent, "{len} bytes");
+    }
+    Ok(())
+}
+
+pub(super) fn every_width_fills(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut bytes = pool.alloc::<u8>(&stream, 1001)?;
+    bytes.fill(0xab)?;
+    ensure!(bytes.to_vec()? == [0xab; 1001]);
+    let mut halves = pool.alloc::<u16>(&stream, 1001)?;
+    halves.fill(0xabcd)?;
+    ensure!(halves.to_vec()? == [0xabcd; 1001]);
+    let mut floats = pool.alloc::<f32>(&stream, 1001)?;
+    floats.fill(-1.5)?;
+    ensure!(floats.to_vec()? == [-1.5; 1001]);
+    let mut doubles = pool.alloc::<f64>(&stream, 1001)?;
+    doubles.fill_bytes(0)?;
+    ensure!(doubles.to_vec()? == [0.0; 1001]);
+    Ok(())
+}
+
+pub(super) fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut dirty = pool.alloc::<u64>(&stream, 10_000)?;
+    dirty.fill_bytes(0xff)?;
+    drop(dirty);
+    ensure!(pool.alloc_zeroed::<u64>(&stream, 10_000)?.to_vec()? == [0; 10_000]);
+    Ok(())
+}
+
+pub(super) fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut buffer = pool.alloc_from(&stream, &[1u8; 10])?;
+    let other = pool.alloc_from(&stream, &[2u8; 11])?;
+    let mut back = [3; 9];
+    for refused in [
+        buffer.copy_from(&[2; 11]),
+        buffer.copy_to(&mut back),
+        buffer.copy_from_buffer(&other),
+    ] {
+        let Err(error) = refused else {
+            anyhow::bail!("a copy of another length was made");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains("10 elements"), "{error}");
+    }
+    ensure!(back == [3; 9] && buffer.to_vec()? == [1; 10]);
+    Ok(())
+}
+
+pub(super) fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut empty = pool.alloc::<u32>(&stream, 0)?;
+    ensure!(empty.is_empty() && empty.as_raw() == 0 && empty.size_bytes() == 0);
+    empty.fill(1)?;
+    empty.copy_from(&[])?;
+    ensure!(empty.to_vec()?.is_empty());
+    drop(empty.on(&lab.stream()?)?);
+    empty.free()?;
+    let units = pool.alloc_from(&stream, &[(); 5])?;
+    ensure!(units.len() == 5 && units.size_bytes() == 0 && units.to_vec()? == [(); 5]);
+    Ok(())
+}
+
+pub(super) fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut live = Vec::new();
+    for round in 0..120_usize {
+        let len = 1 + (round * 7919) % 100_000;
+        live.push((round, pool.alloc_from(&stream, &pattern(len, round))?));
+        if round % 3 == 2 {
+            live.swap_remove(round % live.len());
+        }
+    }
+    ensure!(live.len() == 80);
+    for (seed, buffer) in &live {
+        ensure!(
+            buffer.to_vec()? == pattern(buffer.len(), *seed),
+            "buffer {seed}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn a_buffer_may_be_dropped_by_another_thread(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let buffer = pool.alloc_from(&stream, &[7u8; 100])?;
+    let back = std::thread::spawn(move || buffer.to_vec())
+        .join()
+        .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
+    ensure!(back == [7; 100]);
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    pool.alloc::<u8>(&stream, 100)?.free()?;
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    pool.close()?;
+    Ok(())
+}

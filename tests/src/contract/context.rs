@@ -1,0 +1,183 @@
+//! Contexts, and which one is current.
+
+use std::ptr::null_mut;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::Driver;
+use cuda_mem::sys::{CUcontext, CUresult};
+
+use crate::lab::Lab;
+
+fn current(driver: Driver) -> Result<CUcontext> {
+    let mut context = null_mut();
+    let call = driver
+        .table()
+        .cuCtxGetCurrent
+        .context("no cuCtxGetCurrent")?;
+    // SAFETY: `context` is valid for a write of one handle.
+    let code = unsafe { call(&raw mut context) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(context)
+}
+
+fn set_current(driver: Driver, context: CUcontext) -> Result<()> {
+    let call = driver
+        .table()
+        .cuCtxSetCurrent
+        .context("no cuCtxSetCurrent")?;
+    // SAFETY: the callers give null or a live context.
+    let code = unsafe { call(context) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(())
+}
+
+/// A context that another library might have made.
+struct Foreign(Driver, CUcontext);
+
+impl Foreign {
+    fn new(lab: &Lab) -> Result<Self> {
+        let mut context = null_mut();
+        let create = lab
+            .driver
+            .table()
+            .cuCtxCreate_v2
+            .context("no cuCtxCreate_v2")?;
+        // SAFETY: `context` is valid for a write; the device is of this driver.
+        let code = unsafe { create(&raw mut context, 0, lab.device()?.as_raw()) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+        Ok(Self(lab.driver, context))
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.0.table().cuCtxDestroy_v2 {
+            // SAFETY: made in `new`, and nothing else uses it. It is popped where it is current.
+            let _ = unsafe { destroy(self.1) };
+        }
+    }
+}
+
+pub(super) fn binding_puts_back_what_was_current(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    set_current(lab.driver, null_mut())?;
+    {
+        let _bound = context.bind()?;
+        ensure!(current(lab.driver)? == context.as_raw());
+    }
+    ensure!(
+        current(lab.driver)?.is_null(),
+        "no context was current before"
+    );
+
+    let foreign = Foreign::new(lab)?;
+    ensure!(current(lab.driver)? == foreign.1);
+    {
+        let _bound = context.bind()?;
+        ensure!(current(lab.driver)? == context.as_raw());
+    }
+    ensure!(
+        current(lab.driver)? == foreign.1,
+        "the foreign context was current before"
+    );
+    let buffer = lab.pool()?.alloc_from(&lab.stream()?, &[1u8, 2, 3])?;
+    ensure!(buffer.to_vec()? == [1, 2, 3]);
+    ensure!(
+        current(lab.driver)? == foreign.1,
+        "work on ours left the foreign one"
+    );
+    drop(foreign);
+    set_current(lab.driver, null_mut())
+}
+
+pub(super) fn binding_is_nested(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    set_current(lab.driver, null_mut())?;
+    let outer = context.bind()?;
+    let inner = context.bind()?;
+    drop(inner);
+    ensure!(current(lab.driver)? == context.as_raw());
+    drop(outer);
+    ensure!(current(lab.driver)?.is_null());
+    Ok(())
+}
+
+pub(super) fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+    set_current(lab.driver, null_mut())?;
+    let check = |what: &str| -> Result<()> {
+        ensure!(
+            current(lab.driver)?.is_null(),
+            "{what} left a context current"
+        );
+        Ok(())
+    };
+    let context = lab.context()?;
+    check("primary_context")?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    check("stream")?;
+    let event = context.event()?;
+    check("event")?;
+    event.record(&stream)?;
+    event.hold(&other)?;
+    event.synchronize()?;
+    ensure!(event.is_done()?);
+    check("the event's use")?;
+    let pool = lab.pool()?;
+    pool.set_reuse_policy(cuda_mem::ReusePolicy::DETERMINISTIC)?;
+    check("pool")?;
+    let mut buffer = pool.alloc::<u32>(&stream, 1000)?;
+    check("alloc")?;
+    buffer.fill(7)?;
+    check("fill")?;
+    buffer.on(&other)?.fill(8)?;
+    check("on")?;
+    buffer.copy_from(&[3; 1000])?;
+    check("copy_from")?;
+    ensure!(buffer.to_vec()? == [3; 1000]);
+    check("to_vec")?;
+    drop(buffer);
+    check("drop of a buffer")?;
+    ensure!(stream.is_done().is_ok());
+    stream.synchronize()?;
+    context.synchronize()?;
+    context.memory_info()?;
+    pool.trim_to(0)?;
+    if lab.need(11, 3).is_ok() {
+        pool.stats()?;
+    }
+    check("the rest")?;
+    drop(event);
+    drop(stream);
+    drop(other);
+    drop(pool);
+    drop(context);
+    check("drops")
+}
+
+pub(super) fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
+    let info = lab.context()?.memory_info()?;
+    ensure!(info.free <= info.total && info.free > 0, "{info:?}");
+    ensure!(
+        info.total <= lab.device()?.total_memory()? + (1 << 30),
+        "{info:?}"
+    );
+    Ok(())
+}
+
+/// Alone, because it looks at whether anybody in the process holds the context.
+pub(super) fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    ensure!(!device.has_active_context()?, "before anything was asked");
+    let context = device.primary_context()?;
+    let second = device.primary_context()?;
+    ensure!(context == second && device.has_active_context()?);
+    let stream = context.stream()?;
+    let buffer = lab.pool()?.alloc::<u8>(&stream, 100)?;
+    drop(context);
+    drop(second);
+    drop(stream);
+    ensure!(device.has_active_context()?, "the buffer holds it");
+    drop(buffer);
+    ensure!(!device.has_active_context()?, "nothing holds it any more");
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Drivers and devices.
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::CUdevice_attribute;
+use cuda_mem::{CudaVersion, ErrorKind, Uuid};
+
+use crate::lab::Lab;
+
+pub(super) fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    ensure!(!device.name()?.is_empty());
+    ensure!(device.uuid()? != Uuid([0; 16]));
+    ensure!(device.total_memory()? > 1 << 28);
+    let can = device.capabilities()?;
+    ensure!(can.memory_pools.is_yes(), "{}", can.memory_pools);
+    ensure!(can.compute_capability.0 >= 3 && can.multiprocessors > 0);
+    ensure!(can.unified_addressing.is_yes());
+    Ok(())
+}
+
+pub(super) fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<()> {
+    let count = lab.driver.device_count()?;
+    ensure!(count >= 1);
+    for ordinal in [count, usize::MAX] {
+        let Err(error) = lab.driver.device(ordinal) else {
+            anyhow::bail!("device {ordinal} exists");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidDevice, "{error}");
+        ensure!(
+            error.to_string().contains(&format!("of {count}")),
+            "{error}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
+    ensure!(
+        lab.device()?
+            .attribute(CUdevice_attribute(100_000))?
+            .is_none()
+    );
+    Ok(())
+}
+
+pub(super) fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
+    ensure!(lab.driver.has("cuMemPoolCreate"));
+    let Err(error) = lab.driver.require("cuTeapot") else {
+        anyhow::bail!("cuTeapot exists");
+    };
+    ensure!(error.kind() == ErrorKind::SymbolMissing);
+    ensure!(error.function() == Some("cuTeapot"));
+    Ok(())
+}
+
+pub(super) fn the_version_is_one_that_has_pools(lab: &Lab) -> Result<()> {
+    ensure!(lab.driver.version() >= CudaVersion::new(11, 2));
+    Ok(())
+}
+
+/// Alone, because any other test may have made a context.
+pub(super) fn looking_creates_no_context(lab: &Lab) -> Result<()> {
+    for device in lab.driver.devices()? {
+        device.name()?;
+        device.uuid()?;
+        device.total_memory()?;
+        device.capabilities()?;
+        ensure!(!device.has_active_context()?, "{device:?}");
+        let pool = cuda_mem::MemoryPool::builder(&device).build()?;
+        pool.trim_to(0)?;
+        ensure!(
+            !device.has_active_context()?,
+            "{device:?} after making a pool"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! What happens when something cannot be had.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{ErrorKind, MemoryPool};
+
+use crate::lab::Lab;
+
+pub(super) fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
+        let Err(error) = pool.alloc::<u64>(&stream, len) else {
+            anyhow::bail!("{len} elements of 8 bytes were allocated");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.code().is_none(), "the driver was not asked");
+    }
+    Ok(())
+}
+
+pub(super) fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let live = pool.alloc::<u8>(&stream, 1000)?;
+    for asked in [1_usize << 50, usize::MAX] {
+        let Err(error) = pool.alloc::<u8>(&stream, asked) else {
+            anyhow::bail!("{asked} bytes were allocated");
+        };
+        ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+        let Some(memory) = error.out_of_memory() else {
+            anyhow::bail!("no numbers: {error}");
+        };
+        ensure!(memory.asked == asked as u64);
+        ensure!(
+            memory.device_total.is_some_and(|total| total > 0),
+            "{error}"
+        );
+        ensure!(memory.device_free.is_some(), "{error}");
+        if lab.need(11, 3).is_ok() {
+            ensure!(memory.pool_used == Some(1000), "{error}");
+            ensure!(memory.pool_reserved >= Some(1000), "{error}");
+        }
+    }
+    drop(live);
+    Ok(())
+}
+
+pub(super) fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    ensure!(pool.alloc::<u8>(&stream, 1 << 50).is_err());
+    let buffer = pool.alloc_from(&stream, &[1u8; 100])?;
+    ensure!(buffer.to_vec()? == [1; 100]);
+    if lab.need(11, 3).is_ok() {
+        ensure!(
+            pool.stats()?.used.current == 100,
+            "the failed request counts nothing"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for _ in 0..100 {
+        drop(pool.alloc::<u8>(&stream, 100)?);
+    }
+    ensure!(cuda_mem::drop_counts().failures == 0);
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks.
+pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let first = pool.alloc_from(&stream, &[3u8; 1000])?;
+    let second = pool.alloc_from(&stream, &[4u8; 1000])?;
+    // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::Forked;
+        let made = MemoryPool::builder(&pool.device()).build();
+        let context = pool.device().primary_context();
+        let freed = second.free().map_err(|failed| failed.error);
+        drop(first);
+        drop(pool);
+        drop(stream);
+        let fine = made.is_err_and(refused)
+            && context.is_err_and(refused)
+            && freed.is_err_and(refused)
+            && cuda_mem::drop_counts().failures == 0
+            && cuda_mem::drop_counts().after_fork >= 2;
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the child ended with {status:#x}"
+    );
+    ensure!(
+        first.to_vec()? == [3; 1000],
+        "the parent's memory is as it was"
+    );
+    ensure!(second.to_vec()? == [4; 1000]);
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 2000);
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! Test bodies that hold on every driver.
+
+mod buffer;
+mod context;
+mod device;
+mod failure;
+mod order;
+mod pool;
+mod reuse;
+
+use crate::run::Test;
+use crate::{tests, tests_alone};
+
+/// All of them.
+#[must_use]
+pub fn all() -> Vec<Test> {
+    let mut all = tests! {
+        device: a_device_says_what_it_is, an_ordinal_past_the_end_is_an_invalid_device,
+            an_unknown_attribute_is_none, a_symbol_that_does_not_exist_is_missing,
+            the_version_is_one_that_has_pools;
+        context: binding_puts_back_what_was_current, binding_is_nested,
+            no_operation_needs_or_leaves_a_current_context, memory_info_is_plausible;
+        order: a_held_stream_is_not_done, an_event_marks_a_point_in_a_stream,
+            timing_events_tell_milliseconds, a_stream_waits_for_another,
+            waiting_for_oneself_is_nothing, a_lent_buffer_waits_for_its_own_stream,
+            the_own_stream_waits_for_the_borrower, a_leaked_loan_is_remembered,
+            a_leaked_loan_is_remembered_by_the_free, lending_to_the_own_stream_adds_no_wait,
+            a_copy_between_buffers_orders_both_streams;
+        pool: a_new_pool_holds_nothing, used_counts_the_bytes_asked_for,
+            reserved_covers_used_and_highs_cover_both, settings_read_back_as_set,
+            every_reuse_policy_reads_back, a_threshold_of_zero_gives_back_at_a_synchronise,
+            no_threshold_keeps_the_memory, trimming_needs_the_free_to_be_seen,
+            trimming_keeps_what_is_asked_and_what_lives, trimming_to_more_than_held_is_nothing,
+            high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
+            closing_waits_for_the_last_buffer, handles_may_be_dropped_in_any_order,
+            many_threads_share_a_pool;
+        reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
+            no_policy_reuses_nothing_pending, event_dependencies_are_followed,
+            a_finished_free_is_seen_opportunistically, an_internal_dependency_waits;
+        buffer: bytes_come_back_as_they_were_sent, every_width_fills,
+            zeroed_memory_is_zero, a_wrong_length_is_refused_and_changes_nothing,
+            nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
+            a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went;
+        failure: a_size_that_overflows_is_refused, too_much_memory_says_how_much_there_was,
+            a_pool_works_after_running_out, dropping_counts_no_failure;
+    };
+    all.extend(tests_alone! {
+        device: looking_creates_no_context;
+        context: a_primary_context_lives_while_something_holds_it;
+        failure: a_forked_child_leaves_the_parents_memory_alone;
+    });
+    all
+}

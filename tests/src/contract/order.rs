@@ -1,0 +1,191 @@
+//! Order: streams, events, and buffers lent from one stream to another.
+//!
+//! A held stream cannot get past its host function, so "does this wait for that" has an answer that
+//! does not depend on luck: while it is held, what waits for it is not done.
+
+use anyhow::{Result, ensure};
+use cuda_mem::ErrorKind;
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+pub(super) fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    ensure!(stream.is_done()?, "nothing is in a new stream");
+    let held = hold(&stream)?;
+    ensure!(!stream.is_done()?);
+    drop(held);
+    stream.synchronize()?;
+    ensure!(stream.is_done()?);
+    Ok(())
+}
+
+pub(super) fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (stream, event) = (context.stream()?, context.event()?);
+    ensure!(event.is_done()?, "never recorded counts as done");
+    event.record(&stream)?;
+    event.synchronize()?;
+    let held = hold(&stream)?;
+    ensure!(event.is_done()?, "the mark lies before the held point");
+    event.record(&stream)?;
+    ensure!(!event.is_done()?, "the mark has moved");
+    drop(held);
+    event.synchronize()?;
+    ensure!(event.is_done()?);
+    Ok(())
+}
+
+pub(super) fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let stream = context.stream()?;
+    let (start, end) = (context.timing_event()?, context.timing_event()?);
+    start.record(&stream)?;
+    start.synchronize()?;
+    let held = hold(&stream)?;
+    end.record(&stream)?;
+    let Err(error) = end.elapsed_ms_since(&start) else {
+        anyhow::bail!("a pending event told the time");
+    };
+    ensure!(error.kind() == ErrorKind::NotReady, "{error}");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    drop(held);
+    end.synchronize()?;
+    let elapsed = end.elapsed_ms_since(&start)?;
+    ensure!(
+        elapsed >= 15.0,
+        "{elapsed} ms, and the stream was held for 20"
+    );
+    let plain = context.event()?;
+    let refused = plain.elapsed_ms_since(&start).map_err(|error| error.kind());
+    ensure!(refused == Err(ErrorKind::InvalidValue));
+    Ok(())
+}
+
+pub(super) fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (first, second, third) = (context.stream()?, context.stream()?, context.stream()?);
+    let held = hold(&first)?;
+    second.wait_for(&first)?;
+    third.wait_for(&second)?;
+    ensure!(!second.is_done()? && !third.is_done()?);
+    drop(held);
+    third.synchronize()?;
+    ensure!(first.is_done()?);
+    Ok(())
+}
+
+pub(super) fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    stream.wait_for(&stream)?;
+    stream.wait_for(&stream.clone())?;
+    ensure!(stream.is_done()?);
+    Ok(())
+}
+
+pub(super) fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (home, other) = (context.stream()?, context.stream()?);
+    let mut buffer = lab.pool()?.alloc::<u8>(&home, 1000)?;
+    let held = hold(&home)?;
+    let mut lent = buffer.on(&other)?;
+    ensure!(lent.len() == 1000 && !lent.is_empty() && *lent.stream() == other);
+    lent.fill(3)?;
+    ensure!(
+        !other.is_done()?,
+        "the other stream ran ahead of the buffer's own"
+    );
+    drop(held);
+    drop(lent);
+    ensure!(buffer.to_vec()? == [3; 1000]);
+    Ok(())
+}
+
+pub(super) fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (home, other) = (context.stream()?, context.stream()?);
+    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    home.synchronize()?;
+    let mut lent = buffer.on(&other)?;
+    let held = hold(&other)?;
+    lent.fill(3)?;
+    ensure!(home.is_done()?, "while it is lent, the own stream is free");
+    drop(lent);
+    ensure!(!home.is_done()?, "the own stream ran ahead of the borrower");
+    drop(held);
+    ensure!(buffer.to_vec()? == [3; 1000]);
+    Ok(())
+}
+
+pub(super) fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (home, other) = (context.stream()?, context.stream()?);
+    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    home.synchronize()?;
+    let mut lent = buffer.on(&other)?;
+    let held = hold(&other)?;
+    lent.fill(3)?;
+    std::mem::forget(lent);
+    ensure!(home.is_done()?, "nothing has waited yet");
+    buffer.fill_bytes(4)?;
+    ensure!(
+        !home.is_done()?,
+        "the next use did not wait for the borrower"
+    );
+    drop(held);
+    ensure!(buffer.to_vec()? == [4; 1000]);
+    Ok(())
+}
+
+pub(super) fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (home, other) = (context.stream()?, context.stream()?);
+    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    home.synchronize()?;
+    let lent = buffer.on(&other)?;
+    let held = hold(&other)?;
+    std::mem::forget(lent);
+    drop(buffer);
+    ensure!(!home.is_done()?, "the free did not wait for the borrower");
+    drop(held);
+    home.synchronize()?;
+    Ok(())
+}
+
+pub(super) fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
+    let home = lab.stream()?;
+    let mut buffer = lab.pool()?.alloc::<u16>(&home, 10)?;
+    let mut lent = buffer.on(&home)?;
+    lent.copy_from(&[9; 10])?;
+    let mut back = [0; 10];
+    lent.copy_to(&mut back)?;
+    drop(lent);
+    ensure!(back == [9; 10] && buffer.to_vec()? == [9; 10]);
+    Ok(())
+}
+
+pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (from, to) = (context.stream()?, context.stream()?);
+    let pool = lab.pool()?;
+    let mut source = pool.alloc_from(&from, &[1u8; 4096])?;
+    let mut target = pool.alloc_zeroed::<u8>(&to, 4096)?;
+    to.synchronize()?;
+    let held = hold(&from)?;
+    source.fill(2)?;
+    target.copy_from_buffer(&source)?;
+    ensure!(!to.is_done()?, "the copy ran ahead of the source's stream");
+    drop(held);
+    ensure!(target.to_vec()? == [2; 4096]);
+
+    let held = hold(&to)?;
+    target.copy_from_buffer(&source)?;
+    source.fill(9)?;
+    ensure!(
+        !from.is_done()?,
+        "the source was changed before the copy had read it"
+    );
+    drop(held);
+    ensure!(target.to_vec()? == [2; 4096] && source.to_vec()? == [9; 4096]);
+    Ok(())
+}

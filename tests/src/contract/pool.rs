@@ -1,0 +1,268 @@
+//! Pools: what they hold, what they give back, how they end.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
+
+use crate::lab::Lab;
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn a_new_pool_holds_nothing(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let pool = lab.pool()?;
+    ensure!(pool.stats()? == cuda_mem::PoolStats::default());
+    ensure!(pool.device() == lab.device()?);
+    Ok(())
+}
+
+pub(super) fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let mut live = Vec::new();
+    let mut asked = 0;
+    for len in [1, 511, 512, 513, 65_537, (2 << 20) + 1] {
+        live.push(pool.alloc::<u8>(&stream, len)?);
+        asked += len as u64;
+        let used = pool.stats()?.used.current;
+        // Exact on every device measured; rounding to the alignment would do too.
+        ensure!(
+            (asked..asked + 512 * live.len() as u64).contains(&used),
+            "{used} for {asked}"
+        );
+    }
+    drop(live);
+    ensure!(pool.stats()?.used.current == 0, "a free counts at once");
+    Ok(())
+}
+
+pub(super) fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for round in 1..6_usize {
+        let _first = pool.alloc::<u8>(&stream, round << 21)?;
+        let _second = pool.alloc::<u8>(&stream, round << 23)?;
+        let stats = pool.stats()?;
+        ensure!(stats.reserved.current >= stats.used.current, "{stats}");
+        ensure!(stats.reserved.high >= stats.reserved.current, "{stats}");
+        ensure!(stats.used.high >= stats.used.current, "{stats}");
+    }
+    let stats = pool.stats()?;
+    ensure!(
+        stats.used.current == 0 && stats.used.high >= (5 << 21) + (5 << 23),
+        "{stats}"
+    );
+    Ok(())
+}
+
+pub(super) fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    ensure!(
+        pool.release_threshold()? == ReleaseThreshold::Never,
+        "the default"
+    );
+    ensure!(
+        pool.reuse_policy()? == ReusePolicy::DRIVER_DEFAULT,
+        "the default"
+    );
+    for threshold in [
+        ReleaseThreshold::Bytes(0),
+        ReleaseThreshold::Bytes(12_345),
+        ReleaseThreshold::Never,
+    ] {
+        pool.set_release_threshold(threshold)?;
+        ensure!(pool.release_threshold()? == threshold);
+    }
+    let built = MemoryPool::builder(&lab.device()?)
+        .release_threshold(ReleaseThreshold::Bytes(64 * MIB))
+        .reuse(ReusePolicy::DETERMINISTIC)
+        .build()?;
+    ensure!(built.release_threshold()? == ReleaseThreshold::Bytes(64 * MIB));
+    ensure!(built.reuse_policy()? == ReusePolicy::DETERMINISTIC);
+    Ok(())
+}
+
+pub(super) fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    for bits in 0..8 {
+        let policy = ReusePolicy::from_bits_truncate(bits);
+        pool.set_reuse_policy(policy)?;
+        ensure!(pool.reuse_policy()? == policy, "{policy:?}");
+    }
+    Ok(())
+}
+
+pub(super) fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let stream = lab.stream()?;
+    let pool = MemoryPool::builder(&lab.device()?)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()?;
+    drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    ensure!(
+        pool.stats()?.reserved.current >= 100 * MIB,
+        "not at the free"
+    );
+    stream.synchronize()?;
+    ensure!(pool.stats()?.reserved.current == 0, "{}", pool.stats()?);
+    Ok(())
+}
+
+pub(super) fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    stream.synchronize()?;
+    ensure!(
+        pool.stats()?.reserved.current >= 100 * MIB,
+        "{}",
+        pool.stats()?
+    );
+    Ok(())
+}
+
+pub(super) fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    let before = pool.stats()?.reserved.current;
+    pool.trim_to(0)?;
+    ensure!(
+        pool.stats()?.reserved.current == before,
+        "nobody has seen the free yet"
+    );
+    stream.synchronize()?;
+    pool.trim_to(0)?;
+    ensure!(pool.stats()?.reserved.current == 0, "{}", pool.stats()?);
+    Ok(())
+}
+
+pub(super) fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let live = pool.alloc::<u8>(&stream, 40 << 20)?;
+    drop(pool.alloc::<u8>(&stream, 400 << 20)?);
+    stream.synchronize()?;
+    pool.trim_to(200 * MIB)?;
+    let kept = pool.stats()?.reserved.current;
+    ensure!((200 * MIB..400 * MIB).contains(&kept), "kept {kept}");
+    pool.trim_to(0)?;
+    let kept = pool.stats()?.reserved.current;
+    ensure!(
+        (40 * MIB..200 * MIB).contains(&kept),
+        "kept {kept} with 40 MiB alive"
+    );
+    drop(live);
+    Ok(())
+}
+
+pub(super) fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    drop(pool.alloc::<u8>(&stream, 10 << 20)?);
+    stream.synchronize()?;
+    let before = pool.stats()?.reserved.current;
+    pool.trim_to(u64::MAX)?;
+    ensure!(pool.stats()?.reserved.current == before);
+    Ok(())
+}
+
+pub(super) fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let small = pool.alloc::<u8>(&stream, 1 << 20)?;
+    drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    ensure!(pool.stats()?.used.high > pool.stats()?.used.current);
+    stream.synchronize()?;
+    pool.trim_to(0)?;
+    pool.reset_high_marks()?;
+    let stats = pool.stats()?;
+    ensure!(stats.used.high == stats.used.current, "{stats}");
+    ensure!(stats.reserved.high == stats.reserved.current, "{stats}");
+    drop(small);
+    Ok(())
+}
+
+pub(super) fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
+    let builder = MemoryPool::builder(&lab.device()?).max_size(64 * MIB);
+    if lab.need(12, 2).is_err() {
+        // What a driver is too old for is refused, and never sent to it.
+        let Err(error) = builder.build() else {
+            anyhow::bail!("an old driver took a maximum size");
+        };
+        ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+        ensure!(error.needs_version() == Some(cuda_mem::CudaVersion::new(12, 2)));
+        return Ok(());
+    }
+    let (pool, stream) = (builder.build()?, lab.stream()?);
+    let first = pool.alloc::<u8>(&stream, 32 << 20)?;
+    let Err(error) = pool.alloc::<u8>(&stream, 48 << 20) else {
+        anyhow::bail!("80 MiB fit into 64");
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    let second = pool.alloc::<u8>(&stream, 20 << 20)?;
+    drop((first, second));
+    Ok(())
+}
+
+pub(super) fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let Err(error) = MemoryPool::builder(&lab.device()?).max_size(0).build() else {
+        anyhow::bail!("a pool of nothing was made");
+    };
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    Ok(())
+}
+
+pub(super) fn closing_waits_for_the_last_buffer(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let buffer = pool.alloc_from(&stream, &[5u8; 100])?;
+    let Err(failed) = pool.close() else {
+        anyhow::bail!("a pool with a live buffer was closed");
+    };
+    ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
+    ensure!(buffer.to_vec()? == [5; 100], "the buffer was not harmed");
+    drop(buffer);
+    failed.object.close()?;
+    Ok(())
+}
+
+pub(super) fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let first = pool.alloc_from(&stream, &[1u32; 1000])?;
+    let second = pool.alloc_from(&stream, &[2u32; 1000])?;
+    drop(pool);
+    drop(stream);
+    ensure!(first.to_vec()? == [1; 1000]);
+    drop(first);
+    ensure!(
+        second.to_vec()? == [2; 1000],
+        "the buffer keeps pool, stream and context"
+    );
+    Ok(())
+}
+
+pub(super) fn many_threads_share_a_pool(lab: &Lab) -> Result<()> {
+    let (pool, context) = (lab.pool()?, lab.context()?);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8_u8)
+            .map(|thread| {
+                let (pool, context) = (&pool, &context);
+                scope.spawn(move || -> Result<()> {
+                    let stream = context.stream()?;
+                    for round in 0..20_u8 {
+                        let mark = thread * 20 + round;
+                        let mut buffer = pool.alloc::<u8>(&stream, 1000 + usize::from(mark))?;
+                        buffer.fill(mark)?;
+                        ensure!(buffer.to_vec()?.iter().all(|byte| *byte == mark));
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })
+    })
+}

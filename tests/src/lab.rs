@@ -1,0 +1,158 @@
+//! The driver that the tests run on.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{Context, CudaVersion, Device, Driver, MemoryPool, Stream};
+use cuda_sim::control::Control;
+
+/// Which driver the tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The simulated driver.
+    Sim,
+    /// A real driver with a GPU.
+    Gpu,
+}
+
+/// The driver under test, and what a test body needs around it.
+#[derive(Debug)]
+pub struct Lab {
+    /// The driver.
+    pub driver: Driver,
+    /// Which kind it is.
+    pub backend: Backend,
+    control: Option<Control>,
+}
+
+/// A reason why a test cannot run here. A body returns it as its error.
+#[derive(Debug)]
+pub struct Skip(pub String);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+impl Lab {
+    /// The lab of this process: `CUDA_MEM_TEST_BACKEND` is `sim` or `gpu`; without it, the GPU if a
+    /// real driver answers, else the simulator.
+    ///
+    /// # Errors
+    ///
+    /// If the driver asked for does not start. The first answer is kept.
+    pub fn get() -> Result<&'static Self> {
+        static LAB: OnceLock<Result<Lab, String>> = OnceLock::new();
+        LAB.get_or_init(|| Self::open().map_err(|error| format!("{error:#}")))
+            .as_ref()
+            .map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    fn open() -> Result<Self> {
+        match std::env::var("CUDA_MEM_TEST_BACKEND").as_deref() {
+            Ok("gpu") => Self::gpu().context("CUDA_MEM_TEST_BACKEND is gpu"),
+            Ok("sim") => Self::sim(),
+            Ok(other) => bail!("CUDA_MEM_TEST_BACKEND is {other:?}; it must be sim or gpu"),
+            Err(_) => Self::gpu().or_else(|_| Self::sim()),
+        }
+    }
+
+    fn gpu() -> Result<Self> {
+        let driver = Driver::load()?;
+        ensure!(driver.device_count()? > 0, "the driver has no device");
+        let simulated = driver
+            .library_path()
+            .is_some_and(|path| Control::open(path).is_ok());
+        ensure!(!simulated, "the driver that was found is the simulated one");
+        Ok(Self {
+            driver,
+            backend: Backend::Gpu,
+            control: None,
+        })
+    }
+
+    fn sim() -> Result<Self> {
+        let path = sim_path()?;
+        // SAFETY: the simulated driver behaves as a CUDA driver does.
+        let driver = unsafe { Driver::load_from(&path) }?;
+        Ok(Self {
+            driver,
+            backend: Backend::Sim,
+            control: Some(Control::open(&path).map_err(|error| anyhow::anyhow!("{error}"))?),
+        })
+    }
+
+    /// The simulator's controls; a skip elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] on a GPU.
+    pub fn control(&self) -> Result<&Control> {
+        self.control
+            .as_ref()
+            .ok_or_else(|| Skip("only the simulator can show this".to_owned()).into())
+    }
+
+    /// A skip unless the driver is at least this new.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] with both versions.
+    pub fn need(&self, major: u32, minor: u32) -> Result<()> {
+        let needed = CudaVersion::new(major, minor);
+        if self.driver.version() >= needed {
+            return Ok(());
+        }
+        let found = self.driver.version();
+        Err(Skip(format!("needs CUDA {needed}, the driver has {found}")).into())
+    }
+
+    /// The first device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn device(&self) -> Result<Device> {
+        Ok(self.driver.device(0)?)
+    }
+
+    /// The primary context of the first device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn context(&self) -> Result<Context> {
+        Ok(self.device()?.primary_context()?)
+    }
+
+    /// A new stream there.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn stream(&self) -> Result<Stream> {
+        Ok(self.context()?.stream()?)
+    }
+
+    /// A new pool there, with default settings.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn pool(&self) -> Result<MemoryPool> {
+        Ok(MemoryPool::builder(&self.device()?).build()?)
+    }
+}
+
+/// Where the simulated driver's library lies.
+///
+/// # Errors
+///
+/// If it was not built.
+pub fn sim_path() -> Result<PathBuf> {
+    cuda_sim::library_path().context("libcuda_sim.so was not found beside the test program")
+}

@@ -1,0 +1,140 @@
+//! Running test bodies: on which driver, how many, which were skipped and why.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use crate::lab::{Lab, Skip};
+
+/// A test: its name is a sentence, its body holds on every driver or says why it cannot run.
+#[derive(Clone, Copy, Debug)]
+pub struct Test {
+    /// The sentence.
+    pub name: &'static str,
+    /// The body.
+    pub body: fn(&Lab) -> Result<()>,
+    /// Whether it needs a process of its own: it looks at what the whole process has done.
+    pub alone: bool,
+}
+
+/// Lists test functions under their own names.
+#[macro_export]
+macro_rules! tests {
+    ($($module:ident: $($name:ident),+ $(,)?);* $(;)?) => {
+        vec![$($($crate::run::Test {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            body: |lab| $module::$name(lab),
+            alone: false,
+        }),+),*]
+    };
+}
+
+/// Lists test functions that each need a process of their own.
+#[macro_export]
+macro_rules! tests_alone {
+    ($($module:ident: $($name:ident),+ $(,)?);* $(;)?) => {
+        vec![$($($crate::run::Test {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            body: |lab| $module::$name(lab),
+            alone: true,
+        }),+),*]
+    };
+}
+
+/// Set in the process that runs one test alone.
+const ALONE: &str = "CUDA_MEM_TEST_ALONE";
+
+/// How a test program runs its tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// One at a time: they look at counters of the whole process.
+    pub serial: bool,
+    /// Destructors are made to fail, so that one that did is no finding.
+    pub drops_fail: bool,
+}
+
+/// Runs the tests as the command line asks, and says on what.
+#[must_use]
+pub fn main(tests: &[Test], options: Options) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    if options.serial {
+        arguments.test_threads = Some(1);
+    }
+    let lab = match Lab::get() {
+        Ok(lab) => lab,
+        Err(error) => {
+            eprintln!("no driver to test on: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if !arguments.list {
+        announce(lab);
+    }
+    let mut trials: Vec<Trial> = tests.iter().map(|test| trial(lab, *test)).collect();
+    trials.sort_by(|a, b| a.name().cmp(b.name()));
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let drops = cuda_mem::drop_counts();
+    if drops.failures > 0 && !options.drops_fail {
+        eprintln!("{} destructors failed", drops.failures);
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn announce(lab: &Lab) {
+    let name = lab.device().and_then(|device| Ok(device.name()?));
+    println!(
+        "back end: {:?}, CUDA {}, {}",
+        lab.backend,
+        lab.driver.version(),
+        name.unwrap_or_else(|error| format!("no device name: {error}")),
+    );
+}
+
+fn trial(lab: &'static Lab, test: Test) -> Trial {
+    Trial::ignorable_test(test.name, move || {
+        let outcome = if test.alone && std::env::var_os(ALONE).is_none() {
+            spawn(test.name)
+        } else {
+            (test.body)(lab)
+        };
+        match outcome {
+            Ok(()) => Ok(Completion::Completed),
+            Err(error) => match error.downcast_ref::<Skip>() {
+                Some(skip) if gpu_required() => Err(Failed::from(format!(
+                    "skipped although a GPU is required: {skip}"
+                ))),
+                Some(skip) => Ok(Completion::ignored_with(skip)),
+                None => Err(Failed::from(format!("{error:#}"))),
+            },
+        }
+    })
+}
+
+/// `CUDA_MEM_TEST_REQUIRE_GPU=1` turns every skip into a failure.
+fn gpu_required() -> bool {
+    std::env::var_os("CUDA_MEM_TEST_REQUIRE_GPU").is_some_and(|value| value == "1")
+}
+
+/// Runs one test of this program in a process of its own.
+fn spawn(name: &str) -> Result<()> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(["--exact", name, "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .context("could not start a process for the test")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(skipped) = text
+        .lines()
+        .find_map(|line| line.split_once("... ignored, "))
+    {
+        return Err(Skip(skipped.1.to_owned()).into());
+    }
+    ensure!(
+        output.status.success() && text.contains("1 passed"),
+        "in its own process:\n{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}

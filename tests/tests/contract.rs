@@ -1,0 +1,7 @@
+//! The contract, on the driver that CUDA_MEM_TEST_BACKEND names or that is there.
+
+use cuda_mem_tests::run::{self, Options};
+
+fn main() -> std::process::ExitCode {
+    run::main(&cuda_mem_tests::contract::all(), Options::default())
+}

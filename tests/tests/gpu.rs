@@ -1,0 +1,99 @@
+//! What only hardware shows: that the tables made from headers agree with a real driver.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::{self, CUresult, SYMBOLS};
+use cuda_mem_tests::lab::{Backend, Lab, Skip};
+use cuda_mem_tests::run::{self, Options};
+
+fn need_gpu(lab: &Lab) -> Result<()> {
+    match lab.backend {
+        Backend::Gpu => Ok(()),
+        Backend::Sim => Err(Skip("needs a real driver".to_owned()).into()),
+    }
+}
+
+mod gpu {
+    use super::*;
+
+    /// The versions in our table are right if the driver has everything up to its own.
+    pub(crate) fn the_driver_exports_every_public_symbol_of_its_version(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        let version = lab.driver.version();
+        let absent: Vec<_> = SYMBOLS
+            .iter()
+            .filter(|symbol| symbol.since() <= version)
+            .filter(|symbol| {
+                sys::SPELLINGS
+                    .iter()
+                    .any(|(_, name)| *name == symbol.name())
+            })
+            .filter(|symbol| !lab.driver.has(symbol.name()))
+            .map(|symbol| format!("{} ({})", symbol.name(), symbol.since()))
+            .collect();
+        ensure!(absent.is_empty(), "{absent:?}");
+        Ok(())
+    }
+
+    /// Also the variants that the header keeps for internal use, or the table would be a promise
+    /// that no driver keeps.
+    pub(crate) fn the_driver_exports_the_older_variants_too(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        let version = lab.driver.version();
+        let absent: Vec<_> = SYMBOLS
+            .iter()
+            .filter(|symbol| symbol.since() <= version && !lab.driver.has(symbol.name()))
+            .map(|symbol| format!("{} ({})", symbol.name(), symbol.since()))
+            .collect();
+        ensure!(absent.is_empty(), "{absent:?}");
+        Ok(())
+    }
+
+    /// Error names come from a table, so that printing one never calls the driver. Here the driver
+    /// is asked whether it agrees.
+    pub(crate) fn the_driver_calls_its_codes_as_we_do(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        let name_of = lab
+            .driver
+            .table()
+            .cuGetErrorName
+            .context("no cuGetErrorName")?;
+        let mut agreed = 0;
+        for code in (0..1000).map(CUresult) {
+            let mut text = std::ptr::null();
+            // SAFETY: `text` is valid for a write of one pointer.
+            if unsafe { name_of(code, &raw mut text) } != CUresult::CUDA_SUCCESS || text.is_null() {
+                continue;
+            }
+            // SAFETY: the driver answers with a text that it keeps for ever.
+            let theirs = unsafe { std::ffi::CStr::from_ptr(text) }.to_str()?;
+            ensure!(
+                code.name() == Some(theirs),
+                "{theirs} is {:?} here",
+                code.name()
+            );
+            agreed += 1;
+        }
+        ensure!(agreed > 80, "only {agreed} names");
+        Ok(())
+    }
+
+    /// The programs of other libraries must not see the simulator's symbols through ours.
+    pub(crate) fn nothing_of_the_simulator_is_visible(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        // SAFETY: looks a name up among what the program and its libraries export.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"simcuda_identify".as_ptr()) };
+        ensure!(found.is_null());
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let tests = cuda_mem_tests::tests! {
+        gpu: the_driver_exports_every_public_symbol_of_its_version,
+            the_driver_exports_the_older_variants_too, the_driver_calls_its_codes_as_we_do,
+            nothing_of_the_simulator_is_visible;
+    };
+    run::main(&tests, Options::default())
+}

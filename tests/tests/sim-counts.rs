@@ -1,0 +1,180 @@
+//! What the hot path does, counted: driver calls by the simulator, heap by a counting allocator.
+//!
+//! One test at a time, because the simulator counts for the whole process.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{DeviceBuffer, MemoryPool, Stream};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+
+mod counts {
+    use super::*;
+
+    /// A pool and stream, used once so that nothing happens for the first time later.
+    fn warm(lab: &Lab) -> Result<(MemoryPool, Stream)> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        drop(pool.alloc::<f32>(&stream, 1000)?);
+        lab.control()?.reset();
+        Ok((pool, stream))
+    }
+
+    pub(crate) fn allocate_and_drop_are_two_driver_calls(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let control = lab.control()?;
+        for _ in 0..100 {
+            drop(pool.alloc::<f32>(&stream, 1000)?);
+        }
+        ensure!(control.calls("cuMemAllocFromPoolAsync") == 100);
+        ensure!(control.calls("cuMemFreeAsync") == 100);
+        ensure!(
+            control.calls_total() == 200,
+            "{} calls",
+            control.calls_total()
+        );
+        Ok(())
+    }
+
+    pub(crate) fn allocate_and_drop_touch_no_heap(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let before = ALLOCATIONS.get();
+        // Proves that the counter counts.
+        drop(std::hint::black_box(Box::new(1)));
+        ensure!(
+            ALLOCATIONS.get() == before + 1,
+            "the counter does not count"
+        );
+        let before = ALLOCATIONS.get();
+        for _ in 0..100 {
+            drop(pool.alloc::<f32>(&stream, 1000)?);
+        }
+        ensure!(
+            ALLOCATIONS.get() == before,
+            "{} allocations",
+            ALLOCATIONS.get() - before
+        );
+        Ok(())
+    }
+
+    pub(crate) fn nothing_to_allocate_is_no_call(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let mut empty: DeviceBuffer<u8> = pool.alloc(&stream, 0)?;
+        empty.fill(1)?;
+        ensure!(empty.to_vec()?.is_empty());
+        drop(empty);
+        drop(pool.alloc::<[u8; 0]>(&stream, 1000)?);
+        ensure!(lab.control()?.calls_total() == 0);
+        Ok(())
+    }
+
+    pub(crate) fn lending_is_two_calls_at_each_end_and_none_at_home(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let other = stream.context().stream()?;
+        let mut buffer = pool.alloc::<u8>(&stream, 100)?;
+        drop(buffer.on(&other)?);
+        let control = lab.control()?;
+        control.reset();
+        for _ in 0..10 {
+            drop(buffer.on(&other)?);
+        }
+        ensure!(control.calls("cuEventRecord") == 20);
+        ensure!(control.calls("cuStreamWaitEvent") == 20);
+        ensure!(
+            control.calls_total() == 40,
+            "{} calls",
+            control.calls_total()
+        );
+        control.reset();
+        drop(buffer.on(&stream)?);
+        ensure!(control.calls_total() == 0);
+        Ok(())
+    }
+
+    pub(crate) fn statistics_are_four_calls(lab: &Lab) -> Result<()> {
+        let (pool, _stream) = warm(lab)?;
+        pool.stats()?;
+        ensure!(lab.control()?.calls("cuMemPoolGetAttribute") == 4);
+        ensure!(lab.control()?.calls_total() == 4);
+        Ok(())
+    }
+
+    pub(crate) fn the_whole_contract_kept_the_order(lab: &Lab) -> Result<()> {
+        // The simulator's order sanitizer sees every test of this program in one process.
+        for test in cuda_mem_tests::contract::all()
+            .iter()
+            .filter(|test| !test.alone)
+        {
+            (test.body)(lab).map_err(|error| error.context(test.name))?;
+        }
+        let reports = lab.control()?.reports();
+        ensure!(reports.is_empty(), "{reports:#?}");
+        Ok(())
+    }
+
+    pub(crate) fn the_sanitizer_sees_a_missing_wait(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let other = stream.context().stream()?;
+        let buffer = pool.alloc::<u8>(&stream, 100)?;
+        let Some(fill) = lab.driver.table().cuMemsetD8Async else {
+            anyhow::bail!("no cuMemsetD8Async");
+        };
+        {
+            let _current = other.context().bind()?;
+            // SAFETY: not ordered, which is the point; the simulator reports it and goes on.
+            let code = unsafe { fill(buffer.as_raw(), 1, 100, other.as_raw()) };
+            ensure!(code.0 == 0, "{code}");
+        }
+        other.synchronize()?;
+        let reports = lab.control()?.reports();
+        ensure!(
+            !reports.is_empty(),
+            "a fill in an unordered stream was not noticed"
+        );
+        lab.control()?.reset();
+        Ok(())
+    }
+}
+
+/// Counts the allocations of each thread. The simulator has an allocator of its own.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // While a thread ends its counter is gone, and nothing is counted.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn main() -> ExitCode {
+    let tests = cuda_mem_tests::tests! {
+        counts: allocate_and_drop_are_two_driver_calls, allocate_and_drop_touch_no_heap,
+            nothing_to_allocate_is_no_call, lending_is_two_calls_at_each_end_and_none_at_home,
+            statistics_are_four_calls, the_whole_contract_kept_the_order,
+            the_sanitizer_sees_a_missing_wait;
+    };
+    run::main(
+        &tests,
+        Options {
+            serial: true,
+            ..Options::default()
+        },
+    )
+}

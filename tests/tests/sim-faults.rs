@@ -1,0 +1,237 @@
+//! Every driver call that the core makes fails once, in turn, with several codes. Each time the
+//! caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{Driver, Error, ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
+use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::run::{self, Options};
+
+/// Everything the core calls, in one go. Objects end by being dropped, in the usual order.
+fn everything(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    device.name()?;
+    device.uuid()?;
+    device.total_memory()?;
+    device.capabilities()?;
+    device.has_active_context()?;
+    let context = device.primary_context()?;
+    context.memory_info()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let (start, end) = (context.timing_event()?, context.timing_event()?);
+    start.record(&stream)?;
+    let pool = MemoryPool::builder(&device)
+        .max_size(256 << 20)
+        .release_threshold(ReleaseThreshold::Bytes(64 << 20))
+        .reuse(ReusePolicy::DETERMINISTIC)
+        .build()?;
+    assert_eq!(pool.release_threshold()?, ReleaseThreshold::Bytes(64 << 20));
+    assert_eq!(pool.reuse_policy()?, ReusePolicy::DETERMINISTIC);
+    let mut bytes = pool.alloc_from(&stream, &[1_u8; 1000])?;
+    let mut halves = pool.alloc_zeroed::<u16>(&stream, 1000)?;
+    let mut words = pool.alloc::<u32>(&other, 1000)?;
+    bytes.fill(2)?;
+    halves.fill(3)?;
+    words.fill(4)?;
+    let mut copy = pool.alloc::<u8>(&other, 1000)?;
+    copy.copy_from_buffer(&bytes)?;
+    words.on(&stream)?.fill(5)?;
+    assert_eq!(copy.to_vec()?, [2; 1000]);
+    assert_eq!(halves.to_vec()?, [3; 1000]);
+    assert_eq!(words.to_vec()?, [5; 1000]);
+    end.record(&stream)?;
+    end.hold(&other)?;
+    end.synchronize()?;
+    end.is_done()?;
+    end.elapsed_ms_since(&start)?;
+    drop((bytes, halves, words, copy));
+    other.is_done()?;
+    other.synchronize()?;
+    context.synchronize()?;
+    pool.stats()?;
+    pool.trim_to(0)?;
+    pool.reset_high_marks()
+}
+
+/// Loads the driver anew, so that its first calls are among those that fail.
+fn load_and_do_everything() -> Result<(), Error> {
+    let path = sim_path().expect("found before");
+    // SAFETY: the simulated driver behaves as a CUDA driver does, also when it fails.
+    everything(unsafe { Driver::load_from(path) }?)
+}
+
+/// A failure that is answered in another way and not reported. Each is checked by what
+/// [`everything`] asserts of the result.
+fn has_a_second_way(function: &str, code: CUresult) -> bool {
+    match function {
+        // The attribute counts as one that the driver is too old for.
+        "cuDeviceGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        // The answers "not ready" to "is it done?".
+        "cuStreamQuery" | "cuEventQuery" => code == CUresult::CUDA_ERROR_NOT_READY,
+        // The order after a copy between buffers: the host waits instead.
+        "cuEventRecord" | "cuStreamWaitEvent" | "cuEventCreate" => true,
+        _ => false,
+    }
+}
+
+/// A destructor may have failed to put back the context that was current.
+fn leave_no_context(lab: &Lab) -> Result<()> {
+    let set = lab
+        .driver
+        .table()
+        .cuCtxSetCurrent
+        .context("no cuCtxSetCurrent")?;
+    // SAFETY: null leaves the thread without a context.
+    let code = unsafe { set(std::ptr::null_mut()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(())
+}
+
+mod faults {
+    use super::*;
+
+    pub(crate) fn every_call_fails_once(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        control.reset();
+        control.start_call_log();
+        load_and_do_everything()?;
+        let log = control.call_log();
+        ensure!(log.len() > 80, "only {} calls were logged", log.len());
+        leave_no_context(lab)?;
+        let codes = [1, 2, 3, 201, 600, 719, 801, 999, 54_321].map(CUresult);
+        for (index, function) in log.iter().enumerate() {
+            for code in codes {
+                control.reset();
+                control.fail_call(index as u64 + 1, code);
+                let before = cuda_mem::drop_counts();
+                let outcome = catch_unwind(load_and_do_everything)
+                    .map_err(|_| anyhow::anyhow!("call {index} {function}: a panic"))?;
+                control.clear_faults();
+                let after = cuda_mem::drop_counts();
+                let reported = after.failures > before.failures;
+                let what = format!("call {} {function} answering {code}", index + 1);
+                match outcome {
+                    Err(error) => {
+                        ensure!(error.code() == Some(code), "{what}: {error}");
+                        ensure!(error.function().is_some(), "{what}: {error}");
+                    }
+                    Ok(()) if reported || has_a_second_way(function, code) => {}
+                    Ok(()) => bail!("{what}: nobody noticed"),
+                }
+                leave_no_context(lab)?;
+                let live = control.live();
+                ensure!(live == Default::default(), "{what}: {live:?} is left");
+                let reports = control.reports();
+                ensure!(reports.is_empty(), "{what}: {reports:?}");
+            }
+        }
+        println!("{} calls, {} codes each", log.len(), codes.len());
+        Ok(())
+    }
+
+    pub(crate) fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
+        let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+        let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+        control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+        let Err(failed) = buffer.free() else {
+            bail!("the failure was lost");
+        };
+        ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+        ensure!(failed.object.to_vec()? == [7; 100]);
+        failed.object.free()?;
+        ensure!(pool.stats()?.used.current == 0);
+        Ok(())
+    }
+
+    pub(crate) fn a_pool_that_could_not_be_closed_comes_back(lab: &Lab) -> Result<()> {
+        let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+        control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        let Err(failed) = pool.close() else {
+            bail!("the failure was lost");
+        };
+        ensure!(failed.error.code() == Some(CUresult::CUDA_ERROR_UNKNOWN));
+        drop(failed.object.alloc::<u8>(&stream, 10)?);
+        failed.object.close()?;
+        Ok(())
+    }
+
+    pub(crate) fn a_driver_that_is_going_down_is_no_failure(lab: &Lab) -> Result<()> {
+        let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+        let before = cuda_mem::drop_counts();
+        let buffer = pool.alloc::<u8>(&stream, 10)?;
+        control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_DEINITIALIZED);
+        drop(buffer);
+        let after = cuda_mem::drop_counts();
+        ensure!(after.failures == before.failures && after.too_late == before.too_late + 1);
+        Ok(())
+    }
+
+    pub(crate) fn a_wait_that_failed_is_made_up_for(lab: &Lab) -> Result<()> {
+        let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+        let control = lab.control()?;
+        let mut buffer = pool.alloc_zeroed::<u8>(&stream, 100)?;
+        stream.synchronize()?;
+        let before = cuda_mem::drop_counts();
+        let lent = buffer.on(&other)?;
+        let held = cuda_mem_tests::hold::hold(&other)?;
+        control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        drop(lent);
+        ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+        ensure!(stream.is_done()?, "the wait was not made");
+        buffer.fill(1)?;
+        ensure!(!stream.is_done()?, "the next use makes the wait");
+        drop(held);
+        ensure!(buffer.to_vec()? == [1; 100]);
+        Ok(())
+    }
+
+    pub(crate) fn a_library_without_a_function_is_a_typed_error(lab: &Lab) -> Result<()> {
+        let mut table = *lab.driver.table();
+        table.cuMemPoolCreate = None;
+        // SAFETY: the rest is the simulated driver's.
+        let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
+        let Err(error) = MemoryPool::builder(&driver.device(0)?).build() else {
+            bail!("a pool without cuMemPoolCreate");
+        };
+        ensure!(error.kind() == ErrorKind::SymbolMissing);
+        ensure!(error.to_string().contains("CUDA 11.2"), "{error}");
+        Ok(())
+    }
+
+    pub(crate) fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+        // SAFETY: it is the simulated driver, opened a second time.
+        let second = unsafe { Driver::load_from(sim_path()?) }?;
+        ensure!(second != lab.driver);
+        let foreign = second.device(0)?.primary_context()?.stream()?;
+        let pool = lab.pool()?;
+        let refused = pool.alloc::<u8>(&foreign, 10).map_err(|error| error.kind());
+        ensure!(matches!(refused, Err(ErrorKind::InvalidValue)));
+        let waited = lab
+            .stream()?
+            .wait_for(&foreign)
+            .map_err(|error| error.kind());
+        ensure!(waited == Err(ErrorKind::InvalidValue));
+        let mut buffer = pool.alloc::<u8>(&lab.stream()?, 10)?;
+        ensure!(buffer.on(&foreign).is_err());
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let tests = cuda_mem_tests::tests! {
+        faults: every_call_fails_once, a_buffer_that_could_not_be_freed_comes_back,
+            a_pool_that_could_not_be_closed_comes_back, a_driver_that_is_going_down_is_no_failure,
+            a_wait_that_failed_is_made_up_for, a_library_without_a_function_is_a_typed_error,
+            two_drivers_do_not_mix;
+    };
+    run::main(
+        &tests,
+        Options {
+            serial: true,
+            drops_fail: true,
+        },
+    )
+}

@@ -1,0 +1,144 @@
+//! Older and newer drivers: the same contract, on simulated drivers of other versions. What a
+//! version lacks is skipped with that reason, or is a typed error; nothing else may differ.
+
+use std::collections::BTreeSet;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{CudaVersion, ErrorKind};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+use cuda_mem_tests::{contract, tests};
+
+/// In this process the contract runs instead of the tests of this file.
+const CHILD: &str = "CUDA_MEM_TEST_CONTRACT_CHILD";
+
+/// Runs the contract, and what only this file asks, on a driver of `version`. Returns the names of
+/// the tests that were skipped.
+fn contract_on(version: u32) -> Result<BTreeSet<String>> {
+    let output = Command::new(std::env::current_exe()?)
+        .env(CHILD, "1")
+        .env("CUDA_MEM_TEST_BACKEND", "sim")
+        .env("CUDA_SIM_DRIVER_VERSION", version.to_string())
+        .env_remove("CUDA_MEM_TEST_REQUIRE_GPU")
+        .output()
+        .context("could not start the contract")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "on version {version}:\n{text}{errors}"
+    );
+    let shown = CudaVersion::from_raw(version);
+    ensure!(
+        text.contains(&format!("CUDA {shown}")),
+        "not a driver of {shown}:\n{text}"
+    );
+    let mut skipped = BTreeSet::new();
+    for line in text.lines().filter(|line| line.contains("... ignored")) {
+        ensure!(
+            line.contains("needs CUDA"),
+            "a skip for another reason: {line}"
+        );
+        let name = line.trim_start_matches("test ").split_whitespace().next();
+        skipped.extend(name.map(str::to_owned));
+    }
+    Ok(skipped)
+}
+
+mod versions {
+    use super::*;
+
+    pub(crate) fn cuda_11_2_has_pools_and_no_statistics(_: &Lab) -> Result<()> {
+        let skipped = contract_on(11_020)?;
+        ensure!(
+            skipped.contains("pool::high_marks_go_back_to_now"),
+            "{skipped:?}"
+        );
+        ensure!(!skipped.contains("buffer::bytes_come_back_as_they_were_sent"));
+        Ok(())
+    }
+
+    pub(crate) fn cuda_11_4_has_statistics_and_no_maximum_size(_: &Lab) -> Result<()> {
+        let skipped = contract_on(11_040)?;
+        ensure!(
+            !skipped.contains("pool::high_marks_go_back_to_now"),
+            "{skipped:?}"
+        );
+        ensure!(
+            skipped.contains("pool::a_maximum_of_zero_is_refused"),
+            "{skipped:?}"
+        );
+        Ok(())
+    }
+
+    pub(crate) fn cuda_12_0_has_no_maximum_size(_: &Lab) -> Result<()> {
+        let skipped = contract_on(12_000)?;
+        ensure!(
+            skipped.contains("reuse::event_dependencies_are_followed"),
+            "{skipped:?}"
+        );
+        ensure!(
+            skipped
+                .iter()
+                .all(|name| name.starts_with("reuse::") || name.contains("maximum"))
+        );
+        Ok(())
+    }
+
+    pub(crate) fn cuda_12_2_and_newer_skip_nothing(_: &Lab) -> Result<()> {
+        for version in [12_020, 13_000, 13_050] {
+            let skipped = contract_on(version)?;
+            ensure!(skipped.is_empty(), "{version}: {skipped:?}");
+        }
+        Ok(())
+    }
+}
+
+/// What the children ask beyond the contract.
+mod missing {
+    use super::*;
+
+    pub(crate) fn newer_symbols_are_not_there(lab: &Lab) -> Result<()> {
+        let version = lab.driver.version();
+        for symbol in &cuda_mem::sys::SYMBOLS {
+            ensure!(
+                symbol.since() <= version || !lab.driver.has(symbol.name()),
+                "{} came with {}",
+                symbol.name(),
+                symbol.since()
+            );
+        }
+        Ok(())
+    }
+
+    pub(crate) fn statistics_before_11_3_are_a_typed_error(lab: &Lab) -> Result<()> {
+        let pool = lab.pool()?;
+        if lab.need(11, 3).is_ok() {
+            pool.stats()?;
+            return pool.reset_high_marks().map_err(Into::into);
+        }
+        for refused in [pool.stats().map(drop), pool.reset_high_marks()] {
+            let error = refused.err().context("an old driver has statistics")?;
+            ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+            ensure!(error.needs_version() == Some(CudaVersion::new(11, 3)));
+        }
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    if std::env::var_os(CHILD).is_some() {
+        let mut all = contract::all();
+        all.extend(tests! {
+            missing: newer_symbols_are_not_there, statistics_before_11_3_are_a_typed_error;
+        });
+        return run::main(&all, Options::default());
+    }
+    let tests = tests! {
+        versions: cuda_11_2_has_pools_and_no_statistics,
+            cuda_11_4_has_statistics_and_no_maximum_size, cuda_12_0_has_no_maximum_size,
+            cuda_12_2_and_newer_skip_nothing;
+    };
+    run::main(&tests, Options::default())
+}

@@ -1,0 +1,298 @@
+//! A file of `cuda-mem` uses its own layer and lower ones, so that no two layers need each other.
+
+use proc_macro2::{Span, TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{Attribute, Ident, ItemMod, ItemUse, Macro, Path, UseTree, VisRestricted};
+
+use super::Finding;
+use super::source::Rust;
+
+/// The modules at the root of `cuda-mem`, the lowest first.
+const LAYERS: [&str; 25] = [
+    "error",
+    "report",
+    "raw",
+    "driver",
+    "device",
+    "visible",
+    "context",
+    "stream",
+    "event",
+    "join",
+    "stats",
+    "pool",
+    "copy",
+    "buffer",
+    "ipc",
+    "graph",
+    "resource",
+    "arena",
+    "vmm",
+    "host",
+    "managed",
+    "placement",
+    "window",
+    "module",
+    "ledger",
+];
+
+const LIST: &str = "xtask/src/tidy/layers.rs";
+
+/// The module that a file of `cuda-mem/src` is: `pool/attrs.rs` is `["pool", "attrs"]`.
+pub(super) fn module_of(path: &str) -> Option<Vec<String>> {
+    let inside = path
+        .strip_prefix("cuda-mem/src/")?
+        .strip_suffix(".rs")?
+        .to_owned();
+    let mut module: Vec<String> = inside.split('/').map(str::to_owned).collect();
+    if module
+        .last()
+        .is_some_and(|last| last == "mod" || inside == "lib")
+    {
+        module.pop();
+    }
+    Some(module)
+}
+
+pub(super) fn check(file: &Rust) -> Vec<Finding> {
+    let Some(module) = module_of(&file.path) else {
+        return Vec::new();
+    };
+    // The root re-exports from every layer.
+    let Some(layer) = module.first().cloned() else {
+        return Vec::new();
+    };
+    if file.test_only {
+        return Vec::new();
+    }
+    let Some(height) = height(&layer) else {
+        return vec![Finding::new(
+            &file.path,
+            1,
+            format!("the module `{layer}` has no layer"),
+            format!("give it its place in {LIST}"),
+        )];
+    };
+    let mut uses = Uses {
+        module,
+        found: Vec::new(),
+    };
+    uses.visit_file(&file.code);
+    uses.found
+        .into_iter()
+        .filter_map(|(target, line)| judge(&file.path, &layer, height, &target, line))
+        .collect()
+}
+
+fn height(layer: &str) -> Option<usize> {
+    LAYERS.iter().position(|known| *known == layer)
+}
+
+/// `target` is the path below the crate's root.
+fn judge(path: &str, layer: &str, own: usize, target: &[String], line: usize) -> Option<Finding> {
+    let (what, remedy) = match target.first() {
+        None => (
+            "this takes the root of the crate, which holds every layer".to_owned(),
+            "name the module, as in `crate::error::Error`".to_owned(),
+        ),
+        Some(first) if first == layer => return None,
+        Some(first) => match height(first) {
+            Some(height) if height < own => return None,
+            Some(_) => (
+                format!("`{layer}` uses `{first}`, which is a higher layer"),
+                format!("move the code up, or what it needs down; the order is in {LIST}"),
+            ),
+            None => (
+                format!("`crate::{first}` is not a module with a layer"),
+                format!("write the module, as in `crate::error::Error`, or list it in {LIST}"),
+            ),
+        },
+    };
+    Some(Finding::new(path, line, what, remedy))
+}
+
+/// Collects the paths that start at `crate`, `self` or `super`, from the root of the crate.
+struct Uses {
+    /// Where the visitor is.
+    module: Vec<String>,
+    found: Vec<(Vec<String>, usize)>,
+}
+
+impl Uses {
+    fn add(&mut self, segments: &[String], span: Span) {
+        let target = match segments.first().map(String::as_str) {
+            Some("crate") => segments[1..].to_vec(),
+            Some("self" | "super") => {
+                let up = segments.iter().filter(|name| *name == "super").count();
+                let kept = self.module.len().saturating_sub(up);
+                let rest = segments
+                    .iter()
+                    .skip_while(|name| *name == "self" || *name == "super");
+                self.module[..kept].iter().chain(rest).cloned().collect()
+            }
+            // Another crate, or a name of this file.
+            _ => return,
+        };
+        self.found.push((target, span.start().line));
+    }
+
+    fn tree(&mut self, tree: &UseTree, before: &[String]) {
+        let with = |name: &Ident| [before, &[name.to_string()]].concat();
+        match tree {
+            UseTree::Path(path) => self.tree(&path.tree, &with(&path.ident)),
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.tree(tree, before);
+                }
+            }
+            // `use a::{self}` is `a`, but a leading `self` is the module of the file.
+            UseTree::Name(name) if name.ident == "self" && !before.is_empty() => {
+                self.add(before, name.ident.span());
+            }
+            UseTree::Name(name) => self.add(&with(&name.ident), name.ident.span()),
+            UseTree::Rename(name) if name.ident == "self" && !before.is_empty() => {
+                self.add(before, name.ident.span());
+            }
+            UseTree::Rename(name) => self.add(&with(&name.ident), name.ident.span()),
+            UseTree::Glob(glob) => self.add(before, glob.star_token.spans[0]),
+        }
+    }
+
+    /// Macros are not parsed: look for `crate::…` and `super::…` among their tokens.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        for (index, token) in tokens.iter().enumerate() {
+            match token {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(name) if name == "crate" || starts_super(&tokens, index) => {
+                    if let Some(tree) = path_at(&tokens[index..]) {
+                        self.tree(&tree, &[]);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Uses {
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.tree(&item.tree, &[]);
+    }
+
+    fn visit_path(&mut self, path: &'ast Path) {
+        if path.segments.len() > 1 {
+            let segments: Vec<String> = path.segments.iter().map(|s| s.ident.to_string()).collect();
+            self.add(&segments, path.segments[0].ident.span());
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        self.module.push(item.ident.to_string());
+        visit::visit_item_mod(self, item);
+        self.module.pop();
+    }
+
+    fn visit_macro(&mut self, call: &'ast Macro) {
+        self.visit_path(&call.path);
+        self.tokens(call.tokens.clone());
+    }
+
+    // `pub(crate)` and the arguments of attributes use nothing.
+    fn visit_vis_restricted(&mut self, _: &'ast VisRestricted) {}
+    fn visit_attribute(&mut self, _: &'ast Attribute) {}
+}
+
+/// The first `super` of a path: no `::` stands before it.
+fn starts_super(tokens: &[TokenTree], index: usize) -> bool {
+    let is_super = matches!(&tokens[index], TokenTree::Ident(name) if name == "super");
+    let after_colon = index
+        .checked_sub(1)
+        .is_some_and(|before| is_punct(&tokens[before], ':'));
+    is_super && !after_colon
+}
+
+/// `a::b`, `a::{b, c}` or `a::*` at the start of `tokens`.
+fn path_at(tokens: &[TokenTree]) -> Option<UseTree> {
+    let mut end = 1;
+    loop {
+        let colons = tokens.get(end..end + 2)?;
+        if !colons.iter().all(|token| is_punct(token, ':')) {
+            break;
+        }
+        match tokens.get(end + 2) {
+            Some(TokenTree::Ident(_)) => end += 3,
+            Some(TokenTree::Group(_)) => {
+                end += 3;
+                break;
+            }
+            Some(star) if is_punct(star, '*') => {
+                end += 3;
+                break;
+            }
+            _ => break,
+        }
+        if end + 2 > tokens.len() {
+            break;
+        }
+    }
+    // `crate` alone, as in `pub(crate)`, is no path.
+    if end == 1 {
+        return None;
+    }
+    syn::parse2(tokens[..end].iter().cloned().collect()).ok()
+}
+
+fn is_punct(token: &TokenTree, character: char) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == character)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(path: &str, text: &str) -> Vec<usize> {
+        let findings = check(&Rust::parse(path, text));
+        findings.into_iter().map(|found| found.line).collect()
+    }
+
+    #[test]
+    fn upward_imports_are_found_however_they_are_written() {
+        let text = "use crate::pool::MemoryPool;\n\
+            use crate::{error::Error, buffer::{self, DeviceBuffer}};\n\
+            use super::super::copy::copy;\n\
+            fn f() -> crate::ledger::Ledger {\n\
+            format!(\"{}\", crate::pool::name()); log!(super::super::buffer::x) }\n\
+            mod inner { use super::super::super::copy::copy; }";
+        assert_eq!(
+            lines("cuda-mem/src/stream/owned.rs", text),
+            [1, 2, 2, 3, 4, 5, 5, 6]
+        );
+    }
+
+    #[test]
+    fn lower_layers_own_files_and_other_crates_are_free() {
+        let text = "use crate::error::Error; use super::attrs::Attrs; use self::x::Y;\n\
+            use std::sync::Arc; mod inner { use super::super::attrs::Attrs; }\n\
+            pub(crate) fn f() -> Result<(), Error> { crate::raw::f(); Self::g(); crate::pool::h() }\n\
+            pub(in crate::buffer) struct S; macro_rules! m { () => { pub(crate) fn m() {} } }\n\
+            #[cfg(test)] mod tests { use crate::buffer::DeviceBuffer; }";
+        assert_eq!(lines("cuda-mem/src/pool/alloc.rs", text), [0; 0]);
+    }
+
+    #[test]
+    fn the_root_is_no_way_around_the_order() {
+        let text = "use crate::Error;\nuse crate::*;\nuse super::*;\nuse crate as root;\n\
+            fn f() -> crate::Error { m!(crate::Error) }";
+        assert_eq!(lines("cuda-mem/src/pool.rs", text), [1, 2, 3, 4, 5, 5]);
+        assert_eq!(lines("cuda-mem/src/lib.rs", text), [0; 0]);
+    }
+
+    #[test]
+    fn a_module_without_a_layer_is_found() {
+        assert_eq!(lines("cuda-mem/src/util.rs", ""), [1]);
+        assert_eq!(lines("cuda-mem/src/stats.rs", ""), [0; 0]);
+        assert_eq!(lines("tests/src/util.rs", "use crate::x::y;"), [0; 0]);
+    }
+}
