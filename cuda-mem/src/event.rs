@@ -6,7 +6,7 @@ use cuda_driver_sys::{CUevent, CUevent_flags};
 
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream::StreamRef;
+use crate::stream::{Stream, StreamRef};
 use crate::{raw, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
@@ -91,20 +91,6 @@ impl Event {
         unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
     }
 
-    /// Makes everything that comes to `stream` from now on wait for the mark. Does not wait on the
-    /// host. An event that was never recorded counts as done.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers. The stream may be of another device of the same driver.
-    #[doc(alias = "cuStreamWaitEvent")]
-    pub fn hold<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
-        let stream = stream.into();
-        self.check_driver(stream)?;
-        // SAFETY: both handles are live and of one driver.
-        unsafe { raw::stream::wait(self.context.driver().table(), stream.as_raw(), self.raw) }
-    }
-
     /// Waits, on the host, until everything before the mark is done.
     ///
     /// # Errors
@@ -161,6 +147,33 @@ impl Event {
         Err(Error::invalid(
             "the event and the stream belong to two drivers".to_owned(),
         ))
+    }
+}
+
+impl Stream {
+    /// Makes everything that comes to this stream from now on wait for the event's mark. Does not
+    /// wait on the host. An event that was never recorded counts as done.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. The event may be of another device of the same driver.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        self.as_ref().wait_event(event)
+    }
+}
+
+impl StreamRef<'_> {
+    /// See [`Stream::wait_event`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.check_driver(*self)?;
+        // SAFETY: both handles are live and of one driver.
+        unsafe { raw::stream::wait(self.context().driver().table(), self.as_raw(), event.raw) }
     }
 }
 

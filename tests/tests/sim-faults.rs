@@ -43,7 +43,7 @@ fn everything(driver: Driver) -> Result<(), Error> {
     assert_eq!(halves.to_vec()?, [3; 1000]);
     assert_eq!(words.to_vec()?, [5; 1000]);
     end.record(&stream)?;
-    end.hold(&other)?;
+    other.wait_event(&end)?;
     end.synchronize()?;
     end.is_done()?;
     end.elapsed_ms_since(&start)?;

@@ -1,5 +1,7 @@
 //! Chores of the workspace: `cargo xtask <command>`.
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 mod bundle;
@@ -24,10 +26,18 @@ enum Command {
     Bundle(bundle::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
         Command::RegenBindings(args) => regen::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::Bundle(args) => bundle::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The causes, and not the backtrace: what failed is a step, not this program.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

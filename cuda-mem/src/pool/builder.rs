@@ -15,7 +15,7 @@ use crate::{raw, report};
 pub struct PoolBuilder {
     device: Device,
     release_threshold: ReleaseThreshold,
-    reuse: ReusePolicy,
+    reuse: Option<ReusePolicy>,
     max_size: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ impl PoolBuilder {
         Self {
             device,
             release_threshold: ReleaseThreshold::default(),
-            reuse: ReusePolicy::default(),
+            reuse: None,
             max_size: None,
         }
     }
@@ -36,8 +36,12 @@ impl PoolBuilder {
     }
 
     /// When memory moves between streams; whenever possible, unless told otherwise.
+    ///
+    /// Drivers before CUDA 11.5 can hand out memory too early under
+    /// [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC), so it is left off there unless it
+    /// is named here.
     pub fn reuse(mut self, policy: ReusePolicy) -> Self {
-        self.reuse = policy;
+        self.reuse = Some(policy);
         self
     }
 
@@ -84,10 +88,19 @@ impl PoolBuilder {
         // Owned from here, so that a failure below destroys the pool.
         let pool = MemoryPool::own(self.device, raw);
         pool.set_release_threshold(self.release_threshold)?;
-        if self.reuse != ReusePolicy::DRIVER_DEFAULT {
-            pool.set_reuse_policy(self.reuse)?;
+        let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
+        if reuse != ReusePolicy::DRIVER_DEFAULT {
+            pool.set_reuse_policy(reuse)?;
         }
         Ok(pool)
+    }
+
+    fn default_reuse(&self) -> ReusePolicy {
+        if self.device.driver().version() < CudaVersion::new(11, 5) {
+            ReusePolicy::DRIVER_DEFAULT - ReusePolicy::ALLOW_OPPORTUNISTIC
+        } else {
+            ReusePolicy::DRIVER_DEFAULT
+        }
     }
 
     fn props(&self) -> Result<CUmemPoolProps> {

@@ -118,7 +118,7 @@ pub(super) fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Resul
     let event = context.event()?;
     check("event")?;
     event.record(&stream)?;
-    event.hold(&other)?;
+    other.wait_event(&event)?;
     event.synchronize()?;
     ensure!(event.is_done()?);
     check("the event's use")?;

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Compare with the committed files instead of writing them.
     #[arg(long, conflicts_with = "try_build")]
     check: bool,
-    /// Build cuda-driver-sys and cuda-mem from the result in a scratch folder; write nothing here.
+    /// Build and test cuda-driver-sys with the result in a scratch folder; write nothing here.
     #[arg(long = "try")]
     try_build: bool,
 }
