@@ -123,11 +123,32 @@ impl Device {
     /// Anything but the INVALID_VALUE by which a driver says that an attribute is too new for it.
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<Option<i32>> {
-        // SAFETY: the handle came from this driver.
-        match unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) } {
+        match self.query(attribute) {
             Ok(value) => Ok(Some(value)),
             Err(error) if error.kind() == ErrorKind::InvalidValue => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    fn query(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        // SAFETY: the handle came from this driver.
+        unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) }
+    }
+
+    /// An attribute that drivers know since `since`; `None` if this one is older. From that version
+    /// on, a driver that does not know it is an error and not an answer.
+    fn query_since(
+        &self,
+        attribute: CUdevice_attribute,
+        since: CudaVersion,
+    ) -> Result<Option<i32>> {
+        match self.query(attribute) {
+            Err(error)
+                if error.kind() == ErrorKind::InvalidValue && self.driver.version() < since =>
+            {
+                Ok(None)
+            }
+            answer => answer.map(Some),
         }
     }
 
@@ -145,18 +166,23 @@ impl Device {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn capabilities(&self) -> Result<Capabilities> {
-        let number = |attribute| Ok::<i32, Error>(self.attribute(attribute)?.unwrap_or(0));
+        let number = |attribute| Ok::<u32, Error>(self.query(attribute)?.unsigned_abs());
         let support = |attribute, major, minor| self.support(attribute, major, minor);
         use CUdevice_attribute as A;
         Ok(Capabilities {
             compute_capability: (
-                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?.unsigned_abs(),
-                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?.unsigned_abs(),
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
-            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs(),
+            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             memory_pools: self.supports_memory_pools()?,
             pool_handle_types: HandleTypes::from_bits_retain(
-                number(A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?.cast_unsigned(),
+                self.query_since(
+                    A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+                    CudaVersion::new(11, 3),
+                )?
+                .unwrap_or(0)
+                .cast_unsigned(),
             ),
             virtual_memory: support(
                 A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
@@ -191,9 +217,10 @@ impl Device {
     }
 
     fn support(&self, attribute: CUdevice_attribute, major: u32, minor: u32) -> Result<Support> {
-        Ok(match self.attribute(attribute)? {
+        let since = CudaVersion::new(major, minor);
+        Ok(match self.query_since(attribute, since)? {
             None => Support::No(Reason::DriverTooOld {
-                since: CudaVersion::new(major, minor),
+                since,
                 found: self.driver.version(),
             }),
             Some(0) => Support::No(Reason::Device),

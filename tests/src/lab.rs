@@ -1,7 +1,7 @@
 //! The driver that the tests run on.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Context, CudaVersion, Device, Driver, MemoryPool, Stream};
@@ -15,6 +15,10 @@ pub enum Backend {
     /// A real driver with a GPU.
     Gpu,
 }
+
+/// Held for reading by tests that look at what a pool keeps, and for writing by tests that run a
+/// device out of memory: then the driver takes back what *every* pool of the device keeps.
+static PRESSURE: RwLock<()> = RwLock::new(());
 
 /// The driver under test, and what a test body needs around it.
 #[derive(Debug)]
@@ -109,6 +113,16 @@ impl Lab {
         }
         let found = self.driver.version();
         Err(Skip(format!("needs CUDA {needed}, the driver has {found}")).into())
+    }
+
+    /// No test of this process runs the device out of memory while the guard lives.
+    pub fn calm(&self) -> RwLockReadGuard<'static, ()> {
+        PRESSURE.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No test of this process relies on what a pool keeps while the guard lives.
+    pub fn pressure(&self) -> RwLockWriteGuard<'static, ()> {
+        PRESSURE.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first device.

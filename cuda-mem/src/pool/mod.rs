@@ -166,8 +166,9 @@ impl MemoryPool {
     /// ```
     #[doc(alias = "cuMemPoolTrimTo")]
     pub fn trim_to(&self, keep: u64) -> Result<()> {
-        // More than the address space can only mean "keep all".
-        let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+        // The driver rounds up, and the largest numbers come out as 0 (measured): everything would
+        // be given back. No pool holds this much.
+        let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         // SAFETY: the pool is live.
         unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
     }

@@ -18,6 +18,7 @@ pub(super) fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let live = pool.alloc::<u8>(&stream, 1000)?;
     for asked in [1_usize << 50, usize::MAX] {
@@ -44,6 +45,7 @@ pub(super) fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     ensure!(pool.alloc::<u8>(&stream, 1 << 50).is_err());
     let buffer = pool.alloc_from(&stream, &[1u8; 100])?;
@@ -54,6 +56,37 @@ pub(super) fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
             "the failed request counts nothing"
         );
     }
+    Ok(())
+}
+
+/// Measured, and said nowhere: before the driver answers that memory is out, it takes back what every
+/// pool of the device keeps, whatever their thresholds.
+pub(super) fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let _pressure = lab.pressure();
+    let (keeper, stream) = (lab.pool()?, lab.stream()?);
+    let small = MemoryPool::builder(&lab.device()?)
+        .max_size(64 << 20)
+        .build()?;
+    let kept = |what: &str, expected: bool| -> Result<()> {
+        let stats = keeper.stats()?;
+        ensure!((stats.reserved.current > 0) == expected, "{what}: {stats}");
+        Ok(())
+    };
+    drop(keeper.alloc::<u8>(&stream, 100 << 20)?);
+    stream.synchronize()?;
+    kept("nothing has happened", true)?;
+    ensure!(small.alloc::<u8>(&stream, 256 << 20).is_err());
+    kept("a request that could never fit", true)?;
+    let half = small.alloc::<u8>(&stream, 40 << 20)?;
+    ensure!(small.alloc::<u8>(&stream, 40 << 20).is_err());
+    kept("a request that does not fit now", false)?;
+
+    // What is in use, or whose free the host has not seen, stays.
+    let live = keeper.alloc_from(&stream, &[7_u8; 1000])?;
+    ensure!(small.alloc::<u8>(&stream, 40 << 20).is_err());
+    ensure!(live.to_vec()? == [7; 1000]);
+    drop((half, live));
     Ok(())
 }
 

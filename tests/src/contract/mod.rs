@@ -42,7 +42,8 @@ pub fn all() -> Vec<Test> {
             nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went;
         failure: a_size_that_overflows_is_refused, too_much_memory_says_how_much_there_was,
-            a_pool_works_after_running_out, dropping_counts_no_failure;
+            a_pool_works_after_running_out,
+            running_out_takes_what_other_pools_keep, dropping_counts_no_failure;
     };
     all.extend(tests_alone! {
         device: looking_creates_no_context;

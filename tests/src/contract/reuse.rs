@@ -44,6 +44,7 @@ fn must_be(address: u64, block: &DeviceBuffer<u8>) -> Result<()> {
 }
 
 pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::empty())?;
     let stream = lab.stream()?;
     let held = hold(&stream)?;
@@ -55,6 +56,7 @@ pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::empty())?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let address = free_block(&pool, &first)?;
@@ -63,6 +65,7 @@ pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::empty())?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let held = hold(&first)?;
@@ -77,6 +80,7 @@ pub(super) fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::FOLLOW_EVENT_DEPENDENCIES)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let held = hold(&first)?;
@@ -92,6 +96,7 @@ pub(super) fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
     let held = hold(&first)?;
@@ -108,6 +113,7 @@ pub(super) fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()>
 }
 
 pub(super) fn an_internal_dependency_waits(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let held = hold(&first)?;
