@@ -114,7 +114,16 @@ impl fmt::Display for LoadError {
             if index > 0 {
                 f.write_str("; ")?;
             }
-            write!(f, "{}: {}", attempt.path.display(), attempt.reason)?;
+            let (path, reason) = (
+                attempt.path.display().to_string(),
+                attempt.reason.to_string(),
+            );
+            // The loader's own words begin with the name that it was given.
+            if reason.starts_with(&path) {
+                f.write_str(&reason)?;
+            } else {
+                write!(f, "{path}: {reason}")?;
+            }
         }
         write!(
             f,
@@ -123,16 +132,8 @@ impl fmt::Display for LoadError {
     }
 }
 
-impl std::error::Error for LoadError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.attempts
-            .iter()
-            .find_map(|attempt| match &attempt.reason {
-                AttemptFailure::Open(error) => Some(&**error as _),
-                _ => None,
-            })
-    }
-}
+// No source: the text has the loader's words for every attempt, and there is no one cause.
+impl std::error::Error for LoadError {}
 
 /// Opens the driver of this machine, once: later calls return the same library or the same failure.
 ///

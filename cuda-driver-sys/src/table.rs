@@ -2,6 +2,7 @@
 // From cuda.h of CUDA 13.5, SHA-256 f4250132eae986e244c693f562f81bdaa919c378665228bece23182da33a39b0.
 
 use super::types::*;
+use std::mem::offset_of;
 pub type PFN_cuArray3DCreate = unsafe extern "C" fn(
     pHandle: *mut CUarray,
     pAllocateArray: *const CUDA_ARRAY3D_DESCRIPTOR_v1,
@@ -3702,3 +3703,781 @@ pub struct DriverTable {
     pub cuWaitExternalSemaphoresAsync: Option<PFN_cuWaitExternalSemaphoresAsync>,
     pub cuWaitExternalSemaphoresAsync_ptsz: Option<PFN_cuWaitExternalSemaphoresAsync_ptsz>,
 }
+const _: () = {
+    assert!(offset_of!(DriverTable, cuArray3DCreate) == 0 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArray3DCreate_v2) == 1 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor) == 2 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor_v2) == 3 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuArrayCreate) == 4 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayCreate_v2) == 5 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayDestroy) == 6 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayGetDescriptor) == 7 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayGetDescriptor_v2) == 8 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayGetMemoryRequirements) == 9 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuArrayGetPlane) == 10 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuArrayGetSparseProperties) == 11 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCheckpointOperationComplete) == 12 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessCheckpoint) == 13 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuCheckpointProcessGetRestoreThreadId) == 14 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuCheckpointProcessGetState) == 15 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessLock) == 16 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCheckpointProcessRestore) == 17 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessUnlock) == 18 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuCoredumpDeregisterCompleteCallback) == 19 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuCoredumpDeregisterStartCallback) == 20 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCoredumpGetAttribute) == 21 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCoredumpGetAttributeGlobal) == 22 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCoredumpRegisterCompleteCallback) == 23 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCoredumpRegisterStartCallback) == 24 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCoredumpSetAttribute) == 25 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCoredumpSetAttributeGlobal) == 26 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCtxAttach) == 27 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxCreate) == 28 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxCreate_v2) == 29 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxCreate_v3) == 30 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxCreate_v4) == 31 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxDestroy) == 32 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxDestroy_v2) == 33 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxDetach) == 34 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxDisablePeerAccess) == 35 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxEnablePeerAccess) == 36 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxFromGreenCtx) == 37 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetApiVersion) == 38 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetCacheConfig) == 39 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetCurrent) == 40 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetDevResource) == 41 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetDevice) == 42 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetDevice_v2) == 43 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetExecAffinity) == 44 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetFlags) == 45 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetId) == 46 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetLimit) == 47 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetSharedMemConfig) == 48 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxGetStreamPriorityRange) == 49 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCtxPopCurrent) == 50 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxPopCurrent_v2) == 51 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxPushCurrent) == 52 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxPushCurrent_v2) == 53 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxRecordEvent) == 54 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxResetPersistingL2Cache) == 55 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCtxSetCacheConfig) == 56 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSetCurrent) == 57 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSetFlags) == 58 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSetLimit) == 59 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSetSharedMemConfig) == 60 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSynchronize) == 61 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxSynchronize_v2) == 62 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCtxWaitEvent) == 63 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDestroyExternalMemory) == 64 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDestroyExternalSemaphore) == 65 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevResourceGenerateDesc) == 66 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevSmResourceSplit) == 67 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDevSmResourceSplitByCount) == 68 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceCanAccessPeer) == 69 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceComputeCapability) == 70 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGet) == 71 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetAttribute) == 72 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetByPCIBusId) == 73 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetCliqueCount) == 74 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetCliqueInfo) == 75 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetCount) == 76 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetDefaultMemPool) == 77 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetDevResource) == 78 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetExecAffinitySupport) == 79 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetFabricClusterUuid) == 80 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetGraphMemAttribute) == 81 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetHostAtomicCapabilities) == 82 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetLuid) == 83 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetMemPool) == 84 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetName) == 85 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetNvSciSyncAttributes) == 86 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetP2PAtomicCapabilities) == 87 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetP2PAttribute) == 88 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetPCIBusId) == 89 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetProperties) == 90 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetTexture1DLinearMaxWidth) == 91 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceGetUuid) == 92 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGetUuid_v2) == 93 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceGraphMemTrim) == 94 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxGetState) == 95 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease) == 96 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease_v2) == 97 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset) == 98 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset_v2) == 99 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRetain) == 100 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags) == 101 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags_v2) == 102 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceRegisterAsyncNotification) == 103 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceSetGraphMemAttribute) == 104 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDeviceSetMemPool) == 105 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceTotalMem) == 106 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuDeviceTotalMem_v2) == 107 * size_of::<usize>());
+    assert!(
+        offset_of!(DriverTable, cuDeviceUnregisterAsyncNotification) == 108 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuDriverGetVersion) == 109 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventCreate) == 110 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventDestroy) == 111 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventDestroy_v2) == 112 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventElapsedTime) == 113 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventElapsedTime_v2) == 114 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventQuery) == 115 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventRecord) == 116 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventRecordWithFlags) == 117 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventRecordWithFlags_ptsz) == 118 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuEventRecord_ptsz) == 119 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuEventSynchronize) == 120 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuExternalMemoryGetMappedBuffer) == 121 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuExternalMemoryGetMappedMipmappedArray)
+            == 122 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync) == 123 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync_ptsz) == 124 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuFlushGPUDirectRDMAWrites) == 125 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuFuncGetAttribute) == 126 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncGetModule) == 127 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncGetName) == 128 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncGetParamCount) == 129 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncGetParamInfo) == 130 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncIsLoaded) == 131 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncLoad) == 132 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncSetAttribute) == 133 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncSetBlockShape) == 134 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncSetCacheConfig) == 135 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuFuncSetSharedMemConfig) == 136 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuFuncSetSharedSize) == 137 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGetErrorName) == 138 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGetErrorString) == 139 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGetExportTable) == 140 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGetProcAddress) == 141 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGetProcAddress_v2) == 142 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddBatchMemOpNode) == 143 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphAddChildGraphNode) == 144 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphAddDependencies) == 145 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddDependencies_v2) == 146 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphAddEmptyNode) == 147 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddEventRecordNode) == 148 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphAddEventWaitNode) == 149 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuGraphAddExternalSemaphoresSignalNode) == 150 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphAddExternalSemaphoresWaitNode) == 151 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphAddHostNode) == 152 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddKernelNode) == 153 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddKernelNode_v2) == 154 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphAddMemAllocNode) == 155 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddMemFreeNode) == 156 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddMemcpyNode) == 157 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddMemsetNode) == 158 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddNode) == 159 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddNode_v2) == 160 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddNode_v3) == 161 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeGetParams) == 162 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeSetParams) == 163 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphChildGraphNodeGetGraph) == 164 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphClone) == 165 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphConditionalHandleCreate) == 166 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphCreate) == 167 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphDebugDotPrint) == 168 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphDestroy) == 169 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphDestroyNode) == 170 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeGetEvent) == 171 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeSetEvent) == 172 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeGetEvent) == 173 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeSetEvent) == 174 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuGraphExecBatchMemOpNodeSetParams) == 175 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphExecChildGraphNodeSetParams) == 176 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphExecDestroy) == 177 * size_of::<usize>());
+    assert!(
+        offset_of!(DriverTable, cuGraphExecEventRecordNodeSetEvent) == 178 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphExecEventWaitNodeSetEvent) == 179 * size_of::<usize>(),);
+    assert!(
+        offset_of!(
+            DriverTable,
+            cuGraphExecExternalSemaphoresSignalNodeSetParams
+        ) == 180 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphExecExternalSemaphoresWaitNodeSetParams)
+            == 181 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphExecGetFlags) == 182 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphExecGetId) == 183 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphExecHostNodeSetParams) == 184 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams) == 185 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams_v2) == 186 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecMemcpyNodeSetParams) == 187 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecMemsetNodeSetParams) == 188 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecNodeSetParams) == 189 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphExecUpdate) == 190 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphExecUpdate_v2) == 191 * size_of::<usize>());
+    assert!(
+        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeGetParams)
+            == 192 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeSetParams)
+            == 193 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeGetParams)
+            == 194 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeSetParams)
+            == 195 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphGetEdges) == 196 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphGetEdges_v2) == 197 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphGetId) == 198 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphGetNodes) == 199 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphGetRootNodes) == 200 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphHostNodeGetParams) == 201 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphHostNodeSetParams) == 202 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphInstantiate) == 203 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithFlags) == 204 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams) == 205 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams_ptsz) == 206 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphInstantiate_v2) == 207 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeCopyAttributes) == 208 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetAttribute) == 209 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams) == 210 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams_v2) == 211 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetAttribute) == 212 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams) == 213 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams_v2) == 214 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphLaunch) == 215 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphLaunch_ptsz) == 216 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphMemAllocNodeGetParams) == 217 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphMemFreeNodeGetParams) == 218 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeGetParams) == 219 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeSetParams) == 220 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphMemsetNodeGetParams) == 221 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphMemsetNodeSetParams) == 222 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeFindInClone) == 223 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeGetContainingGraph) == 224 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies) == 225 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies_v2) == 226 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes) == 227 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes_v2) == 228 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetEnabled) == 229 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeGetLocalId) == 230 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeGetParams) == 231 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeGetToolsId) == 232 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeGetType) == 233 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeSetEnabled) == 234 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeSetParams) == 235 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphNodeSetParams_v2) == 236 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphReleaseUserObject) == 237 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies) == 238 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies_v2) == 239 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphRetainUserObject) == 240 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphUpload) == 241 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphUpload_ptsz) == 242 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphicsMapResources) == 243 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphicsMapResources_ptsz) == 244 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedMipmappedArray)
+            == 245 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer) == 246 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer_v2) == 247 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags) == 248 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags_v2) == 249 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuGraphicsSubResourceGetMappedArray) == 250 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources) == 251 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources_ptsz) == 252 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGraphicsUnregisterResource) == 253 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGreenCtxCreate) == 254 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGreenCtxDestroy) == 255 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGreenCtxGetDevResource) == 256 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuGreenCtxGetId) == 257 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGreenCtxRecordEvent) == 258 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGreenCtxStreamCreate) == 259 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGreenCtxWaitEvent) == 260 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuImportExternalMemory) == 261 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuImportExternalSemaphore) == 262 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuInit) == 263 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcCloseMemHandle) == 264 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcGetEventHandle) == 265 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcGetMemHandle) == 266 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcOpenEventHandle) == 267 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle) == 268 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle_v2) == 269 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetAttribute) == 270 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetFunction) == 271 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetLibrary) == 272 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetName) == 273 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetParamCount) == 274 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelGetParamInfo) == 275 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelSetAttribute) == 276 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuKernelSetCacheConfig) == 277 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunch) == 278 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel) == 279 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuLaunchCooperativeKernelMultiDevice) == 280 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel_ptsz) == 281 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLaunchGrid) == 282 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchGridAsync) == 283 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc) == 284 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_ptsz) == 285 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2) == 286 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2_ptsz) == 287 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLaunchKernel) == 288 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchKernelEx) == 289 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchKernelEx_ptsz) == 290 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLaunchKernel_ptsz) == 291 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryEnumerateKernels) == 292 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLibraryGetGlobal) == 293 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryGetKernel) == 294 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryGetKernelCount) == 295 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLibraryGetManaged) == 296 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryGetModule) == 297 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryGetUnifiedFunction) == 298 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLibraryLoadData) == 299 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryLoadFromFile) == 300 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLibraryUnload) == 301 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkAddData) == 302 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkAddData_v2) == 303 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkAddFile) == 304 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkAddFile_v2) == 305 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkComplete) == 306 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkCreate) == 307 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkCreate_v2) == 308 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLinkDestroy) == 309 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogicalEndpointAddDevice) == 310 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointBindAddr) == 311 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointBindMem) == 312 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointCreate) == 313 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointDestroy) == 314 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointExport) == 315 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointGetLimits) == 316 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointIdRelease) == 317 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointIdReserve) == 318 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointImport) == 319 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointQuery) == 320 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogicalEndpointUnbind) == 321 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuLogsCurrent) == 322 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogsDumpToFile) == 323 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogsDumpToMemory) == 324 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogsRegisterCallback) == 325 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuLogsUnregisterCallback) == 326 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemAddressFree) == 327 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAddressReserve) == 328 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAdvise) == 329 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAdvise_v2) == 330 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAlloc) == 331 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocAsync) == 332 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocAsync_ptsz) == 333 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync) == 334 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync_ptsz) == 335 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemAllocHost) == 336 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocHost_v2) == 337 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocManaged) == 338 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocPitch) == 339 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAllocPitch_v2) == 340 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemAlloc_v2) == 341 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync) == 342 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync_ptsz) == 343 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemCreate) == 344 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync) == 345 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync_ptsz) == 346 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync) == 347 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync_ptsz) == 348 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemExportToShareableHandle) == 349 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemFree) == 350 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemFreeAsync) == 351 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemFreeAsync_ptsz) == 352 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemFreeHost) == 353 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemFree_v2) == 354 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetAccess) == 355 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetAddressRange) == 356 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetAddressRange_v2) == 357 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemGetAllocationGranularity) == 358 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuMemGetAllocationPropertiesFromHandle) == 359 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuMemGetDefaultMemPool) == 360 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetHandleForAddressRange) == 361 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemGetInfo) == 362 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetInfo_v2) == 363 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetLocationInfo) == 364 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemGetMemPool) == 365 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemHostAlloc) == 366 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer) == 367 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer_v2) == 368 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemHostGetFlags) == 369 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemHostRegister) == 370 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemHostRegister_v2) == 371 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemHostUnregister) == 372 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemImportFromShareableHandle) == 373 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemMap) == 374 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemMapArrayAsync) == 375 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemMapArrayAsync_ptsz) == 376 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemPoolCreate) == 377 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolDestroy) == 378 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolExportPointer) == 379 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolExportToShareableHandle) == 380 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemPoolGetAccess) == 381 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolGetAttribute) == 382 * size_of::<usize>());
+    assert!(
+        offset_of!(DriverTable, cuMemPoolImportFromShareableHandle) == 383 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuMemPoolImportPointer) == 384 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolSetAccess) == 385 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolSetAttribute) == 386 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPoolTrimTo) == 387 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync) == 388 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_ptsz) == 389 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2) == 390 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2_ptsz) == 391 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync) == 392 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync_ptsz) == 393 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemRangeGetAttribute) == 394 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemRangeGetAttributes) == 395 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemRelease) == 396 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemRetainAllocationHandle) == 397 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemSetAccess) == 398 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemSetMemPool) == 399 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemUnmap) == 400 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy) == 401 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2D) == 402 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync) == 403 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2) == 404 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2_ptsz) == 405 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned) == 406 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2) == 407 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2_ptds) == 408 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy2D_v2) == 409 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy2D_v2_ptds) == 410 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3D) == 411 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync) == 412 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2) == 413 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2_ptsz) == 414 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync) == 415 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_ptsz) == 416 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2) == 417 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2_ptsz) == 418 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeer) == 419 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync) == 420 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync_ptsz) == 421 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeer_ptds) == 422 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync) == 423 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync_ptsz) == 424 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuMemcpy3D_v2) == 425 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpy3D_v2_ptds) == 426 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAsync) == 427 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAsync_ptsz) == 428 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA) == 429 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2) == 430 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2_ptds) == 431 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD) == 432 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2) == 433 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2_ptds) == 434 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH) == 435 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync) == 436 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2) == 437 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2_ptsz) == 438 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2) == 439 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2_ptds) == 440 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync) == 441 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_ptsz) == 442 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2) == 443 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2_ptsz) == 444 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA) == 445 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2) == 446 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2_ptds) == 447 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD) == 448 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync) == 449 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2) == 450 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2_ptsz) == 451 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2) == 452 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2_ptds) == 453 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH) == 454 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync) == 455 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2) == 456 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2_ptsz) == 457 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2) == 458 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2_ptds) == 459 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA) == 460 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync) == 461 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2) == 462 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2_ptsz) == 463 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2) == 464 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2_ptds) == 465 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD) == 466 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync) == 467 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2) == 468 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2_ptsz) == 469 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2) == 470 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2_ptds) == 471 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyPeer) == 472 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync) == 473 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync_ptsz) == 474 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyPeer_ptds) == 475 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync) == 476 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync_ptsz) == 477 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemcpy_ptds) == 478 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD16) == 479 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD16Async) == 480 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD16Async_ptsz) == 481 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD16_v2) == 482 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD16_v2_ptds) == 483 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D16) == 484 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D16Async) == 485 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D16Async_ptsz) == 486 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2) == 487 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2_ptds) == 488 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D32) == 489 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D32Async) == 490 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D32Async_ptsz) == 491 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2) == 492 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2_ptds) == 493 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D8) == 494 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D8Async) == 495 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D8Async_ptsz) == 496 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2) == 497 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2_ptds) == 498 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD32) == 499 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD32Async) == 500 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD32Async_ptsz) == 501 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD32_v2) == 502 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD32_v2_ptds) == 503 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD8) == 504 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD8Async) == 505 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD8Async_ptsz) == 506 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD8_v2) == 507 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMemsetD8_v2_ptds) == 508 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMipmappedArrayCreate) == 509 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMipmappedArrayDestroy) == 510 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMipmappedArrayGetLevel) == 511 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuMipmappedArrayGetMemoryRequirements) == 512 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuMipmappedArrayGetSparseProperties) == 513 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuModuleEnumerateFunctions) == 514 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuModuleGetFunction) == 515 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleGetFunctionCount) == 516 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuModuleGetGlobal) == 517 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleGetGlobal_v2) == 518 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleGetLoadingMode) == 519 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleGetSurfRef) == 520 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleGetTexRef) == 521 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleLoad) == 522 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleLoadData) == 523 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleLoadDataEx) == 524 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleLoadFatBinary) == 525 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuModuleUnload) == 526 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastAddDevice) == 527 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastBindAddr) == 528 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastBindAddr_v2) == 529 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastBindMem) == 530 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastBindMem_v2) == 531 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastCreate) == 532 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuMulticastGetGranularity) == 533 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuMulticastUnbind) == 534 * size_of::<usize>());
+    assert!(
+        offset_of!(DriverTable, cuOccupancyAvailableDynamicSMemPerBlock)
+            == 535 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuOccupancyMaxActiveBlocksPerMultiprocessor)
+            == 536 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(
+            DriverTable,
+            cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+        ) == 537 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuOccupancyMaxActiveClusters) == 538 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSize) == 539 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSizeWithFlags)
+            == 540 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuOccupancyMaxPotentialClusterSize) == 541 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuParamSetSize) == 542 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuParamSetTexRef) == 543 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuParamSetf) == 544 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuParamSeti) == 545 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuParamSetv) == 546 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuPointerGetAttribute) == 547 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuPointerGetAttributes) == 548 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuPointerSetAttribute) == 549 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuSignalExternalSemaphoresAsync) == 550 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuSignalExternalSemaphoresAsync_ptsz) == 551 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuStreamAddCallback) == 552 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamAddCallback_ptsz) == 553 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync) == 554 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync_ptsz) == 555 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp) == 556 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_ptsz) == 557 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2) == 558 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2_ptsz) == 559 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture) == 560 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig) == 561 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig_ptsz) == 562 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph) == 563 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph_ptsz) == 564 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_ptsz) == 565 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2) == 566 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2_ptsz) == 567 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamBeginRecaptureToGraph) == 568 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuStreamBeginRecaptureToGraph_ptsz) == 569 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuStreamCopyAttributes) == 570 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamCopyAttributes_ptsz) == 571 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamCreate) == 572 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamCreateWithPriority) == 573 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamDestroy) == 574 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamDestroy_v2) == 575 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamEndCapture) == 576 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig) == 577 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig_ptsz) == 578 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamEndCapture_ptsz) == 579 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetAttribute) == 580 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetAttribute_ptsz) == 581 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo) == 582 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_ptsz) == 583 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2) == 584 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2_ptsz) == 585 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3) == 586 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3_ptsz) == 587 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetCtx) == 588 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_ptsz) == 589 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2) == 590 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2_ptsz) == 591 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetDevResource) == 592 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetDevResource_ptsz) == 593 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamGetDevice) == 594 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetDevice_ptsz) == 595 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetFlags) == 596 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetFlags_ptsz) == 597 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetGreenCtx) == 598 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetId) == 599 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetId_ptsz) == 600 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetPriority) == 601 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamGetPriority_ptsz) == 602 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamIsCapturing) == 603 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamIsCapturing_ptsz) == 604 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamQuery) == 605 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamQuery_ptsz) == 606 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamSetAttribute) == 607 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamSetAttribute_ptsz) == 608 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamSynchronize) == 609 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamSynchronize_ptsz) == 610 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamUpdateCaptureDependencies) == 611 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_ptsz) == 612 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2) == 613 * size_of::<usize>(),
+    );
+    assert!(
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2_ptsz)
+            == 614 * size_of::<usize>(),
+    );
+    assert!(offset_of!(DriverTable, cuStreamWaitEvent) == 615 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitEvent_ptsz) == 616 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32) == 617 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_ptsz) == 618 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2) == 619 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2_ptsz) == 620 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64) == 621 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_ptsz) == 622 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2) == 623 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2_ptsz) == 624 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32) == 625 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_ptsz) == 626 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2) == 627 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2_ptsz) == 628 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64) == 629 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_ptsz) == 630 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2) == 631 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2_ptsz) == 632 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuSurfObjectCreate) == 633 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuSurfObjectDestroy) == 634 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuSurfObjectGetResourceDesc) == 635 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuSurfRefGetArray) == 636 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuSurfRefSetArray) == 637 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2col) == 638 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2colWide) == 639 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeTiled) == 640 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTensorMapReplaceAddress) == 641 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTensorMapSetAllocationClass) == 642 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexObjectCreate) == 643 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexObjectDestroy) == 644 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexObjectGetResourceDesc) == 645 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexObjectGetResourceViewDesc) == 646 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexObjectGetTextureDesc) == 647 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefCreate) == 648 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefDestroy) == 649 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetAddress) == 650 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetAddressMode) == 651 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetAddress_v2) == 652 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetArray) == 653 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetBorderColor) == 654 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetFilterMode) == 655 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetFlags) == 656 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetFormat) == 657 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefGetMaxAnisotropy) == 658 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapFilterMode) == 659 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelBias) == 660 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelClamp) == 661 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmappedArray) == 662 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress) == 663 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D) == 664 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v2) == 665 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v3) == 666 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddressMode) == 667 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress_v2) == 668 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetArray) == 669 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetBorderColor) == 670 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetFilterMode) == 671 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetFlags) == 672 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetFormat) == 673 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuTexRefSetMaxAnisotropy) == 674 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapFilterMode) == 675 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelBias) == 676 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelClamp) == 677 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmappedArray) == 678 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuThreadExchangeStreamCaptureMode) == 679 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuUserObjectCreate) == 680 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuUserObjectRelease) == 681 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuUserObjectRetain) == 682 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuWaitExternalSemaphoresAsync) == 683 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuWaitExternalSemaphoresAsync_ptsz) == 684 * size_of::<usize>(),
+    );
+};

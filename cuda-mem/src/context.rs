@@ -40,15 +40,18 @@ const MAX_EVENTS: usize = 64;
 // SAFETY: context and event handles may be used from any thread; only *current* is a state of a
 // thread, and that is handled by `Current`.
 unsafe impl Send for Retained {}
-// SAFETY: as above; the list of events is behind a lock.
+// SAFETY: as for `Send`, and the list of events is behind a lock.
 unsafe impl Sync for Retained {}
 
 impl Drop for Retained {
     fn drop(&mut self) {
         let table = self.device.driver().table();
-        for event in
-            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
-        {
+        // Not `lock`: in a fork nobody may be left to unlock it.
+        let events = self
+            .events
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for event in std::mem::take(events) {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
         }
@@ -227,6 +230,9 @@ impl fmt::Debug for Context {
 
 /// A context is current on this thread. From [`Context::bind`].
 ///
+/// Guards are dropped in the reverse order of their making, as scopes do by themselves. One that is
+/// leaked leaves its context current.
+///
 /// Current is a state of the thread, so the guard stays on it:
 ///
 /// ```compile_fail,E0277
@@ -245,14 +251,16 @@ pub struct Current<'a> {
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        if self.before == self.context.0.raw {
-            return;
-        }
         let table = self.context.driver().table();
-        // SAFETY: it was current when the guard was made. If somebody has destroyed it since, the
-        // driver answers an error and the thread keeps ours.
-        report::release("current context", || unsafe {
-            raw::context::set_current(table, self.before)
+        report::release("current context", || {
+            // SAFETY: the driver is initialised.
+            let now = unsafe { raw::context::current(table) }?;
+            if now != self.before {
+                // SAFETY: it was current when the guard was made. If somebody has destroyed it
+                // since, the driver answers an error.
+                unsafe { raw::context::set_current(table, self.before) }?;
+            }
+            Ok(())
         });
     }
 }

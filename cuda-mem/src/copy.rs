@@ -1,6 +1,7 @@
 //! Copies and fills of a range of device memory, each in the order of a stream.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -10,23 +11,34 @@ use crate::raw;
 use crate::stream::Stream;
 
 /// `len` elements of device memory, and the stream in whose order they are used.
-///
-/// Whoever makes one vouches that the memory is valid at this point of the stream until the span
-/// is gone, and that the borrow rules of what it was made from hold.
 pub(crate) struct Span<'a, T> {
-    pub(crate) address: CUdeviceptr,
-    pub(crate) len: usize,
-    pub(crate) stream: &'a Stream,
-    pub(crate) element: std::marker::PhantomData<T>,
+    address: CUdeviceptr,
+    len: usize,
+    stream: &'a Stream,
+    element: PhantomData<T>,
 }
 
-impl<T: Pod> Span<'_, T> {
+impl<'a, T: Pod> Span<'a, T> {
+    /// # Safety
+    ///
+    /// `address` must be that of `len` elements of device memory, aligned for `T`, or 0 for none.
+    /// While the span lives they must be valid at the present point of `stream`, whatever is
+    /// submitted to it; written through the span only if the caller has them exclusively.
+    pub(crate) unsafe fn new(address: CUdeviceptr, len: usize, stream: &'a Stream) -> Self {
+        Self {
+            address,
+            len,
+            stream,
+            element: PhantomData,
+        }
+    }
+
     /// Cannot overflow: the memory was allocated with this size.
     fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    fn check_len(&self, other: usize, what: &str) -> Result<()> {
+    pub(crate) fn check_len(&self, other: usize, what: &str) -> Result<()> {
         if self.len == other {
             return Ok(());
         }
@@ -43,7 +55,20 @@ impl<T: Pod> Span<'_, T> {
             return Ok(());
         }
         let _current = self.stream.context().bind()?;
-        call()
+        call().map_err(|error| {
+            error.asked(|| format!("{} bytes at {:#x}", self.bytes(), self.address))
+        })
+    }
+
+    /// Waits until the stream is past a copy from or to a host slice that is only borrowed.
+    ///
+    /// If the stream cannot be waited for, the whole context is: a copy must not outlive the borrow.
+    /// A context that cannot be waited for either is lost, and its copies with it.
+    fn finish(&self) -> Result<()> {
+        self.stream.synchronize().inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = self.stream.context().synchronize();
+        })
     }
 
     fn table(&self) -> &'static raw::Table {
@@ -55,7 +80,8 @@ impl<T: Pod> Span<'_, T> {
         self.check_len(from.len(), "slice")?;
         let from: *const c_void = from.as_ptr().cast();
         self.submit(|| {
-            // SAFETY: the span is valid here, the slice until the synchronise below.
+            // SAFETY: the span is valid at this point of its stream, whose context is current; the
+            // slice is valid until `finish` below, which returns after the copy.
             let sent = unsafe {
                 raw::copy::to_device(
                     self.table(),
@@ -68,7 +94,7 @@ impl<T: Pod> Span<'_, T> {
             // Also after a failure: whatever was submitted reads a slice that we only borrowed.
             // The driver copies pageable memory before it returns, but not memory that happens to
             // be pinned, so only this makes the promise true for every slice.
-            let done = self.stream.synchronize();
+            let done = self.finish();
             sent.and(done)
         })
     }
@@ -78,8 +104,8 @@ impl<T: Pod> Span<'_, T> {
         self.check_len(to.len(), "slice")?;
         let to: *mut c_void = to.as_mut_ptr().cast();
         self.submit(|| {
-            // SAFETY: the span is valid here, the slice until the synchronise below; every bit
-            // pattern is a value of `T`.
+            // SAFETY: the span is valid at this point of its stream, whose context is current; the
+            // slice is valid until `finish` below, and every bit pattern is a value of `T`.
             let sent = unsafe {
                 raw::copy::to_host(
                     self.table(),
@@ -89,17 +115,16 @@ impl<T: Pod> Span<'_, T> {
                     self.stream.as_raw(),
                 )
             };
-            let done = self.stream.synchronize();
+            let done = self.finish();
             sent.and(done)
         })
     }
 
-    /// Submits a copy from `from`, which must be valid in this span's stream too.
+    /// Submits a copy from `from`, a span of the same length and stream.
     pub(crate) fn copy_from_span(&self, from: &Span<'_, T>) -> Result<()> {
-        self.check_len(from.len, "source")?;
         self.submit(|| {
-            // SAFETY: both spans are valid here; they are different allocations, as one is
-            // borrowed mutably.
+            // SAFETY: both spans are valid at this point of the stream, whose context is current;
+            // they are different allocations, as one is borrowed mutably.
             unsafe {
                 raw::copy::on_device(
                     self.table(),
@@ -115,7 +140,7 @@ impl<T: Pod> Span<'_, T> {
     /// Submits a fill with one byte.
     pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
         self.submit(|| {
-            // SAFETY: the span is valid here.
+            // SAFETY: the span is valid at this point of its stream, whose context is current.
             unsafe {
                 raw::copy::fill_u8(
                     self.table(),
@@ -139,7 +164,7 @@ impl<T: Pod> Span<'_, T> {
         let (table, to, stream) = (self.table(), self.address, self.stream.as_raw());
         match *bytemuck::bytes_of(&value) {
             [byte] => self.fill_bytes(byte),
-            // SAFETY: the span is valid here; the driver's blocks are aligned to 256 bytes or more.
+            // SAFETY: as in `fill_bytes`; the span is aligned for `T`.
             [a, b] => self.submit(|| unsafe {
                 raw::copy::fill_u16(table, to, u16::from_ne_bytes([a, b]), self.len, stream)
             }),

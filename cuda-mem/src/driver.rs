@@ -42,6 +42,9 @@ impl Driver {
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DRIVER: OnceCell<Driver> = OnceCell::new();
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         DRIVER
             .get_or_try_init(|| Self::from_library(cuda_driver_sys::load()?))
             .copied()
@@ -83,11 +86,12 @@ impl Driver {
     }
 
     fn start(table: &'static DriverTable, path: Option<&'static Path>) -> Result<Self> {
+        // First, so that no fork falls between.
+        report::watch_forks();
         // SAFETY: the table is a CUDA driver's, by the contract of every function that leads here.
         unsafe { raw::init::init(table) }?;
         // SAFETY: as above.
         let version = unsafe { raw::init::version(table) }?;
-        report::watch_forks();
         Ok(Self(Box::leak(Box::new(Loaded {
             table,
             path,

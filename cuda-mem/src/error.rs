@@ -41,7 +41,7 @@ pub enum ErrorKind {
     Forked,
     /// No device has this ordinal, or none is visible.
     InvalidDevice,
-    /// Not enough memory; see [`Error::out_of_memory`].
+    /// Not enough memory. From a pool, [`Error::out_of_memory`] has the numbers.
     OutOfMemory,
     /// The device, the driver or the system cannot do this.
     NotSupported,
@@ -133,13 +133,18 @@ enum Cause {
         asked: Option<String>,
     },
     #[error(
-        "{function} answered {code}: {report}. Free memory, synchronise the streams that still hold frees, or trim the pool, then try again"
+        "{function} answered {code}{}: {memory}. Free memory, synchronise the streams that still \
+         hold frees, or trim the pool, then try again",
+        Asked(asked)
     )]
     OutOfMemory {
         function: &'static str,
         code: CUresult,
-        report: OutOfMemory,
+        asked: Option<String>,
+        memory: OutOfMemory,
     },
+    #[error("the host has no memory for a copy of {} back from the device", Bytes(*bytes))]
+    HostMemory { bytes: u64 },
     #[error("{what} needs CUDA {since}, and the driver has {found}; install a newer driver")]
     DriverTooOld {
         what: &'static str,
@@ -205,15 +210,21 @@ impl Error {
     /// Turns the driver's out-of-memory answer into one with numbers; other errors stay.
     #[must_use]
     pub(crate) fn with_memory(self, report: impl FnOnce() -> OutOfMemory) -> Self {
+        if self.kind() != ErrorKind::OutOfMemory {
+            return self;
+        }
         match *self.0 {
-            Cause::Driver { function, code, .. } if self.kind() == ErrorKind::OutOfMemory => {
-                Self::from(Cause::OutOfMemory {
-                    function,
-                    code,
-                    report: report(),
-                })
-            }
-            _ => self,
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } => Self::from(Cause::OutOfMemory {
+                function,
+                code,
+                asked,
+                memory: report(),
+            }),
+            other => Self::from(other),
         }
     }
 
@@ -233,6 +244,27 @@ impl Error {
         Self::from(Cause::InUse { what, users })
     }
 
+    pub(crate) fn host_memory(bytes: usize) -> Self {
+        Self::from(Cause::HostMemory {
+            bytes: bytes as u64,
+        })
+    }
+
+    /// Whether a failed call is known to have changed nothing: the driver was not called, or refused
+    /// the arguments. Any other code may report an earlier fault of asynchronous work, and the call
+    /// may have been carried out all the same.
+    pub(crate) fn had_no_effect(&self) -> bool {
+        self.code().is_none()
+            || matches!(
+                self.kind(),
+                ErrorKind::InvalidValue
+                    | ErrorKind::InvalidContext
+                    | ErrorKind::NotInitialized
+                    | ErrorKind::NotSupported
+                    | ErrorKind::NotPermitted
+            )
+    }
+
     pub(crate) fn forked() -> Self {
         Self::from(Cause::Forked)
     }
@@ -244,7 +276,7 @@ impl Error {
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::Missing(_) => ErrorKind::SymbolMissing,
             Cause::Driver { code, .. } => kind_of(*code),
-            Cause::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+            Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
             Cause::InUse { .. } => ErrorKind::InUse,
@@ -275,7 +307,7 @@ impl Error {
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match &*self.0 {
-            Cause::OutOfMemory { report, .. } => Some(report),
+            Cause::OutOfMemory { memory, .. } => Some(memory),
             _ => None,
         }
     }
@@ -363,13 +395,25 @@ impl std::error::Error for Error {
 pub struct Failed<T> {
     /// Why it failed.
     pub error: Error,
-    /// The object, as it was before.
-    pub object: T,
+    /// The object, as it was before. `None` if the driver may have released it although it answered
+    /// an error, as it does when it reports an earlier fault: releasing it again could release what
+    /// somebody else has got since, so it is given up.
+    pub object: Option<T>,
 }
 
 impl<T> Failed<T> {
     pub(crate) fn new(error: Error, object: T) -> Self {
-        Self { error, object }
+        Self {
+            error,
+            object: Some(object),
+        }
+    }
+
+    pub(crate) fn lost(error: Error) -> Self {
+        Self {
+            error,
+            object: None,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use cuda_driver_sys::{CUevent, CUevent_flags};
 
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::stream::{Stream, StreamRef};
 use crate::{raw, report};
 
@@ -29,7 +29,7 @@ pub struct Event {
 
 // SAFETY: event handles may be used from any thread; the driver locks inside.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: recording and asking through a shared handle is behind the driver's lock.
 unsafe impl Sync for Event {}
 
 impl Context {
@@ -81,13 +81,20 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`InvalidContext`](ErrorKind::InvalidContext) if the stream is of another context; else as
-    /// the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the stream is of another context; else
+    /// as the driver answers.
     #[doc(alias = "cuEventRecord")]
     pub fn record<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
         let stream = stream.into();
-        self.check_driver(stream)?;
-        // SAFETY: both handles are live and of one driver.
+        if *stream.context() != self.context {
+            return Err(Error::invalid(format!(
+                "the event belongs to {:?} and the stream to {:?}; an event marks streams of its own \
+                 context only",
+                self.context,
+                stream.context()
+            )));
+        }
+        // SAFETY: both handles are live and of one context.
         unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
     }
 
@@ -110,11 +117,7 @@ impl Event {
     #[doc(alias = "cuEventQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the event is live.
-        match unsafe { raw::event::query(self.context.driver().table(), self.raw) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::NotReady => Ok(false),
-            Err(error) => Err(error),
-        }
+        unsafe { raw::event::query(self.context.driver().table(), self.raw) }
     }
 
     /// Milliseconds of device time from `earlier` to this event. Both must be done; resolution is
@@ -122,8 +125,8 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if one was made without timing;
-    /// [`NotReady`](ErrorKind::NotReady) if one is not done.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one was made without timing;
+    /// [`NotReady`](crate::ErrorKind::NotReady) if one is not done.
     #[doc(alias = "cuEventElapsedTime")]
     pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32> {
         if !self.timing || !earlier.timing {
@@ -156,7 +159,8 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As the driver answers. The event may be of another device of the same driver.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the event is of another driver; else as the
+    /// driver answers. It may be of another device.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         self.as_ref().wait_event(event)

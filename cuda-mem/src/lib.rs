@@ -57,7 +57,7 @@ mod report;
 mod stats;
 mod stream;
 
-pub use buffer::{DeviceBuffer, Joined};
+pub use buffer::{DeviceBuffer, Loan};
 pub use context::{Context, Current, MemoryInfo};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;

@@ -50,7 +50,12 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 /// assert_eq!(cuda_mem::drop_counts().failures, 0);
 /// ```
 pub fn on_drop_failure(hook: impl Fn(&DropFailure<'_>) + Send + Sync + 'static) {
-    *HOOK.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
+    let before = HOOK
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .replace(Arc::new(hook));
+    // Not under the lock: what the old hook owns may fail to drop, and come back here.
+    drop(before);
 }
 
 /// The counters of this process.

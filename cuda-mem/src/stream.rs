@@ -8,7 +8,7 @@ use cuda_driver_sys::{CUstream, CUstream_flags};
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::{raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
@@ -29,9 +29,10 @@ use crate::{raw, report};
 pub struct Stream(Arc<Inner>);
 
 struct Inner {
-    context: Context,
     raw: CUstream,
+    // Dropped before the context, in which a foreign owner may still have something to destroy.
     owner: Owner,
+    context: Context,
 }
 
 /// Who destroys the queue.
@@ -45,7 +46,8 @@ enum Owner {
 // SAFETY: stream handles may be used from any thread (the driver locks inside); what keeps a
 // foreign stream alive is itself Send and Sync.
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: what can be called through a shared handle is behind the driver's lock, and
+// the owner is only kept.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
@@ -236,13 +238,14 @@ impl<'a> StreamRef<'a> {
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the stream is live while the reference is.
-        match unsafe { raw::stream::query(self.context.driver().table(), self.raw) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::NotReady => Ok(false),
-            Err(error) => Err(error),
-        }
+        unsafe { raw::stream::query(self.context.driver().table(), self.raw) }
     }
 }
+
+// SAFETY: stream handles may be used from any thread; the driver locks inside.
+unsafe impl Send for StreamRef<'_> {}
+// SAFETY: as for `Send`: no method changes anything without the driver's lock.
+unsafe impl Sync for StreamRef<'_> {}
 
 impl<'a> From<&'a Stream> for StreamRef<'a> {
     fn from(stream: &'a Stream) -> Self {

@@ -16,8 +16,9 @@ pub enum Backend {
     Gpu,
 }
 
-/// Held for reading by tests that look at what a pool keeps, and for writing by tests that run a
-/// device out of memory: then the driver takes back what *every* pool of the device keeps.
+/// Held for reading by tests that look at what a pool keeps, and for writing by tests that change that
+/// for every pool: out of memory, the driver takes back what all pools of the device keep, and
+/// synchronising a context lets the host see the frees of all streams.
 static PRESSURE: RwLock<()> = RwLock::new(());
 
 /// The driver under test, and what a test body needs around it.
@@ -50,8 +51,21 @@ impl Lab {
     ///
     /// If the driver asked for does not start. The first answer is kept.
     pub fn get() -> Result<&'static Self> {
+        Self::get_or(Self::open)
+    }
+
+    /// As [`get`](Self::get), but always the simulator.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn get_sim() -> Result<&'static Self> {
+        Self::get_or(Self::sim)
+    }
+
+    fn get_or(open: fn() -> Result<Self>) -> Result<&'static Self> {
         static LAB: OnceLock<Result<Lab, String>> = OnceLock::new();
-        LAB.get_or_init(|| Self::open().map_err(|error| format!("{error:#}")))
+        LAB.get_or_init(|| open().map_err(|error| format!("{error:#}")))
             .as_ref()
             .map_err(|error| anyhow::anyhow!("{error}"))
     }
@@ -61,7 +75,10 @@ impl Lab {
             Ok("gpu") => Self::gpu().context("CUDA_MEM_TEST_BACKEND is gpu"),
             Ok("sim") => Self::sim(),
             Ok(other) => bail!("CUDA_MEM_TEST_BACKEND is {other:?}; it must be sim or gpu"),
-            Err(_) => Self::gpu().or_else(|_| Self::sim()),
+            Err(_) => Self::gpu().or_else(|error| {
+                println!("no GPU to test on ({error:#}); testing on the simulator");
+                Self::sim()
+            }),
         }
     }
 
@@ -115,7 +132,7 @@ impl Lab {
         Err(Skip(format!("needs CUDA {needed}, the driver has {found}")).into())
     }
 
-    /// No test of this process runs the device out of memory while the guard lives.
+    /// No test of this process changes what every pool keeps while the guard lives.
     pub fn calm(&self) -> RwLockReadGuard<'static, ()> {
         PRESSURE.read().unwrap_or_else(PoisonError::into_inner)
     }

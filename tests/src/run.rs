@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use crate::lab::{Lab, Skip};
+use crate::lab::{Backend, Lab, Skip};
 
 /// A test: its name is a sentence, its body holds on every driver or says why it cannot run.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,8 @@ pub struct Options {
     pub serial: bool,
     /// Destructors are made to fail, so that one that did is no finding.
     pub drops_fail: bool,
+    /// On the simulator, whatever `CUDA_MEM_TEST_BACKEND` says: nothing else can show it.
+    pub sim_only: bool,
 }
 
 /// Runs the tests as the command line asks, and says on what.
@@ -61,7 +63,12 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
     if options.serial {
         arguments.test_threads = Some(1);
     }
-    let lab = match Lab::get() {
+    let chosen = if options.sim_only {
+        Lab::get_sim()
+    } else {
+        Lab::get()
+    };
+    let lab = match chosen {
         Ok(lab) => lab,
         Err(error) => {
             eprintln!("no driver to test on: {error:#}");
@@ -102,9 +109,9 @@ fn trial(lab: &'static Lab, test: Test) -> Trial {
         match outcome {
             Ok(()) => Ok(Completion::Completed),
             Err(error) => match error.downcast_ref::<Skip>() {
-                Some(skip) if gpu_required() => Err(Failed::from(format!(
-                    "skipped although a GPU is required: {skip}"
-                ))),
+                Some(skip) if lab.backend == Backend::Gpu && gpu_required() => Err(Failed::from(
+                    format!("skipped although a GPU is required: {skip}"),
+                )),
                 Some(skip) => Ok(Completion::ignored_with(skip)),
                 None => Err(Failed::from(format!("{error:#}"))),
             },
@@ -112,7 +119,7 @@ fn trial(lab: &'static Lab, test: Test) -> Trial {
     })
 }
 
-/// `CUDA_MEM_TEST_REQUIRE_GPU=1` turns every skip into a failure.
+/// `CUDA_MEM_TEST_REQUIRE_GPU=1` turns every skip on a GPU into a failure.
 fn gpu_required() -> bool {
     std::env::var_os("CUDA_MEM_TEST_REQUIRE_GPU").is_some_and(|value| value == "1")
 }

@@ -174,6 +174,7 @@ fn main() -> ExitCode {
         &tests,
         Options {
             serial: true,
+            sim_only: true,
             ..Options::default()
         },
     )

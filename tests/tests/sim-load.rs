@@ -83,7 +83,7 @@ mod load {
         Ok(())
     }
 
-    pub(crate) fn the_stub_is_named_and_passed_over(_: &Lab) -> Result<()> {
+    pub(crate) fn the_stub_is_named(_: &Lab) -> Result<()> {
         let output = start(&std::env::current_exe()?)
             .env(sys::LIBRARY_VARIABLE, sim_path()?)
             .env("CUDA_SIM_STUB", "1")
@@ -161,8 +161,14 @@ fn main() -> ExitCode {
     }
     let tests = cuda_mem_tests::tests! {
         load: the_usual_name_is_found_first, the_variable_names_the_one_library_to_open,
-            the_stub_is_named_and_passed_over, a_driver_without_a_device_says_so,
+            the_stub_is_named, a_driver_without_a_device_says_so,
             a_set_user_id_process_ignores_the_variable;
     };
-    run::main(&tests, Options::default())
+    run::main(
+        &tests,
+        Options {
+            sim_only: true,
+            ..Options::default()
+        },
+    )
 }

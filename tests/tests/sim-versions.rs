@@ -123,12 +123,24 @@ fn main() -> ExitCode {
         all.extend(tests! {
             missing: newer_symbols_are_not_there, statistics_before_11_3_are_a_typed_error;
         });
-        return run::main(&all, Options::default());
+        return run::main(
+            &all,
+            Options {
+                sim_only: true,
+                ..Options::default()
+            },
+        );
     }
     let tests = tests! {
         versions: cuda_11_2_has_no_statistics_and_no_maximum_size, cuda_11_4_has_no_maximum_size,
             cuda_12_0_has_no_maximum_size,
             cuda_12_2_and_newer_skip_nothing;
     };
-    run::main(&tests, Options::default())
+    run::main(
+        &tests,
+        Options {
+            sim_only: true,
+            ..Options::default()
+        },
+    )
 }

@@ -17,7 +17,7 @@ pub(crate) fn open() -> Result<Backend> {
         Ok(driver) => {
             return Ok(Backend {
                 // Somebody may have named the simulated driver as the one to load.
-                simulated: driver.has("simcuda_identify") || is_simulated(driver),
+                simulated: is_simulated(driver),
                 driver,
                 reason: None,
             });

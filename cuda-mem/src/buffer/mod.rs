@@ -1,20 +1,23 @@
 //! Buffers: device memory that a stream's order gives and takes back.
 
-mod joined;
+mod loan;
 
-pub use joined::Joined;
+pub use loan::Loan;
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::context::Context;
 use crate::copy::Span;
 use crate::error::{Error, Failed, OutOfMemory, Result};
+use crate::event::Event;
 use crate::join::order;
-use crate::pool::MemoryPool;
-use crate::stream::Stream;
+use crate::pool::{MemoryPool, PoolBuilder};
+use crate::stream::{Stream, StreamRef};
 use crate::{raw, report};
 
 /// `len` elements of device memory, allocated in the order of a stream and freed in it.
@@ -55,14 +58,15 @@ pub struct DeviceBuffer<T: Pod> {
     len: usize,
     stream: Stream,
     pool: MemoryPool,
-    /// A stream that may still use the memory, for which ours has not waited yet: a guard was
-    /// leaked, or its wait failed.
-    owed: Option<Stream>,
+    /// Streams that may still use the memory and that ours has not waited for yet: a loan was
+    /// leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
+    /// taken through shared borrows, never to allocate or free.
+    owed: Mutex<Vec<Stream>>,
     element: PhantomData<T>,
 }
 
 impl MemoryPool {
-    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary.
+    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
     ///
     /// One driver call, no lock, no heap. Zero elements, or elements of no size, need no call at
     /// all. Does not synchronise.
@@ -106,7 +110,7 @@ impl MemoryPool {
             len,
             stream: stream.clone(),
             pool: self.clone(),
-            owed: None,
+            owed: Mutex::new(Vec::new()),
             element: PhantomData,
         })
     }
@@ -203,7 +207,8 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// The address on the device; 0 if there are no bytes. For kernels and other libraries, which
-    /// must use it in the order of [`stream`](Self::stream).
+    /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
+    /// wait at its end may have failed, call [`settle`](Self::settle) first.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -262,7 +267,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`copy_from`](Self::copy_from).
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
-        self.wait_for_debt()?;
+        self.wait_for_debts()?;
         self.span().copy_to(to)
     }
 
@@ -273,7 +278,10 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As the driver answers.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut vec = vec![T::zeroed(); self.len];
+        let mut vec = Vec::new();
+        vec.try_reserve_exact(self.len)
+            .map_err(|_| Error::host_memory(self.size_bytes()))?;
+        vec.resize(self.len, T::zeroed());
         self.copy_to(&mut vec)?;
         Ok(vec)
     }
@@ -300,18 +308,48 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
+        self.span().check_len(from.len, "source")?;
         if self.pool.device() != from.pool.device() {
-            return Err(wrong_device(&self.pool, &from.stream));
+            return Err(Error::invalid(format!(
+                "the buffer is on {:?} and the source on {:?}; a copy stays on one device",
+                self.pool.device(),
+                from.pool.device()
+            )));
+        }
+        if self.address == 0 {
+            return Ok(());
         }
         self.settle()?;
-        from.wait_for_debt()?;
+        from.wait_for_debts()?;
         order(from.stream.as_ref(), self.stream.as_ref())?;
-        let copied = self.span().copy_from_span(&from.span());
-        // The source must not be changed or freed before the copy has read it. If its stream
-        // cannot be made to wait, the host waits, so that a shared borrow needs no debt.
-        order(self.stream.as_ref(), from.stream.as_ref())
-            .or_else(|_| self.stream.synchronize())
-            .and(copied)
+        // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
+        // debt below keeps it so until the copy has read it.
+        let source = unsafe { Span::new(from.address, from.len, &self.stream) };
+        let copied = self.span().copy_from_span(&source);
+        // The source must not be changed or freed before the copy has read it.
+        let ordered = order(self.stream.as_ref(), from.stream.as_ref());
+        if ordered.is_err() {
+            from.debts().push(self.stream.clone());
+        }
+        copied.and(ordered)
+    }
+
+    /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`]
+    /// was leaked, or a wait failed. Every other method does this by itself; it is for those who use
+    /// [`as_raw`](Self::as_raw). Usually there is nothing to wait for, and no driver call.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. What could not be waited for is kept for the next time.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    #[inline]
+    pub fn settle(&mut self) -> Result<()> {
+        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        while let Some(other) = owed.last() {
+            order(other.as_ref(), self.stream.as_ref())?;
+            owed.pop();
+        }
+        Ok(())
     }
 
     /// Frees the memory in the order of its stream, as dropping does, and says how it went. Does
@@ -319,7 +357,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As the driver answers; the buffer comes back with the error, still allocated.
+    /// As the driver answers. The buffer comes back with the error, still allocated, unless the driver
+    /// may have freed it nevertheless.
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free(mut self) -> Result<(), Failed<Self>> {
         if report::is_forked() {
@@ -327,11 +366,13 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         match self.release() {
             Ok(()) => Ok(()),
+            Err(error) if self.address == 0 => Err(Failed::lost(error)),
             Err(error) => Err(Failed::new(error, self)),
         }
     }
 
-    /// Gives the memory back, if there is any; afterwards there is none.
+    /// Gives the memory back, if there is any; afterwards there is none. Only a failure that is known
+    /// to have had no effect leaves it.
     #[inline]
     fn release(&mut self) -> Result<()> {
         // If this fails the memory leaks rather than be freed under another stream's work.
@@ -340,38 +381,36 @@ impl<T: Pod> DeviceBuffer<T> {
             let table = self.pool.device().driver().table();
             // SAFETY: the address is this buffer's, and every stream that used it was made to be
             // waited for by this one (R13).
-            unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }?;
-            self.address = 0;
-            self.len = 0;
+            let freed = unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) };
+            if freed
+                .as_ref()
+                .err()
+                .is_none_or(|error| !error.had_no_effect())
+            {
+                self.address = 0;
+            }
+            return freed;
         }
         Ok(())
     }
 
-    /// Makes our stream wait for the one that still uses the memory, if there is one.
-    #[inline]
-    fn settle(&mut self) -> Result<()> {
-        if self.owed.is_some() {
-            self.wait_for_debt()?;
-            self.owed = None;
-        }
-        Ok(())
+    /// As [`settle`](Self::settle), where the debts cannot be struck off; waiting twice is harmless.
+    fn wait_for_debts(&self) -> Result<()> {
+        // Cloned out: the driver is not called under the lock.
+        let owed = self.debts().clone();
+        owed.iter()
+            .try_for_each(|other| order(other.as_ref(), self.stream.as_ref()))
     }
 
-    /// As [`settle`](Self::settle), where the debt cannot be struck off; waiting twice is harmless.
-    fn wait_for_debt(&self) -> Result<()> {
-        match &self.owed {
-            Some(other) => order(other.as_ref(), self.stream.as_ref()),
-            None => Ok(()),
-        }
+    fn debts(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn span(&self) -> Span<'_, T> {
-        Span {
-            address: self.address,
-            len: self.len,
-            stream: &self.stream,
-            element: PhantomData,
-        }
+        // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
+        // the callers have settled what other streams may still do with it, and the span borrows
+        // the buffer. The driver aligns to 256 bytes or more (R15).
+        unsafe { Span::new(self.address, self.len, &self.stream) }
     }
 }
 
@@ -398,6 +437,11 @@ impl<T: Pod> fmt::Debug for DeviceBuffer<T> {
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<DeviceBuffer<f32>>();
+    shared::<Loan<'_, f32>>();
     shared::<MemoryPool>();
+    shared::<PoolBuilder>();
     shared::<Stream>();
+    shared::<StreamRef<'_>>();
+    shared::<Event>();
+    shared::<Context>();
 };

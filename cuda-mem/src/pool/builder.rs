@@ -84,7 +84,8 @@ impl PoolBuilder {
         }
         let props = self.props()?;
         // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
-        let raw = unsafe { raw::pool::create(self.device.driver().table(), &props) }?;
+        let raw = unsafe { raw::pool::create(self.device.driver().table(), &props) }
+            .map_err(|error| error.asked(|| format!("{self:?}")))?;
         // Owned from here, so that a failure below destroys the pool.
         let pool = MemoryPool::own(self.device, raw);
         pool.set_release_threshold(self.release_threshold)?;

@@ -16,7 +16,7 @@ use crate::error::{Error, Failed, Result};
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
 
-/// A stream-ordered memory pool of one device.
+/// A stream-ordered memory pool of one device. Needs CUDA 11.2.
 ///
 /// A handle that can be cloned; the pool is destroyed when the last handle and the last buffer
 /// from it are gone. All methods may be called from any thread, also at the same time.
@@ -45,10 +45,10 @@ struct Inner {
     raw: CUmemoryPool,
 }
 
-// SAFETY: pool handles may be used from any thread, and the driver locks inside (measured with 16
-// threads on one pool).
+// SAFETY: pools belong to no thread: their functions take explicit handles and need no current
+// context, and the driver locks inside (measured with 16 threads on one pool).
 unsafe impl Send for Inner {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: every call through a shared handle is behind the driver's lock.
 unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
@@ -171,6 +171,7 @@ impl MemoryPool {
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         // SAFETY: the pool is live.
         unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
+            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self:?}")))
     }
 
     /// What the pool holds and has handed out: four driver calls, some 0.1 µs together.
@@ -212,8 +213,8 @@ impl MemoryPool {
     ///
     /// # Errors
     ///
-    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist; the pool comes back
-    /// with the error.
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist. The pool comes back
+    /// with the error, unless the driver may have destroyed it nevertheless.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -225,7 +226,7 @@ impl MemoryPool {
     /// let failed = pool.close().unwrap_err();
     /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
     /// drop(buffer);
-    /// failed.object.close()?;
+    /// failed.object.expect("it was not touched").close()?;
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemPoolDestroy")]
@@ -236,7 +237,8 @@ impl MemoryPool {
         let inner = match Arc::try_unwrap(self.0) {
             Ok(inner) => inner,
             Err(shared) => {
-                let others = Arc::strong_count(&shared) - 1;
+                // Another thread may have dropped its handle since.
+                let others = (Arc::strong_count(&shared) - 1).max(1);
                 return Err(Failed::new(Error::in_use("the pool", others), Self(shared)));
             }
         };
@@ -247,7 +249,12 @@ impl MemoryPool {
                 std::mem::forget(inner);
                 Ok(())
             }
-            Err(error) => Err(Failed::new(error, Self(Arc::new(inner)))),
+            Err(error) if error.had_no_effect() => Err(Failed::new(error, Self(Arc::new(inner)))),
+            Err(error) => {
+                // The driver may have destroyed it all the same, and may use the handle again.
+                std::mem::forget(inner);
+                Err(Failed::lost(error))
+            }
         }
     }
 
@@ -267,12 +274,16 @@ impl MemoryPool {
     fn wide(&self, attribute: CUmemPool_attribute) -> Result<u64> {
         // SAFETY: the pool is live; the callers name only attributes of this width.
         unsafe { raw::pool::wide_attribute(self.table(), self.0.raw, attribute) }
+            .map_err(|error| error.asked(|| format!("attribute {} of {self:?}", attribute.0)))
     }
 
     /// Writes an attribute that is 8 bytes wide.
     fn set_wide(&self, attribute: CUmemPool_attribute, value: u64) -> Result<()> {
         // SAFETY: as in `wide`.
         unsafe { raw::pool::set_wide_attribute(self.table(), self.0.raw, attribute, value) }
+            .map_err(|error| {
+                error.asked(|| format!("attribute {} of {self:?} to {value}", attribute.0))
+            })
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::Result;
 
 /// # Safety
 /// `pool` and `stream` must be live. The memory may be used only after this point of `stream`,
-/// and must be freed once.
+/// and may be freed at most once.
 #[inline]
 pub(crate) unsafe fn from_pool(
     table: &Table,

@@ -48,9 +48,10 @@ pub(crate) unsafe fn current(table: &Table) -> Result<CUcontext> {
 }
 
 /// # Safety
-/// `context` must be null or a live context of the same driver.
+/// `context` must be null or a context of the same driver. One that is gone answers an error.
 pub(crate) unsafe fn set_current(table: &Table, context: CUcontext) -> Result<()> {
-    // SAFETY: the caller vouches for the handle; null leaves the thread without a context.
+    // SAFETY: the driver looks the handle up before it uses it (measured with a released primary
+    // context); null leaves the thread without a context.
     unsafe { call!(table, cuCtxSetCurrent(context)) }
 }
 

@@ -38,10 +38,10 @@ pub(crate) unsafe fn synchronize(table: &Table, event: CUevent) -> Result<()> {
 }
 
 /// # Safety
-/// `event` must be a live event. Answers NOT_READY while it is pending.
-pub(crate) unsafe fn query(table: &Table, event: CUevent) -> Result<()> {
+/// `event` must be a live event. `false` while it is pending.
+pub(crate) unsafe fn query(table: &Table, event: CUevent) -> Result<bool> {
     // SAFETY: the caller vouches for the handle.
-    unsafe { call!(table, cuEventQuery(event)) }
+    unsafe { call!(super::done, table, cuEventQuery(event)) }
 }
 
 /// Milliseconds from `start` to `end`.

@@ -17,12 +17,16 @@ pub(crate) use cuda_driver_sys::DriverTable as Table;
 use cuda_driver_sys::{CUresult, MissingSymbol};
 
 use crate::error::{Error, Result};
+use crate::report::is_forked;
 
 /// Calls a function of the table by its symbol; a missing one is an error.
 macro_rules! call {
     ($table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        $crate::raw::call!($crate::raw::check, $table, $symbol($($argument),*))
+    };
+    ($answer:path, $table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         match $table.$symbol {
-            Some(function) => $crate::raw::check(stringify!($symbol), function($($argument),*)),
+            Some(function) => $answer(stringify!($symbol), function($($argument),*)),
             None => Err($crate::raw::missing(stringify!($symbol))),
         }
     };
@@ -41,7 +45,20 @@ fn check(function: &'static str, code: CUresult) -> Result<()> {
 
 #[cold]
 fn failure(function: &'static str, code: CUresult) -> Error {
+    if code == CUresult::CUDA_ERROR_NOT_INITIALIZED && is_forked() {
+        // What the driver answers in a fork, and too little to act on.
+        return Error::forked();
+    }
     Error::driver(function, code)
+}
+
+/// The answer of a query that may say "not yet".
+#[inline]
+fn done(function: &'static str, code: CUresult) -> Result<bool> {
+    if code == CUresult::CUDA_ERROR_NOT_READY {
+        return Ok(false);
+    }
+    check(function, code).map(|()| true)
 }
 
 #[cold]

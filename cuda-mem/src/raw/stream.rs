@@ -31,15 +31,15 @@ pub(crate) unsafe fn synchronize(table: &Table, stream: CUstream) -> Result<()> 
 }
 
 /// # Safety
-/// `stream` must be a live stream. Answers NOT_READY while work is pending.
-pub(crate) unsafe fn query(table: &Table, stream: CUstream) -> Result<()> {
+/// `stream` must be a live stream. `false` while work is pending.
+pub(crate) unsafe fn query(table: &Table, stream: CUstream) -> Result<bool> {
     // SAFETY: the caller vouches for the handle.
-    unsafe { call!(table, cuStreamQuery(stream)) }
+    unsafe { call!(super::done, table, cuStreamQuery(stream)) }
 }
 
 /// # Safety
-/// Both must be live handles; the event must have been recorded. The wait is for the latest
-/// recording at this moment, so the event may be recorded again right away.
+/// Both must be live handles. The wait is for the latest recording at this moment, so the event may
+/// be recorded again right away; one that was never recorded is not waited for.
 pub(crate) unsafe fn wait(table: &Table, stream: CUstream, event: CUevent) -> Result<()> {
     // SAFETY: the caller vouches for the handles; 0 is the default flag.
     unsafe { call!(table, cuStreamWaitEvent(stream, event, 0)) }

@@ -103,6 +103,8 @@ pub(super) fn binding_is_nested(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+    // Synchronising the context lets the host see every stream's frees.
+    let _pressure = lab.pressure();
     set_current(lab.driver, null_mut())?;
     let check = |what: &str| -> Result<()> {
         ensure!(

@@ -110,15 +110,22 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
         let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::Forked;
         let made = MemoryPool::builder(&pool.device()).build();
         let context = pool.device().primary_context();
+        let allocated = pool.alloc::<u8>(&stream, 10);
+        let read = first.to_vec();
+        let loaded = cuda_mem::Driver::load();
         let freed = second.free().map_err(|failed| failed.error);
         drop(first);
         drop(pool);
         drop(stream);
         let fine = made.is_err_and(refused)
             && context.is_err_and(refused)
+            && allocated.is_err_and(refused)
+            && read.is_err_and(refused)
+            && loaded.is_err_and(refused)
             && freed.is_err_and(refused)
             && cuda_mem::drop_counts().failures == 0
-            && cuda_mem::drop_counts().after_fork >= 2;
+            // Two buffers, the pool, the stream and its context.
+            && cuda_mem::drop_counts().after_fork == 5;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }

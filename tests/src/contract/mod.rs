@@ -4,6 +4,7 @@ mod buffer;
 mod context;
 mod device;
 mod failure;
+mod foreign;
 mod order;
 mod pool;
 mod reuse;
@@ -41,6 +42,10 @@ pub fn all() -> Vec<Test> {
             zeroed_memory_is_zero, a_wrong_length_is_refused_and_changes_nothing,
             nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went;
+        foreign: a_borrowed_stream_is_kept_for_its_buffers,
+            a_stream_taken_over_is_destroyed_with_its_last_handle,
+            a_view_of_a_stream_orders_like_the_stream,
+            an_event_does_not_mark_a_stream_of_another_context;
         failure: a_size_that_overflows_is_refused, too_much_memory_says_how_much_there_was,
             a_pool_works_after_running_out,
             running_out_takes_what_other_pools_keep, dropping_counts_no_failure;

@@ -1,6 +1,6 @@
 //! Pools: what they hold, what they give back, how they end.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
 
 use crate::lab::Lab;
@@ -236,7 +236,10 @@ pub(super) fn closing_waits_for_the_last_buffer(lab: &Lab) -> Result<()> {
     ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
     ensure!(buffer.to_vec()? == [5; 100], "the buffer was not harmed");
     drop(buffer);
-    failed.object.close()?;
+    failed
+        .object
+        .context("the pool was not given back")?
+        .close()?;
     Ok(())
 }
 

@@ -87,7 +87,7 @@ pub(crate) fn parse(header: &Header, bitfields: &[String]) -> Result<Api> {
 fn bindings(header: &Header, bitfields: &[String], internal: bool) -> Result<syn::File> {
     let mut builder = bindgen::Builder::default()
         .header(header.path.display().to_string())
-        .allowlist_file(".*cuda\\.h")
+        .allowlist_file("(.*/)?cuda\\.h")
         .generate_comments(false)
         .default_enum_style(bindgen::EnumVariation::NewType {
             is_bitfield: false,

@@ -96,7 +96,14 @@ fn table(api: &Api) -> TokenStream {
         let name = pfn(&function.symbol);
         quote!(pub #field: Option<#name>)
     });
+    let offsets = api.functions.iter().enumerate().map(|(index, function)| {
+        let field = format_ident!("{}", function.symbol);
+        let index = Literal::usize_unsuffixed(index);
+        quote!(assert!(offset_of!(DriverTable, #field) == #index * size_of::<usize>());)
+    });
     quote! {
+        use std::mem::offset_of;
+
         use super::types::*;
 
         #(#pointers)*
@@ -106,15 +113,18 @@ fn table(api: &Api) -> TokenStream {
         pub struct DriverTable {
             #(#fields),*
         }
+
+        // Filling the table goes by position: each field lies at the index of its symbol.
+        const _: () = {
+            #(#offsets)*
+        };
     }
 }
 
 fn versions(header: &Header, api: &Api) -> TokenStream {
     let count = Literal::usize_unsuffixed(api.functions.len());
     let rows = api.functions.iter().map(|function| {
-        let name = Literal::c_string(
-            &std::ffi::CString::new(function.symbol.as_str()).unwrap_or_default(),
-        );
+        let name = Literal::c_string(&c_name(&function.symbol));
         let since = Literal::u32_unsuffixed(function.since.0);
         quote!(Symbol::new(#name, #since))
     });
@@ -137,6 +147,12 @@ fn versions(header: &Header, api: &Api) -> TokenStream {
         /// The name that a C program writes, and the symbol that the header turns it into.
         pub static SPELLINGS: [(&str, &str); #spelled] = [#(#spellings),*];
     }
+}
+
+/// A C identifier as a C string; it holds no zero byte.
+fn c_name(symbol: &str) -> std::ffi::CString {
+    let bytes = symbol.bytes().filter(|byte| *byte != 0).collect::<Vec<_>>();
+    std::ffi::CString::new(bytes).unwrap_or_default()
 }
 
 fn names(api: &Api, words: &Words) -> Result<TokenStream> {

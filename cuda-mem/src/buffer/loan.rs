@@ -1,7 +1,6 @@
 //! A buffer on loan to another stream.
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -55,7 +54,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # }
     /// ```
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Joined<'a, T>> {
+    pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
         if self.stream.device() != other.device() {
             return Err(Error::invalid(format!(
                 "the buffer is on {:?} and the stream on {:?}; take a stream of the buffer's device",
@@ -64,11 +63,11 @@ impl<T: Pod> DeviceBuffer<T> {
             )));
         }
         self.settle()?;
-        if *other != self.stream {
+        if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.owed = Some(other.clone());
+            self.debts().push(other.clone());
         }
-        Ok(Joined {
+        Ok(Loan {
             buffer: self,
             stream: other,
         })
@@ -77,12 +76,12 @@ impl<T: Pod> DeviceBuffer<T> {
 
 /// A buffer on loan to another stream, until this guard is dropped. From [`DeviceBuffer::on`].
 #[must_use = "the loan ends when the guard is dropped"]
-pub struct Joined<'a, T: Pod> {
+pub struct Loan<'a, T: Pod> {
     buffer: &'a mut DeviceBuffer<T>,
     stream: &'a Stream,
 }
 
-impl<T: Pod> Joined<'_, T> {
+impl<T: Pod> Loan<'_, T> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -144,25 +143,22 @@ impl<T: Pod> Joined<'_, T> {
     }
 
     fn span(&self) -> Span<'_, T> {
-        Span {
-            address: self.buffer.address,
-            len: self.buffer.len,
-            stream: self.stream,
-            element: PhantomData,
-        }
+        // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
+        // used or freed there: `on` has noted the debt. The span borrows the loan.
+        unsafe { Span::new(self.buffer.address, self.buffer.len, self.stream) }
     }
 }
 
-impl<T: Pod> Drop for Joined<'_, T> {
+impl<T: Pod> Drop for Loan<'_, T> {
     fn drop(&mut self) {
         // On failure the buffer still owes the wait, and pays before its next use.
-        report::release("join", || self.buffer.settle());
+        report::release("loan", || self.buffer.settle());
     }
 }
 
-impl<T: Pod> fmt::Debug for Joined<'_, T> {
+impl<T: Pod> fmt::Debug for Loan<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joined")
+        f.debug_struct("Loan")
             .field("buffer", &self.buffer)
             .field("stream", &self.stream)
             .finish()

@@ -1,0 +1,107 @@
+//! Streams that somebody else made.
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::{CUresult, CUstream, CUstream_flags};
+use cuda_mem::{Context, ErrorKind, Stream, StreamRef};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+fn raw_stream(context: &Context) -> Result<CUstream> {
+    let mut stream = null_mut();
+    let create = context.device().driver().table().cuStreamCreate;
+    let create = create.context("no cuStreamCreate")?;
+    let _current = context.bind()?;
+    // SAFETY: the context is current, and `stream` is valid for a write.
+    let code = unsafe { create(&raw mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING.0) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(stream)
+}
+
+/// What another library keeps of its stream: destroys it at its own end, in a live context.
+struct Owner {
+    context: Context,
+    stream: usize,
+    answer: Arc<AtomicU32>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Some(destroy) = self.context.device().driver().table().cuStreamDestroy_v2 {
+            // SAFETY: the stream is this owner's, and whoever borrowed it has let it go.
+            let code = unsafe { destroy(self.stream as CUstream) };
+            self.answer.store(code.0, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(super) fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let raw = raw_stream(&context)?;
+    let answer = Arc::new(AtomicU32::new(u32::MAX));
+    let owner = Owner {
+        context: context.clone(),
+        stream: raw as usize,
+        answer: Arc::clone(&answer),
+    };
+    // SAFETY: the stream is of this context and lives as long as its owner.
+    let stream = unsafe { Stream::borrow_raw(&context, raw, owner) };
+    let buffer = lab.pool()?.alloc_from(&stream, &[6_u8; 500])?;
+    drop(stream);
+    drop(context);
+    ensure!(
+        answer.load(Ordering::Relaxed) == u32::MAX,
+        "the buffer still needs it"
+    );
+    ensure!(buffer.to_vec()? == [6; 500]);
+    drop(buffer);
+    ensure!(
+        answer.load(Ordering::Relaxed) == 0,
+        "the owner was let go, in a live context"
+    );
+    Ok(())
+}
+
+pub(super) fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let raw = raw_stream(&context)?;
+    // SAFETY: made just now in this context, and given up here.
+    let stream = unsafe { Stream::from_raw(&context, raw) };
+    let clone = stream.clone();
+    ensure!(clone == stream && clone.as_raw() == raw);
+    drop(stream);
+    let buffer = lab.pool()?.alloc_from(&clone, &[1_u8, 2])?;
+    ensure!(buffer.to_vec()? == [1, 2]);
+    Ok(())
+}
+
+pub(super) fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (first, second) = (context.stream()?, context.stream()?);
+    // SAFETY: the stream is live for the whole test.
+    let view = unsafe { StreamRef::borrow_raw(&context, first.as_raw()) };
+    ensure!(view == first.as_ref() && view != second.as_ref());
+    let held = hold(&second)?;
+    view.wait_for(&second)?;
+    ensure!(!view.is_done()? && !first.is_done()?);
+    drop(held);
+    view.synchronize()?;
+    ensure!(second.is_done()?);
+    Ok(())
+}
+
+pub(super) fn an_event_does_not_mark_a_stream_of_another_context(lab: &Lab) -> Result<()> {
+    let Some(other) = lab.driver.devices()?.get(1).copied() else {
+        // One device has one primary context, and this crate makes no other: nothing to refuse.
+        let (event, stream) = (lab.context()?.event()?, lab.stream()?);
+        return event.record(&stream).map_err(Into::into);
+    };
+    let stream = other.primary_context()?.stream()?;
+    let refused = lab.context()?.event()?.record(&stream);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    Ok(())
+}
