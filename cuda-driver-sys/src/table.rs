@@ -3704,780 +3704,783 @@ pub struct DriverTable {
     pub cuWaitExternalSemaphoresAsync_ptsz: Option<PFN_cuWaitExternalSemaphoresAsync_ptsz>,
 }
 const _: () = {
-    assert!(offset_of!(DriverTable, cuArray3DCreate) == 0 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArray3DCreate_v2) == 1 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor) == 2 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor_v2) == 3 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuArrayCreate) == 4 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayCreate_v2) == 5 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayDestroy) == 6 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayGetDescriptor) == 7 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayGetDescriptor_v2) == 8 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayGetMemoryRequirements) == 9 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuArrayGetPlane) == 10 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuArrayGetSparseProperties) == 11 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCheckpointOperationComplete) == 12 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCheckpointProcessCheckpoint) == 13 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuArray3DCreate) / size_of::<usize>() == 0);
+    assert!(offset_of!(DriverTable, cuArray3DCreate_v2) / size_of::<usize>() == 1);
+    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor) / size_of::<usize>() == 2);
+    assert!(offset_of!(DriverTable, cuArray3DGetDescriptor_v2) / size_of::<usize>() == 3,);
+    assert!(offset_of!(DriverTable, cuArrayCreate) / size_of::<usize>() == 4);
+    assert!(offset_of!(DriverTable, cuArrayCreate_v2) / size_of::<usize>() == 5);
+    assert!(offset_of!(DriverTable, cuArrayDestroy) / size_of::<usize>() == 6);
+    assert!(offset_of!(DriverTable, cuArrayGetDescriptor) / size_of::<usize>() == 7);
+    assert!(offset_of!(DriverTable, cuArrayGetDescriptor_v2) / size_of::<usize>() == 8);
+    assert!(offset_of!(DriverTable, cuArrayGetMemoryRequirements) / size_of::<usize>() == 9,);
+    assert!(offset_of!(DriverTable, cuArrayGetPlane) / size_of::<usize>() == 10);
+    assert!(offset_of!(DriverTable, cuArrayGetSparseProperties) / size_of::<usize>() == 11,);
+    assert!(offset_of!(DriverTable, cuCheckpointOperationComplete) / size_of::<usize>() == 12,);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessCheckpoint) / size_of::<usize>() == 13,);
     assert!(
-        offset_of!(DriverTable, cuCheckpointProcessGetRestoreThreadId) == 14 * size_of::<usize>(),
+        offset_of!(DriverTable, cuCheckpointProcessGetRestoreThreadId) / size_of::<usize>() == 14,
     );
-    assert!(offset_of!(DriverTable, cuCheckpointProcessGetState) == 15 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCheckpointProcessLock) == 16 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCheckpointProcessRestore) == 17 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCheckpointProcessUnlock) == 18 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessGetState) / size_of::<usize>() == 15,);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessLock) / size_of::<usize>() == 16);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessRestore) / size_of::<usize>() == 17,);
+    assert!(offset_of!(DriverTable, cuCheckpointProcessUnlock) / size_of::<usize>() == 18,);
     assert!(
-        offset_of!(DriverTable, cuCoredumpDeregisterCompleteCallback) == 19 * size_of::<usize>(),
+        offset_of!(DriverTable, cuCoredumpDeregisterCompleteCallback) / size_of::<usize>() == 19,
     );
-    assert!(offset_of!(DriverTable, cuCoredumpDeregisterStartCallback) == 20 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCoredumpGetAttribute) == 21 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCoredumpGetAttributeGlobal) == 22 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCoredumpRegisterCompleteCallback) == 23 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCoredumpRegisterStartCallback) == 24 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCoredumpSetAttribute) == 25 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCoredumpSetAttributeGlobal) == 26 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCtxAttach) == 27 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxCreate) == 28 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxCreate_v2) == 29 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxCreate_v3) == 30 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxCreate_v4) == 31 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxDestroy) == 32 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxDestroy_v2) == 33 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxDetach) == 34 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxDisablePeerAccess) == 35 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxEnablePeerAccess) == 36 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxFromGreenCtx) == 37 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetApiVersion) == 38 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetCacheConfig) == 39 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetCurrent) == 40 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetDevResource) == 41 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetDevice) == 42 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetDevice_v2) == 43 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetExecAffinity) == 44 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetFlags) == 45 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetId) == 46 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetLimit) == 47 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetSharedMemConfig) == 48 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxGetStreamPriorityRange) == 49 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCtxPopCurrent) == 50 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxPopCurrent_v2) == 51 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxPushCurrent) == 52 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxPushCurrent_v2) == 53 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxRecordEvent) == 54 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxResetPersistingL2Cache) == 55 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuCtxSetCacheConfig) == 56 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSetCurrent) == 57 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSetFlags) == 58 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSetLimit) == 59 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSetSharedMemConfig) == 60 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSynchronize) == 61 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxSynchronize_v2) == 62 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuCtxWaitEvent) == 63 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDestroyExternalMemory) == 64 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDestroyExternalSemaphore) == 65 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevResourceGenerateDesc) == 66 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevSmResourceSplit) == 67 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDevSmResourceSplitByCount) == 68 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceCanAccessPeer) == 69 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceComputeCapability) == 70 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGet) == 71 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetAttribute) == 72 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetByPCIBusId) == 73 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetCliqueCount) == 74 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetCliqueInfo) == 75 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetCount) == 76 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetDefaultMemPool) == 77 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetDevResource) == 78 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetExecAffinitySupport) == 79 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetFabricClusterUuid) == 80 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetGraphMemAttribute) == 81 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetHostAtomicCapabilities) == 82 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetLuid) == 83 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetMemPool) == 84 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetName) == 85 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetNvSciSyncAttributes) == 86 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetP2PAtomicCapabilities) == 87 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetP2PAttribute) == 88 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetPCIBusId) == 89 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetProperties) == 90 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetTexture1DLinearMaxWidth) == 91 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceGetUuid) == 92 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGetUuid_v2) == 93 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceGraphMemTrim) == 94 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxGetState) == 95 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease) == 96 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease_v2) == 97 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset) == 98 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset_v2) == 99 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRetain) == 100 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags) == 101 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags_v2) == 102 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceRegisterAsyncNotification) == 103 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceSetGraphMemAttribute) == 104 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuDeviceSetMemPool) == 105 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceTotalMem) == 106 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuDeviceTotalMem_v2) == 107 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuCoredumpDeregisterStartCallback) / size_of::<usize>() == 20,);
+    assert!(offset_of!(DriverTable, cuCoredumpGetAttribute) / size_of::<usize>() == 21);
+    assert!(offset_of!(DriverTable, cuCoredumpGetAttributeGlobal) / size_of::<usize>() == 22,);
+    assert!(offset_of!(DriverTable, cuCoredumpRegisterCompleteCallback) / size_of::<usize>() == 23,);
+    assert!(offset_of!(DriverTable, cuCoredumpRegisterStartCallback) / size_of::<usize>() == 24,);
+    assert!(offset_of!(DriverTable, cuCoredumpSetAttribute) / size_of::<usize>() == 25);
+    assert!(offset_of!(DriverTable, cuCoredumpSetAttributeGlobal) / size_of::<usize>() == 26,);
+    assert!(offset_of!(DriverTable, cuCtxAttach) / size_of::<usize>() == 27);
+    assert!(offset_of!(DriverTable, cuCtxCreate) / size_of::<usize>() == 28);
+    assert!(offset_of!(DriverTable, cuCtxCreate_v2) / size_of::<usize>() == 29);
+    assert!(offset_of!(DriverTable, cuCtxCreate_v3) / size_of::<usize>() == 30);
+    assert!(offset_of!(DriverTable, cuCtxCreate_v4) / size_of::<usize>() == 31);
+    assert!(offset_of!(DriverTable, cuCtxDestroy) / size_of::<usize>() == 32);
+    assert!(offset_of!(DriverTable, cuCtxDestroy_v2) / size_of::<usize>() == 33);
+    assert!(offset_of!(DriverTable, cuCtxDetach) / size_of::<usize>() == 34);
+    assert!(offset_of!(DriverTable, cuCtxDisablePeerAccess) / size_of::<usize>() == 35);
+    assert!(offset_of!(DriverTable, cuCtxEnablePeerAccess) / size_of::<usize>() == 36);
+    assert!(offset_of!(DriverTable, cuCtxFromGreenCtx) / size_of::<usize>() == 37);
+    assert!(offset_of!(DriverTable, cuCtxGetApiVersion) / size_of::<usize>() == 38);
+    assert!(offset_of!(DriverTable, cuCtxGetCacheConfig) / size_of::<usize>() == 39);
+    assert!(offset_of!(DriverTable, cuCtxGetCurrent) / size_of::<usize>() == 40);
+    assert!(offset_of!(DriverTable, cuCtxGetDevResource) / size_of::<usize>() == 41);
+    assert!(offset_of!(DriverTable, cuCtxGetDevice) / size_of::<usize>() == 42);
+    assert!(offset_of!(DriverTable, cuCtxGetDevice_v2) / size_of::<usize>() == 43);
+    assert!(offset_of!(DriverTable, cuCtxGetExecAffinity) / size_of::<usize>() == 44);
+    assert!(offset_of!(DriverTable, cuCtxGetFlags) / size_of::<usize>() == 45);
+    assert!(offset_of!(DriverTable, cuCtxGetId) / size_of::<usize>() == 46);
+    assert!(offset_of!(DriverTable, cuCtxGetLimit) / size_of::<usize>() == 47);
+    assert!(offset_of!(DriverTable, cuCtxGetSharedMemConfig) / size_of::<usize>() == 48);
+    assert!(offset_of!(DriverTable, cuCtxGetStreamPriorityRange) / size_of::<usize>() == 49,);
+    assert!(offset_of!(DriverTable, cuCtxPopCurrent) / size_of::<usize>() == 50);
+    assert!(offset_of!(DriverTable, cuCtxPopCurrent_v2) / size_of::<usize>() == 51);
+    assert!(offset_of!(DriverTable, cuCtxPushCurrent) / size_of::<usize>() == 52);
+    assert!(offset_of!(DriverTable, cuCtxPushCurrent_v2) / size_of::<usize>() == 53);
+    assert!(offset_of!(DriverTable, cuCtxRecordEvent) / size_of::<usize>() == 54);
+    assert!(offset_of!(DriverTable, cuCtxResetPersistingL2Cache) / size_of::<usize>() == 55,);
+    assert!(offset_of!(DriverTable, cuCtxSetCacheConfig) / size_of::<usize>() == 56);
+    assert!(offset_of!(DriverTable, cuCtxSetCurrent) / size_of::<usize>() == 57);
+    assert!(offset_of!(DriverTable, cuCtxSetFlags) / size_of::<usize>() == 58);
+    assert!(offset_of!(DriverTable, cuCtxSetLimit) / size_of::<usize>() == 59);
+    assert!(offset_of!(DriverTable, cuCtxSetSharedMemConfig) / size_of::<usize>() == 60);
+    assert!(offset_of!(DriverTable, cuCtxSynchronize) / size_of::<usize>() == 61);
+    assert!(offset_of!(DriverTable, cuCtxSynchronize_v2) / size_of::<usize>() == 62);
+    assert!(offset_of!(DriverTable, cuCtxWaitEvent) / size_of::<usize>() == 63);
+    assert!(offset_of!(DriverTable, cuDestroyExternalMemory) / size_of::<usize>() == 64);
+    assert!(offset_of!(DriverTable, cuDestroyExternalSemaphore) / size_of::<usize>() == 65,);
+    assert!(offset_of!(DriverTable, cuDevResourceGenerateDesc) / size_of::<usize>() == 66,);
+    assert!(offset_of!(DriverTable, cuDevSmResourceSplit) / size_of::<usize>() == 67);
+    assert!(offset_of!(DriverTable, cuDevSmResourceSplitByCount) / size_of::<usize>() == 68,);
+    assert!(offset_of!(DriverTable, cuDeviceCanAccessPeer) / size_of::<usize>() == 69);
+    assert!(offset_of!(DriverTable, cuDeviceComputeCapability) / size_of::<usize>() == 70,);
+    assert!(offset_of!(DriverTable, cuDeviceGet) / size_of::<usize>() == 71);
+    assert!(offset_of!(DriverTable, cuDeviceGetAttribute) / size_of::<usize>() == 72);
+    assert!(offset_of!(DriverTable, cuDeviceGetByPCIBusId) / size_of::<usize>() == 73);
+    assert!(offset_of!(DriverTable, cuDeviceGetCliqueCount) / size_of::<usize>() == 74);
+    assert!(offset_of!(DriverTable, cuDeviceGetCliqueInfo) / size_of::<usize>() == 75);
+    assert!(offset_of!(DriverTable, cuDeviceGetCount) / size_of::<usize>() == 76);
+    assert!(offset_of!(DriverTable, cuDeviceGetDefaultMemPool) / size_of::<usize>() == 77,);
+    assert!(offset_of!(DriverTable, cuDeviceGetDevResource) / size_of::<usize>() == 78);
+    assert!(offset_of!(DriverTable, cuDeviceGetExecAffinitySupport) / size_of::<usize>() == 79,);
+    assert!(offset_of!(DriverTable, cuDeviceGetFabricClusterUuid) / size_of::<usize>() == 80,);
+    assert!(offset_of!(DriverTable, cuDeviceGetGraphMemAttribute) / size_of::<usize>() == 81,);
+    assert!(offset_of!(DriverTable, cuDeviceGetHostAtomicCapabilities) / size_of::<usize>() == 82,);
+    assert!(offset_of!(DriverTable, cuDeviceGetLuid) / size_of::<usize>() == 83);
+    assert!(offset_of!(DriverTable, cuDeviceGetMemPool) / size_of::<usize>() == 84);
+    assert!(offset_of!(DriverTable, cuDeviceGetName) / size_of::<usize>() == 85);
+    assert!(offset_of!(DriverTable, cuDeviceGetNvSciSyncAttributes) / size_of::<usize>() == 86,);
+    assert!(offset_of!(DriverTable, cuDeviceGetP2PAtomicCapabilities) / size_of::<usize>() == 87,);
+    assert!(offset_of!(DriverTable, cuDeviceGetP2PAttribute) / size_of::<usize>() == 88);
+    assert!(offset_of!(DriverTable, cuDeviceGetPCIBusId) / size_of::<usize>() == 89);
+    assert!(offset_of!(DriverTable, cuDeviceGetProperties) / size_of::<usize>() == 90);
+    assert!(offset_of!(DriverTable, cuDeviceGetTexture1DLinearMaxWidth) / size_of::<usize>() == 91,);
+    assert!(offset_of!(DriverTable, cuDeviceGetUuid) / size_of::<usize>() == 92);
+    assert!(offset_of!(DriverTable, cuDeviceGetUuid_v2) / size_of::<usize>() == 93);
+    assert!(offset_of!(DriverTable, cuDeviceGraphMemTrim) / size_of::<usize>() == 94);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxGetState) / size_of::<usize>() == 95,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease) / size_of::<usize>() == 96,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRelease_v2) / size_of::<usize>() == 97,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset) / size_of::<usize>() == 98);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxReset_v2) / size_of::<usize>() == 99,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxRetain) / size_of::<usize>() == 100,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags) / size_of::<usize>() == 101,);
+    assert!(offset_of!(DriverTable, cuDevicePrimaryCtxSetFlags_v2) / size_of::<usize>() == 102,);
+    assert!(offset_of!(DriverTable, cuDeviceRegisterAsyncNotification) / size_of::<usize>() == 103,);
+    assert!(offset_of!(DriverTable, cuDeviceSetGraphMemAttribute) / size_of::<usize>() == 104,);
+    assert!(offset_of!(DriverTable, cuDeviceSetMemPool) / size_of::<usize>() == 105);
+    assert!(offset_of!(DriverTable, cuDeviceTotalMem) / size_of::<usize>() == 106);
+    assert!(offset_of!(DriverTable, cuDeviceTotalMem_v2) / size_of::<usize>() == 107);
     assert!(
-        offset_of!(DriverTable, cuDeviceUnregisterAsyncNotification) == 108 * size_of::<usize>(),
+        offset_of!(DriverTable, cuDeviceUnregisterAsyncNotification) / size_of::<usize>() == 108,
     );
-    assert!(offset_of!(DriverTable, cuDriverGetVersion) == 109 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventCreate) == 110 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventDestroy) == 111 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventDestroy_v2) == 112 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventElapsedTime) == 113 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventElapsedTime_v2) == 114 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventQuery) == 115 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventRecord) == 116 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventRecordWithFlags) == 117 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventRecordWithFlags_ptsz) == 118 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuEventRecord_ptsz) == 119 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuEventSynchronize) == 120 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuExternalMemoryGetMappedBuffer) == 121 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuDriverGetVersion) / size_of::<usize>() == 109);
+    assert!(offset_of!(DriverTable, cuEventCreate) / size_of::<usize>() == 110);
+    assert!(offset_of!(DriverTable, cuEventDestroy) / size_of::<usize>() == 111);
+    assert!(offset_of!(DriverTable, cuEventDestroy_v2) / size_of::<usize>() == 112);
+    assert!(offset_of!(DriverTable, cuEventElapsedTime) / size_of::<usize>() == 113);
+    assert!(offset_of!(DriverTable, cuEventElapsedTime_v2) / size_of::<usize>() == 114);
+    assert!(offset_of!(DriverTable, cuEventQuery) / size_of::<usize>() == 115);
+    assert!(offset_of!(DriverTable, cuEventRecord) / size_of::<usize>() == 116);
+    assert!(offset_of!(DriverTable, cuEventRecordWithFlags) / size_of::<usize>() == 117);
+    assert!(offset_of!(DriverTable, cuEventRecordWithFlags_ptsz) / size_of::<usize>() == 118,);
+    assert!(offset_of!(DriverTable, cuEventRecord_ptsz) / size_of::<usize>() == 119);
+    assert!(offset_of!(DriverTable, cuEventSynchronize) / size_of::<usize>() == 120);
+    assert!(offset_of!(DriverTable, cuExternalMemoryGetMappedBuffer) / size_of::<usize>() == 121,);
     assert!(
-        offset_of!(DriverTable, cuExternalMemoryGetMappedMipmappedArray)
-            == 122 * size_of::<usize>(),
+        offset_of!(DriverTable, cuExternalMemoryGetMappedMipmappedArray) / size_of::<usize>()
+            == 122,
     );
-    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync) == 123 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync_ptsz) == 124 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuFlushGPUDirectRDMAWrites) == 125 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuFuncGetAttribute) == 126 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncGetModule) == 127 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncGetName) == 128 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncGetParamCount) == 129 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncGetParamInfo) == 130 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncIsLoaded) == 131 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncLoad) == 132 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncSetAttribute) == 133 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncSetBlockShape) == 134 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncSetCacheConfig) == 135 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuFuncSetSharedMemConfig) == 136 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuFuncSetSharedSize) == 137 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGetErrorName) == 138 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGetErrorString) == 139 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGetExportTable) == 140 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGetProcAddress) == 141 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGetProcAddress_v2) == 142 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddBatchMemOpNode) == 143 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphAddChildGraphNode) == 144 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphAddDependencies) == 145 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddDependencies_v2) == 146 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphAddEmptyNode) == 147 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddEventRecordNode) == 148 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphAddEventWaitNode) == 149 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync) / size_of::<usize>() == 123);
+    assert!(offset_of!(DriverTable, cuFabricCpyBatchAsync_ptsz) / size_of::<usize>() == 124,);
+    assert!(offset_of!(DriverTable, cuFlushGPUDirectRDMAWrites) / size_of::<usize>() == 125,);
+    assert!(offset_of!(DriverTable, cuFuncGetAttribute) / size_of::<usize>() == 126);
+    assert!(offset_of!(DriverTable, cuFuncGetModule) / size_of::<usize>() == 127);
+    assert!(offset_of!(DriverTable, cuFuncGetName) / size_of::<usize>() == 128);
+    assert!(offset_of!(DriverTable, cuFuncGetParamCount) / size_of::<usize>() == 129);
+    assert!(offset_of!(DriverTable, cuFuncGetParamInfo) / size_of::<usize>() == 130);
+    assert!(offset_of!(DriverTable, cuFuncIsLoaded) / size_of::<usize>() == 131);
+    assert!(offset_of!(DriverTable, cuFuncLoad) / size_of::<usize>() == 132);
+    assert!(offset_of!(DriverTable, cuFuncSetAttribute) / size_of::<usize>() == 133);
+    assert!(offset_of!(DriverTable, cuFuncSetBlockShape) / size_of::<usize>() == 134);
+    assert!(offset_of!(DriverTable, cuFuncSetCacheConfig) / size_of::<usize>() == 135);
+    assert!(offset_of!(DriverTable, cuFuncSetSharedMemConfig) / size_of::<usize>() == 136,);
+    assert!(offset_of!(DriverTable, cuFuncSetSharedSize) / size_of::<usize>() == 137);
+    assert!(offset_of!(DriverTable, cuGetErrorName) / size_of::<usize>() == 138);
+    assert!(offset_of!(DriverTable, cuGetErrorString) / size_of::<usize>() == 139);
+    assert!(offset_of!(DriverTable, cuGetExportTable) / size_of::<usize>() == 140);
+    assert!(offset_of!(DriverTable, cuGetProcAddress) / size_of::<usize>() == 141);
+    assert!(offset_of!(DriverTable, cuGetProcAddress_v2) / size_of::<usize>() == 142);
+    assert!(offset_of!(DriverTable, cuGraphAddBatchMemOpNode) / size_of::<usize>() == 143,);
+    assert!(offset_of!(DriverTable, cuGraphAddChildGraphNode) / size_of::<usize>() == 144,);
+    assert!(offset_of!(DriverTable, cuGraphAddDependencies) / size_of::<usize>() == 145);
+    assert!(offset_of!(DriverTable, cuGraphAddDependencies_v2) / size_of::<usize>() == 146,);
+    assert!(offset_of!(DriverTable, cuGraphAddEmptyNode) / size_of::<usize>() == 147);
+    assert!(offset_of!(DriverTable, cuGraphAddEventRecordNode) / size_of::<usize>() == 148,);
+    assert!(offset_of!(DriverTable, cuGraphAddEventWaitNode) / size_of::<usize>() == 149,);
     assert!(
-        offset_of!(DriverTable, cuGraphAddExternalSemaphoresSignalNode) == 150 * size_of::<usize>(),
-    );
-    assert!(
-        offset_of!(DriverTable, cuGraphAddExternalSemaphoresWaitNode) == 151 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuGraphAddHostNode) == 152 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddKernelNode) == 153 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddKernelNode_v2) == 154 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphAddMemAllocNode) == 155 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddMemFreeNode) == 156 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddMemcpyNode) == 157 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddMemsetNode) == 158 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddNode) == 159 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddNode_v2) == 160 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphAddNode_v3) == 161 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeGetParams) == 162 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeSetParams) == 163 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphChildGraphNodeGetGraph) == 164 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphClone) == 165 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphConditionalHandleCreate) == 166 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphCreate) == 167 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphDebugDotPrint) == 168 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphDestroy) == 169 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphDestroyNode) == 170 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeGetEvent) == 171 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeSetEvent) == 172 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeGetEvent) == 173 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeSetEvent) == 174 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuGraphExecBatchMemOpNodeSetParams) == 175 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphAddExternalSemaphoresSignalNode) / size_of::<usize>() == 150,
     );
     assert!(
-        offset_of!(DriverTable, cuGraphExecChildGraphNodeSetParams) == 176 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphAddExternalSemaphoresWaitNode) / size_of::<usize>() == 151,
     );
-    assert!(offset_of!(DriverTable, cuGraphExecDestroy) == 177 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphAddHostNode) / size_of::<usize>() == 152);
+    assert!(offset_of!(DriverTable, cuGraphAddKernelNode) / size_of::<usize>() == 153);
+    assert!(offset_of!(DriverTable, cuGraphAddKernelNode_v2) / size_of::<usize>() == 154,);
+    assert!(offset_of!(DriverTable, cuGraphAddMemAllocNode) / size_of::<usize>() == 155);
+    assert!(offset_of!(DriverTable, cuGraphAddMemFreeNode) / size_of::<usize>() == 156);
+    assert!(offset_of!(DriverTable, cuGraphAddMemcpyNode) / size_of::<usize>() == 157);
+    assert!(offset_of!(DriverTable, cuGraphAddMemsetNode) / size_of::<usize>() == 158);
+    assert!(offset_of!(DriverTable, cuGraphAddNode) / size_of::<usize>() == 159);
+    assert!(offset_of!(DriverTable, cuGraphAddNode_v2) / size_of::<usize>() == 160);
+    assert!(offset_of!(DriverTable, cuGraphAddNode_v3) / size_of::<usize>() == 161);
+    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeGetParams) / size_of::<usize>() == 162,);
+    assert!(offset_of!(DriverTable, cuGraphBatchMemOpNodeSetParams) / size_of::<usize>() == 163,);
+    assert!(offset_of!(DriverTable, cuGraphChildGraphNodeGetGraph) / size_of::<usize>() == 164,);
+    assert!(offset_of!(DriverTable, cuGraphClone) / size_of::<usize>() == 165);
+    assert!(offset_of!(DriverTable, cuGraphConditionalHandleCreate) / size_of::<usize>() == 166,);
+    assert!(offset_of!(DriverTable, cuGraphCreate) / size_of::<usize>() == 167);
+    assert!(offset_of!(DriverTable, cuGraphDebugDotPrint) / size_of::<usize>() == 168);
+    assert!(offset_of!(DriverTable, cuGraphDestroy) / size_of::<usize>() == 169);
+    assert!(offset_of!(DriverTable, cuGraphDestroyNode) / size_of::<usize>() == 170);
+    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeGetEvent) / size_of::<usize>() == 171,);
+    assert!(offset_of!(DriverTable, cuGraphEventRecordNodeSetEvent) / size_of::<usize>() == 172,);
+    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeGetEvent) / size_of::<usize>() == 173,);
+    assert!(offset_of!(DriverTable, cuGraphEventWaitNodeSetEvent) / size_of::<usize>() == 174,);
     assert!(
-        offset_of!(DriverTable, cuGraphExecEventRecordNodeSetEvent) == 178 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphExecBatchMemOpNodeSetParams) / size_of::<usize>() == 175,
     );
-    assert!(offset_of!(DriverTable, cuGraphExecEventWaitNodeSetEvent) == 179 * size_of::<usize>(),);
+    assert!(
+        offset_of!(DriverTable, cuGraphExecChildGraphNodeSetParams) / size_of::<usize>() == 176,
+    );
+    assert!(offset_of!(DriverTable, cuGraphExecDestroy) / size_of::<usize>() == 177);
+    assert!(
+        offset_of!(DriverTable, cuGraphExecEventRecordNodeSetEvent) / size_of::<usize>() == 178,
+    );
+    assert!(offset_of!(DriverTable, cuGraphExecEventWaitNodeSetEvent) / size_of::<usize>() == 179,);
     assert!(
         offset_of!(
             DriverTable,
             cuGraphExecExternalSemaphoresSignalNodeSetParams
-        ) == 180 * size_of::<usize>(),
+        ) / size_of::<usize>()
+            == 180,
     );
     assert!(
         offset_of!(DriverTable, cuGraphExecExternalSemaphoresWaitNodeSetParams)
-            == 181 * size_of::<usize>(),
+            / size_of::<usize>()
+            == 181,
     );
-    assert!(offset_of!(DriverTable, cuGraphExecGetFlags) == 182 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphExecGetId) == 183 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphExecHostNodeSetParams) == 184 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams) == 185 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams_v2) == 186 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecMemcpyNodeSetParams) == 187 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecMemsetNodeSetParams) == 188 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecNodeSetParams) == 189 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphExecUpdate) == 190 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphExecUpdate_v2) == 191 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphExecGetFlags) / size_of::<usize>() == 182);
+    assert!(offset_of!(DriverTable, cuGraphExecGetId) / size_of::<usize>() == 183);
+    assert!(offset_of!(DriverTable, cuGraphExecHostNodeSetParams) / size_of::<usize>() == 184,);
+    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams) / size_of::<usize>() == 185,);
+    assert!(offset_of!(DriverTable, cuGraphExecKernelNodeSetParams_v2) / size_of::<usize>() == 186,);
+    assert!(offset_of!(DriverTable, cuGraphExecMemcpyNodeSetParams) / size_of::<usize>() == 187,);
+    assert!(offset_of!(DriverTable, cuGraphExecMemsetNodeSetParams) / size_of::<usize>() == 188,);
+    assert!(offset_of!(DriverTable, cuGraphExecNodeSetParams) / size_of::<usize>() == 189,);
+    assert!(offset_of!(DriverTable, cuGraphExecUpdate) / size_of::<usize>() == 190);
+    assert!(offset_of!(DriverTable, cuGraphExecUpdate_v2) / size_of::<usize>() == 191);
     assert!(
-        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeGetParams)
-            == 192 * size_of::<usize>(),
-    );
-    assert!(
-        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeSetParams)
-            == 193 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeGetParams) / size_of::<usize>()
+            == 192,
     );
     assert!(
-        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeGetParams)
-            == 194 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphExternalSemaphoresSignalNodeSetParams) / size_of::<usize>()
+            == 193,
     );
     assert!(
-        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeSetParams)
-            == 195 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuGraphGetEdges) == 196 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphGetEdges_v2) == 197 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphGetId) == 198 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphGetNodes) == 199 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphGetRootNodes) == 200 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphHostNodeGetParams) == 201 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphHostNodeSetParams) == 202 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphInstantiate) == 203 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphInstantiateWithFlags) == 204 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams) == 205 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams_ptsz) == 206 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphInstantiate_v2) == 207 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeCopyAttributes) == 208 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetAttribute) == 209 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams) == 210 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams_v2) == 211 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetAttribute) == 212 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams) == 213 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams_v2) == 214 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphLaunch) == 215 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphLaunch_ptsz) == 216 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphMemAllocNodeGetParams) == 217 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphMemFreeNodeGetParams) == 218 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeGetParams) == 219 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeSetParams) == 220 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphMemsetNodeGetParams) == 221 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphMemsetNodeSetParams) == 222 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeFindInClone) == 223 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeGetContainingGraph) == 224 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies) == 225 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies_v2) == 226 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes) == 227 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes_v2) == 228 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphNodeGetEnabled) == 229 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeGetLocalId) == 230 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeGetParams) == 231 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeGetToolsId) == 232 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeGetType) == 233 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeSetEnabled) == 234 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeSetParams) == 235 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphNodeSetParams_v2) == 236 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphReleaseUserObject) == 237 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies) == 238 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies_v2) == 239 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphRetainUserObject) == 240 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphUpload) == 241 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphUpload_ptsz) == 242 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphicsMapResources) == 243 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGraphicsMapResources_ptsz) == 244 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuGraphicsResourceGetMappedMipmappedArray)
-            == 245 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeGetParams) / size_of::<usize>()
+            == 194,
     );
     assert!(
-        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer) == 246 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphExternalSemaphoresWaitNodeSetParams) / size_of::<usize>()
+            == 195,
+    );
+    assert!(offset_of!(DriverTable, cuGraphGetEdges) / size_of::<usize>() == 196);
+    assert!(offset_of!(DriverTable, cuGraphGetEdges_v2) / size_of::<usize>() == 197);
+    assert!(offset_of!(DriverTable, cuGraphGetId) / size_of::<usize>() == 198);
+    assert!(offset_of!(DriverTable, cuGraphGetNodes) / size_of::<usize>() == 199);
+    assert!(offset_of!(DriverTable, cuGraphGetRootNodes) / size_of::<usize>() == 200);
+    assert!(offset_of!(DriverTable, cuGraphHostNodeGetParams) / size_of::<usize>() == 201,);
+    assert!(offset_of!(DriverTable, cuGraphHostNodeSetParams) / size_of::<usize>() == 202,);
+    assert!(offset_of!(DriverTable, cuGraphInstantiate) / size_of::<usize>() == 203);
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithFlags) / size_of::<usize>() == 204,);
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams) / size_of::<usize>() == 205,);
+    assert!(offset_of!(DriverTable, cuGraphInstantiateWithParams_ptsz) / size_of::<usize>() == 206,);
+    assert!(offset_of!(DriverTable, cuGraphInstantiate_v2) / size_of::<usize>() == 207);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeCopyAttributes) / size_of::<usize>() == 208,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetAttribute) / size_of::<usize>() == 209,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams) / size_of::<usize>() == 210,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeGetParams_v2) / size_of::<usize>() == 211,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetAttribute) / size_of::<usize>() == 212,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams) / size_of::<usize>() == 213,);
+    assert!(offset_of!(DriverTable, cuGraphKernelNodeSetParams_v2) / size_of::<usize>() == 214,);
+    assert!(offset_of!(DriverTable, cuGraphLaunch) / size_of::<usize>() == 215);
+    assert!(offset_of!(DriverTable, cuGraphLaunch_ptsz) / size_of::<usize>() == 216);
+    assert!(offset_of!(DriverTable, cuGraphMemAllocNodeGetParams) / size_of::<usize>() == 217,);
+    assert!(offset_of!(DriverTable, cuGraphMemFreeNodeGetParams) / size_of::<usize>() == 218,);
+    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeGetParams) / size_of::<usize>() == 219,);
+    assert!(offset_of!(DriverTable, cuGraphMemcpyNodeSetParams) / size_of::<usize>() == 220,);
+    assert!(offset_of!(DriverTable, cuGraphMemsetNodeGetParams) / size_of::<usize>() == 221,);
+    assert!(offset_of!(DriverTable, cuGraphMemsetNodeSetParams) / size_of::<usize>() == 222,);
+    assert!(offset_of!(DriverTable, cuGraphNodeFindInClone) / size_of::<usize>() == 223);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetContainingGraph) / size_of::<usize>() == 224,);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies) / size_of::<usize>() == 225,);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependencies_v2) / size_of::<usize>() == 226,);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes) / size_of::<usize>() == 227,);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetDependentNodes_v2) / size_of::<usize>() == 228,);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetEnabled) / size_of::<usize>() == 229);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetLocalId) / size_of::<usize>() == 230);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetParams) / size_of::<usize>() == 231);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetToolsId) / size_of::<usize>() == 232);
+    assert!(offset_of!(DriverTable, cuGraphNodeGetType) / size_of::<usize>() == 233);
+    assert!(offset_of!(DriverTable, cuGraphNodeSetEnabled) / size_of::<usize>() == 234);
+    assert!(offset_of!(DriverTable, cuGraphNodeSetParams) / size_of::<usize>() == 235);
+    assert!(offset_of!(DriverTable, cuGraphNodeSetParams_v2) / size_of::<usize>() == 236,);
+    assert!(offset_of!(DriverTable, cuGraphReleaseUserObject) / size_of::<usize>() == 237,);
+    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies) / size_of::<usize>() == 238,);
+    assert!(offset_of!(DriverTable, cuGraphRemoveDependencies_v2) / size_of::<usize>() == 239,);
+    assert!(offset_of!(DriverTable, cuGraphRetainUserObject) / size_of::<usize>() == 240,);
+    assert!(offset_of!(DriverTable, cuGraphUpload) / size_of::<usize>() == 241);
+    assert!(offset_of!(DriverTable, cuGraphUpload_ptsz) / size_of::<usize>() == 242);
+    assert!(offset_of!(DriverTable, cuGraphicsMapResources) / size_of::<usize>() == 243);
+    assert!(offset_of!(DriverTable, cuGraphicsMapResources_ptsz) / size_of::<usize>() == 244,);
+    assert!(
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedMipmappedArray) / size_of::<usize>()
+            == 245,
     );
     assert!(
-        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer_v2) == 247 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags) == 248 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags_v2) == 249 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuGraphicsSubResourceGetMappedArray) == 250 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources) == 251 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources_ptsz) == 252 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGraphicsUnregisterResource) == 253 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGreenCtxCreate) == 254 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGreenCtxDestroy) == 255 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGreenCtxGetDevResource) == 256 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuGreenCtxGetId) == 257 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGreenCtxRecordEvent) == 258 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGreenCtxStreamCreate) == 259 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuGreenCtxWaitEvent) == 260 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuImportExternalMemory) == 261 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuImportExternalSemaphore) == 262 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuInit) == 263 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcCloseMemHandle) == 264 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcGetEventHandle) == 265 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcGetMemHandle) == 266 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcOpenEventHandle) == 267 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle) == 268 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle_v2) == 269 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetAttribute) == 270 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetFunction) == 271 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetLibrary) == 272 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetName) == 273 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetParamCount) == 274 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelGetParamInfo) == 275 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelSetAttribute) == 276 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuKernelSetCacheConfig) == 277 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunch) == 278 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel) == 279 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuLaunchCooperativeKernelMultiDevice) == 280 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel_ptsz) == 281 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLaunchGrid) == 282 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchGridAsync) == 283 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchHostFunc) == 284 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchHostFunc_ptsz) == 285 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2) == 286 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2_ptsz) == 287 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLaunchKernel) == 288 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchKernelEx) == 289 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchKernelEx_ptsz) == 290 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLaunchKernel_ptsz) == 291 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryEnumerateKernels) == 292 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLibraryGetGlobal) == 293 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryGetKernel) == 294 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryGetKernelCount) == 295 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLibraryGetManaged) == 296 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryGetModule) == 297 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryGetUnifiedFunction) == 298 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLibraryLoadData) == 299 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryLoadFromFile) == 300 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLibraryUnload) == 301 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkAddData) == 302 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkAddData_v2) == 303 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkAddFile) == 304 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkAddFile_v2) == 305 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkComplete) == 306 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkCreate) == 307 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkCreate_v2) == 308 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLinkDestroy) == 309 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogicalEndpointAddDevice) == 310 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointBindAddr) == 311 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointBindMem) == 312 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointCreate) == 313 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointDestroy) == 314 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointExport) == 315 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointGetLimits) == 316 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointIdRelease) == 317 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointIdReserve) == 318 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointImport) == 319 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogicalEndpointQuery) == 320 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogicalEndpointUnbind) == 321 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuLogsCurrent) == 322 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogsDumpToFile) == 323 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogsDumpToMemory) == 324 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogsRegisterCallback) == 325 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuLogsUnregisterCallback) == 326 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemAddressFree) == 327 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAddressReserve) == 328 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAdvise) == 329 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAdvise_v2) == 330 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAlloc) == 331 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocAsync) == 332 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocAsync_ptsz) == 333 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync) == 334 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync_ptsz) == 335 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemAllocHost) == 336 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocHost_v2) == 337 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocManaged) == 338 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocPitch) == 339 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAllocPitch_v2) == 340 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemAlloc_v2) == 341 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync) == 342 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync_ptsz) == 343 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemCreate) == 344 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync) == 345 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync_ptsz) == 346 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync) == 347 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync_ptsz) == 348 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemExportToShareableHandle) == 349 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemFree) == 350 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemFreeAsync) == 351 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemFreeAsync_ptsz) == 352 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemFreeHost) == 353 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemFree_v2) == 354 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetAccess) == 355 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetAddressRange) == 356 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetAddressRange_v2) == 357 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemGetAllocationGranularity) == 358 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuMemGetAllocationPropertiesFromHandle) == 359 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuMemGetDefaultMemPool) == 360 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetHandleForAddressRange) == 361 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemGetInfo) == 362 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetInfo_v2) == 363 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetLocationInfo) == 364 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemGetMemPool) == 365 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemHostAlloc) == 366 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer) == 367 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer_v2) == 368 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemHostGetFlags) == 369 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemHostRegister) == 370 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemHostRegister_v2) == 371 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemHostUnregister) == 372 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemImportFromShareableHandle) == 373 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemMap) == 374 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemMapArrayAsync) == 375 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemMapArrayAsync_ptsz) == 376 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemPoolCreate) == 377 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolDestroy) == 378 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolExportPointer) == 379 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolExportToShareableHandle) == 380 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemPoolGetAccess) == 381 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolGetAttribute) == 382 * size_of::<usize>());
-    assert!(
-        offset_of!(DriverTable, cuMemPoolImportFromShareableHandle) == 383 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuMemPoolImportPointer) == 384 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolSetAccess) == 385 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolSetAttribute) == 386 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPoolTrimTo) == 387 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPrefetchAsync) == 388 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_ptsz) == 389 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2) == 390 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2_ptsz) == 391 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync) == 392 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync_ptsz) == 393 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemRangeGetAttribute) == 394 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemRangeGetAttributes) == 395 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemRelease) == 396 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemRetainAllocationHandle) == 397 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemSetAccess) == 398 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemSetMemPool) == 399 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemUnmap) == 400 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy) == 401 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2D) == 402 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2DAsync) == 403 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2) == 404 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2_ptsz) == 405 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned) == 406 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2) == 407 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2_ptds) == 408 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy2D_v2) == 409 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy2D_v2_ptds) == 410 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3D) == 411 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DAsync) == 412 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2) == 413 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2_ptsz) == 414 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync) == 415 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_ptsz) == 416 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2) == 417 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2_ptsz) == 418 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy3DPeer) == 419 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync) == 420 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync_ptsz) == 421 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy3DPeer_ptds) == 422 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync) == 423 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync_ptsz) == 424 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuMemcpy3D_v2) == 425 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpy3D_v2_ptds) == 426 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAsync) == 427 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAsync_ptsz) == 428 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoA) == 429 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2) == 430 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2_ptds) == 431 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoD) == 432 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2) == 433 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2_ptds) == 434 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoH) == 435 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync) == 436 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2) == 437 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2_ptsz) == 438 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2) == 439 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2_ptds) == 440 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync) == 441 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_ptsz) == 442 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2) == 443 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2_ptsz) == 444 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyDtoA) == 445 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2) == 446 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2_ptds) == 447 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoD) == 448 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync) == 449 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2) == 450 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2_ptsz) == 451 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2) == 452 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2_ptds) == 453 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoH) == 454 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync) == 455 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2) == 456 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2_ptsz) == 457 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2) == 458 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2_ptds) == 459 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoA) == 460 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync) == 461 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2) == 462 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2_ptsz) == 463 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2) == 464 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2_ptds) == 465 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoD) == 466 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync) == 467 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2) == 468 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2_ptsz) == 469 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2) == 470 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2_ptds) == 471 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyPeer) == 472 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync) == 473 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync_ptsz) == 474 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyPeer_ptds) == 475 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync) == 476 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync_ptsz) == 477 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemcpy_ptds) == 478 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD16) == 479 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD16Async) == 480 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD16Async_ptsz) == 481 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD16_v2) == 482 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD16_v2_ptds) == 483 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D16) == 484 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D16Async) == 485 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D16Async_ptsz) == 486 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2) == 487 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2_ptds) == 488 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D32) == 489 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D32Async) == 490 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D32Async_ptsz) == 491 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2) == 492 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2_ptds) == 493 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D8) == 494 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D8Async) == 495 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D8Async_ptsz) == 496 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2) == 497 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2_ptds) == 498 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD32) == 499 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD32Async) == 500 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD32Async_ptsz) == 501 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD32_v2) == 502 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD32_v2_ptds) == 503 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD8) == 504 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD8Async) == 505 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD8Async_ptsz) == 506 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD8_v2) == 507 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMemsetD8_v2_ptds) == 508 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMipmappedArrayCreate) == 509 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMipmappedArrayDestroy) == 510 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMipmappedArrayGetLevel) == 511 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuMipmappedArrayGetMemoryRequirements) == 512 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer) / size_of::<usize>() == 246,
     );
     assert!(
-        offset_of!(DriverTable, cuMipmappedArrayGetSparseProperties) == 513 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphicsResourceGetMappedPointer_v2) / size_of::<usize>() == 247,
     );
-    assert!(offset_of!(DriverTable, cuModuleEnumerateFunctions) == 514 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuModuleGetFunction) == 515 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleGetFunctionCount) == 516 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuModuleGetGlobal) == 517 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleGetGlobal_v2) == 518 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleGetLoadingMode) == 519 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleGetSurfRef) == 520 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleGetTexRef) == 521 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleLoad) == 522 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleLoadData) == 523 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleLoadDataEx) == 524 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleLoadFatBinary) == 525 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuModuleUnload) == 526 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastAddDevice) == 527 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastBindAddr) == 528 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastBindAddr_v2) == 529 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastBindMem) == 530 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastBindMem_v2) == 531 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastCreate) == 532 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuMulticastGetGranularity) == 533 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuMulticastUnbind) == 534 * size_of::<usize>());
+    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags) / size_of::<usize>() == 248,);
+    assert!(offset_of!(DriverTable, cuGraphicsResourceSetMapFlags_v2) / size_of::<usize>() == 249,);
     assert!(
-        offset_of!(DriverTable, cuOccupancyAvailableDynamicSMemPerBlock)
-            == 535 * size_of::<usize>(),
+        offset_of!(DriverTable, cuGraphicsSubResourceGetMappedArray) / size_of::<usize>() == 250,
+    );
+    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources) / size_of::<usize>() == 251,);
+    assert!(offset_of!(DriverTable, cuGraphicsUnmapResources_ptsz) / size_of::<usize>() == 252,);
+    assert!(offset_of!(DriverTable, cuGraphicsUnregisterResource) / size_of::<usize>() == 253,);
+    assert!(offset_of!(DriverTable, cuGreenCtxCreate) / size_of::<usize>() == 254);
+    assert!(offset_of!(DriverTable, cuGreenCtxDestroy) / size_of::<usize>() == 255);
+    assert!(offset_of!(DriverTable, cuGreenCtxGetDevResource) / size_of::<usize>() == 256,);
+    assert!(offset_of!(DriverTable, cuGreenCtxGetId) / size_of::<usize>() == 257);
+    assert!(offset_of!(DriverTable, cuGreenCtxRecordEvent) / size_of::<usize>() == 258);
+    assert!(offset_of!(DriverTable, cuGreenCtxStreamCreate) / size_of::<usize>() == 259);
+    assert!(offset_of!(DriverTable, cuGreenCtxWaitEvent) / size_of::<usize>() == 260);
+    assert!(offset_of!(DriverTable, cuImportExternalMemory) / size_of::<usize>() == 261);
+    assert!(offset_of!(DriverTable, cuImportExternalSemaphore) / size_of::<usize>() == 262,);
+    assert!(offset_of!(DriverTable, cuInit) / size_of::<usize>() == 263);
+    assert!(offset_of!(DriverTable, cuIpcCloseMemHandle) / size_of::<usize>() == 264);
+    assert!(offset_of!(DriverTable, cuIpcGetEventHandle) / size_of::<usize>() == 265);
+    assert!(offset_of!(DriverTable, cuIpcGetMemHandle) / size_of::<usize>() == 266);
+    assert!(offset_of!(DriverTable, cuIpcOpenEventHandle) / size_of::<usize>() == 267);
+    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle) / size_of::<usize>() == 268);
+    assert!(offset_of!(DriverTable, cuIpcOpenMemHandle_v2) / size_of::<usize>() == 269);
+    assert!(offset_of!(DriverTable, cuKernelGetAttribute) / size_of::<usize>() == 270);
+    assert!(offset_of!(DriverTable, cuKernelGetFunction) / size_of::<usize>() == 271);
+    assert!(offset_of!(DriverTable, cuKernelGetLibrary) / size_of::<usize>() == 272);
+    assert!(offset_of!(DriverTable, cuKernelGetName) / size_of::<usize>() == 273);
+    assert!(offset_of!(DriverTable, cuKernelGetParamCount) / size_of::<usize>() == 274);
+    assert!(offset_of!(DriverTable, cuKernelGetParamInfo) / size_of::<usize>() == 275);
+    assert!(offset_of!(DriverTable, cuKernelSetAttribute) / size_of::<usize>() == 276);
+    assert!(offset_of!(DriverTable, cuKernelSetCacheConfig) / size_of::<usize>() == 277);
+    assert!(offset_of!(DriverTable, cuLaunch) / size_of::<usize>() == 278);
+    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel) / size_of::<usize>() == 279,);
+    assert!(
+        offset_of!(DriverTable, cuLaunchCooperativeKernelMultiDevice) / size_of::<usize>() == 280,
+    );
+    assert!(offset_of!(DriverTable, cuLaunchCooperativeKernel_ptsz) / size_of::<usize>() == 281,);
+    assert!(offset_of!(DriverTable, cuLaunchGrid) / size_of::<usize>() == 282);
+    assert!(offset_of!(DriverTable, cuLaunchGridAsync) / size_of::<usize>() == 283);
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc) / size_of::<usize>() == 284);
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_ptsz) / size_of::<usize>() == 285);
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2) / size_of::<usize>() == 286);
+    assert!(offset_of!(DriverTable, cuLaunchHostFunc_v2_ptsz) / size_of::<usize>() == 287,);
+    assert!(offset_of!(DriverTable, cuLaunchKernel) / size_of::<usize>() == 288);
+    assert!(offset_of!(DriverTable, cuLaunchKernelEx) / size_of::<usize>() == 289);
+    assert!(offset_of!(DriverTable, cuLaunchKernelEx_ptsz) / size_of::<usize>() == 290);
+    assert!(offset_of!(DriverTable, cuLaunchKernel_ptsz) / size_of::<usize>() == 291);
+    assert!(offset_of!(DriverTable, cuLibraryEnumerateKernels) / size_of::<usize>() == 292,);
+    assert!(offset_of!(DriverTable, cuLibraryGetGlobal) / size_of::<usize>() == 293);
+    assert!(offset_of!(DriverTable, cuLibraryGetKernel) / size_of::<usize>() == 294);
+    assert!(offset_of!(DriverTable, cuLibraryGetKernelCount) / size_of::<usize>() == 295,);
+    assert!(offset_of!(DriverTable, cuLibraryGetManaged) / size_of::<usize>() == 296);
+    assert!(offset_of!(DriverTable, cuLibraryGetModule) / size_of::<usize>() == 297);
+    assert!(offset_of!(DriverTable, cuLibraryGetUnifiedFunction) / size_of::<usize>() == 298,);
+    assert!(offset_of!(DriverTable, cuLibraryLoadData) / size_of::<usize>() == 299);
+    assert!(offset_of!(DriverTable, cuLibraryLoadFromFile) / size_of::<usize>() == 300);
+    assert!(offset_of!(DriverTable, cuLibraryUnload) / size_of::<usize>() == 301);
+    assert!(offset_of!(DriverTable, cuLinkAddData) / size_of::<usize>() == 302);
+    assert!(offset_of!(DriverTable, cuLinkAddData_v2) / size_of::<usize>() == 303);
+    assert!(offset_of!(DriverTable, cuLinkAddFile) / size_of::<usize>() == 304);
+    assert!(offset_of!(DriverTable, cuLinkAddFile_v2) / size_of::<usize>() == 305);
+    assert!(offset_of!(DriverTable, cuLinkComplete) / size_of::<usize>() == 306);
+    assert!(offset_of!(DriverTable, cuLinkCreate) / size_of::<usize>() == 307);
+    assert!(offset_of!(DriverTable, cuLinkCreate_v2) / size_of::<usize>() == 308);
+    assert!(offset_of!(DriverTable, cuLinkDestroy) / size_of::<usize>() == 309);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointAddDevice) / size_of::<usize>() == 310,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointBindAddr) / size_of::<usize>() == 311,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointBindMem) / size_of::<usize>() == 312,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointCreate) / size_of::<usize>() == 313,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointDestroy) / size_of::<usize>() == 314,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointExport) / size_of::<usize>() == 315,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointGetLimits) / size_of::<usize>() == 316,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointIdRelease) / size_of::<usize>() == 317,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointIdReserve) / size_of::<usize>() == 318,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointImport) / size_of::<usize>() == 319,);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointQuery) / size_of::<usize>() == 320);
+    assert!(offset_of!(DriverTable, cuLogicalEndpointUnbind) / size_of::<usize>() == 321,);
+    assert!(offset_of!(DriverTable, cuLogsCurrent) / size_of::<usize>() == 322);
+    assert!(offset_of!(DriverTable, cuLogsDumpToFile) / size_of::<usize>() == 323);
+    assert!(offset_of!(DriverTable, cuLogsDumpToMemory) / size_of::<usize>() == 324);
+    assert!(offset_of!(DriverTable, cuLogsRegisterCallback) / size_of::<usize>() == 325);
+    assert!(offset_of!(DriverTable, cuLogsUnregisterCallback) / size_of::<usize>() == 326,);
+    assert!(offset_of!(DriverTable, cuMemAddressFree) / size_of::<usize>() == 327);
+    assert!(offset_of!(DriverTable, cuMemAddressReserve) / size_of::<usize>() == 328);
+    assert!(offset_of!(DriverTable, cuMemAdvise) / size_of::<usize>() == 329);
+    assert!(offset_of!(DriverTable, cuMemAdvise_v2) / size_of::<usize>() == 330);
+    assert!(offset_of!(DriverTable, cuMemAlloc) / size_of::<usize>() == 331);
+    assert!(offset_of!(DriverTable, cuMemAllocAsync) / size_of::<usize>() == 332);
+    assert!(offset_of!(DriverTable, cuMemAllocAsync_ptsz) / size_of::<usize>() == 333);
+    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync) / size_of::<usize>() == 334,);
+    assert!(offset_of!(DriverTable, cuMemAllocFromPoolAsync_ptsz) / size_of::<usize>() == 335,);
+    assert!(offset_of!(DriverTable, cuMemAllocHost) / size_of::<usize>() == 336);
+    assert!(offset_of!(DriverTable, cuMemAllocHost_v2) / size_of::<usize>() == 337);
+    assert!(offset_of!(DriverTable, cuMemAllocManaged) / size_of::<usize>() == 338);
+    assert!(offset_of!(DriverTable, cuMemAllocPitch) / size_of::<usize>() == 339);
+    assert!(offset_of!(DriverTable, cuMemAllocPitch_v2) / size_of::<usize>() == 340);
+    assert!(offset_of!(DriverTable, cuMemAlloc_v2) / size_of::<usize>() == 341);
+    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync) / size_of::<usize>() == 342,);
+    assert!(offset_of!(DriverTable, cuMemBatchDecompressAsync_ptsz) / size_of::<usize>() == 343,);
+    assert!(offset_of!(DriverTable, cuMemCreate) / size_of::<usize>() == 344);
+    assert!(offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync) / size_of::<usize>() == 345,);
+    assert!(
+        offset_of!(DriverTable, cuMemDiscardAndPrefetchBatchAsync_ptsz) / size_of::<usize>() == 346,
+    );
+    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync) / size_of::<usize>() == 347);
+    assert!(offset_of!(DriverTable, cuMemDiscardBatchAsync_ptsz) / size_of::<usize>() == 348,);
+    assert!(offset_of!(DriverTable, cuMemExportToShareableHandle) / size_of::<usize>() == 349,);
+    assert!(offset_of!(DriverTable, cuMemFree) / size_of::<usize>() == 350);
+    assert!(offset_of!(DriverTable, cuMemFreeAsync) / size_of::<usize>() == 351);
+    assert!(offset_of!(DriverTable, cuMemFreeAsync_ptsz) / size_of::<usize>() == 352);
+    assert!(offset_of!(DriverTable, cuMemFreeHost) / size_of::<usize>() == 353);
+    assert!(offset_of!(DriverTable, cuMemFree_v2) / size_of::<usize>() == 354);
+    assert!(offset_of!(DriverTable, cuMemGetAccess) / size_of::<usize>() == 355);
+    assert!(offset_of!(DriverTable, cuMemGetAddressRange) / size_of::<usize>() == 356);
+    assert!(offset_of!(DriverTable, cuMemGetAddressRange_v2) / size_of::<usize>() == 357,);
+    assert!(offset_of!(DriverTable, cuMemGetAllocationGranularity) / size_of::<usize>() == 358,);
+    assert!(
+        offset_of!(DriverTable, cuMemGetAllocationPropertiesFromHandle) / size_of::<usize>() == 359,
+    );
+    assert!(offset_of!(DriverTable, cuMemGetDefaultMemPool) / size_of::<usize>() == 360);
+    assert!(offset_of!(DriverTable, cuMemGetHandleForAddressRange) / size_of::<usize>() == 361,);
+    assert!(offset_of!(DriverTable, cuMemGetInfo) / size_of::<usize>() == 362);
+    assert!(offset_of!(DriverTable, cuMemGetInfo_v2) / size_of::<usize>() == 363);
+    assert!(offset_of!(DriverTable, cuMemGetLocationInfo) / size_of::<usize>() == 364);
+    assert!(offset_of!(DriverTable, cuMemGetMemPool) / size_of::<usize>() == 365);
+    assert!(offset_of!(DriverTable, cuMemHostAlloc) / size_of::<usize>() == 366);
+    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer) / size_of::<usize>() == 367,);
+    assert!(offset_of!(DriverTable, cuMemHostGetDevicePointer_v2) / size_of::<usize>() == 368,);
+    assert!(offset_of!(DriverTable, cuMemHostGetFlags) / size_of::<usize>() == 369);
+    assert!(offset_of!(DriverTable, cuMemHostRegister) / size_of::<usize>() == 370);
+    assert!(offset_of!(DriverTable, cuMemHostRegister_v2) / size_of::<usize>() == 371);
+    assert!(offset_of!(DriverTable, cuMemHostUnregister) / size_of::<usize>() == 372);
+    assert!(offset_of!(DriverTable, cuMemImportFromShareableHandle) / size_of::<usize>() == 373,);
+    assert!(offset_of!(DriverTable, cuMemMap) / size_of::<usize>() == 374);
+    assert!(offset_of!(DriverTable, cuMemMapArrayAsync) / size_of::<usize>() == 375);
+    assert!(offset_of!(DriverTable, cuMemMapArrayAsync_ptsz) / size_of::<usize>() == 376,);
+    assert!(offset_of!(DriverTable, cuMemPoolCreate) / size_of::<usize>() == 377);
+    assert!(offset_of!(DriverTable, cuMemPoolDestroy) / size_of::<usize>() == 378);
+    assert!(offset_of!(DriverTable, cuMemPoolExportPointer) / size_of::<usize>() == 379);
+    assert!(offset_of!(DriverTable, cuMemPoolExportToShareableHandle) / size_of::<usize>() == 380,);
+    assert!(offset_of!(DriverTable, cuMemPoolGetAccess) / size_of::<usize>() == 381);
+    assert!(offset_of!(DriverTable, cuMemPoolGetAttribute) / size_of::<usize>() == 382);
+    assert!(
+        offset_of!(DriverTable, cuMemPoolImportFromShareableHandle) / size_of::<usize>() == 383,
+    );
+    assert!(offset_of!(DriverTable, cuMemPoolImportPointer) / size_of::<usize>() == 384);
+    assert!(offset_of!(DriverTable, cuMemPoolSetAccess) / size_of::<usize>() == 385);
+    assert!(offset_of!(DriverTable, cuMemPoolSetAttribute) / size_of::<usize>() == 386);
+    assert!(offset_of!(DriverTable, cuMemPoolTrimTo) / size_of::<usize>() == 387);
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync) / size_of::<usize>() == 388);
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_ptsz) / size_of::<usize>() == 389,);
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2) / size_of::<usize>() == 390);
+    assert!(offset_of!(DriverTable, cuMemPrefetchAsync_v2_ptsz) / size_of::<usize>() == 391,);
+    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync) / size_of::<usize>() == 392,);
+    assert!(offset_of!(DriverTable, cuMemPrefetchBatchAsync_ptsz) / size_of::<usize>() == 393,);
+    assert!(offset_of!(DriverTable, cuMemRangeGetAttribute) / size_of::<usize>() == 394);
+    assert!(offset_of!(DriverTable, cuMemRangeGetAttributes) / size_of::<usize>() == 395,);
+    assert!(offset_of!(DriverTable, cuMemRelease) / size_of::<usize>() == 396);
+    assert!(offset_of!(DriverTable, cuMemRetainAllocationHandle) / size_of::<usize>() == 397,);
+    assert!(offset_of!(DriverTable, cuMemSetAccess) / size_of::<usize>() == 398);
+    assert!(offset_of!(DriverTable, cuMemSetMemPool) / size_of::<usize>() == 399);
+    assert!(offset_of!(DriverTable, cuMemUnmap) / size_of::<usize>() == 400);
+    assert!(offset_of!(DriverTable, cuMemcpy) / size_of::<usize>() == 401);
+    assert!(offset_of!(DriverTable, cuMemcpy2D) / size_of::<usize>() == 402);
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync) / size_of::<usize>() == 403);
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2) / size_of::<usize>() == 404);
+    assert!(offset_of!(DriverTable, cuMemcpy2DAsync_v2_ptsz) / size_of::<usize>() == 405,);
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned) / size_of::<usize>() == 406);
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2) / size_of::<usize>() == 407);
+    assert!(offset_of!(DriverTable, cuMemcpy2DUnaligned_v2_ptds) / size_of::<usize>() == 408,);
+    assert!(offset_of!(DriverTable, cuMemcpy2D_v2) / size_of::<usize>() == 409);
+    assert!(offset_of!(DriverTable, cuMemcpy2D_v2_ptds) / size_of::<usize>() == 410);
+    assert!(offset_of!(DriverTable, cuMemcpy3D) / size_of::<usize>() == 411);
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync) / size_of::<usize>() == 412);
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2) / size_of::<usize>() == 413);
+    assert!(offset_of!(DriverTable, cuMemcpy3DAsync_v2_ptsz) / size_of::<usize>() == 414,);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync) / size_of::<usize>() == 415);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_ptsz) / size_of::<usize>() == 416,);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2) / size_of::<usize>() == 417,);
+    assert!(offset_of!(DriverTable, cuMemcpy3DBatchAsync_v2_ptsz) / size_of::<usize>() == 418,);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeer) / size_of::<usize>() == 419);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync) / size_of::<usize>() == 420);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeerAsync_ptsz) / size_of::<usize>() == 421,);
+    assert!(offset_of!(DriverTable, cuMemcpy3DPeer_ptds) / size_of::<usize>() == 422);
+    assert!(offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync) / size_of::<usize>() == 423,);
+    assert!(
+        offset_of!(DriverTable, cuMemcpy3DWithAttributesAsync_ptsz) / size_of::<usize>() == 424,
+    );
+    assert!(offset_of!(DriverTable, cuMemcpy3D_v2) / size_of::<usize>() == 425);
+    assert!(offset_of!(DriverTable, cuMemcpy3D_v2_ptds) / size_of::<usize>() == 426);
+    assert!(offset_of!(DriverTable, cuMemcpyAsync) / size_of::<usize>() == 427);
+    assert!(offset_of!(DriverTable, cuMemcpyAsync_ptsz) / size_of::<usize>() == 428);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA) / size_of::<usize>() == 429);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2) / size_of::<usize>() == 430);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoA_v2_ptds) / size_of::<usize>() == 431);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD) / size_of::<usize>() == 432);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2) / size_of::<usize>() == 433);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoD_v2_ptds) / size_of::<usize>() == 434);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH) / size_of::<usize>() == 435);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync) / size_of::<usize>() == 436);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2) / size_of::<usize>() == 437);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoHAsync_v2_ptsz) / size_of::<usize>() == 438,);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2) / size_of::<usize>() == 439);
+    assert!(offset_of!(DriverTable, cuMemcpyAtoH_v2_ptds) / size_of::<usize>() == 440);
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync) / size_of::<usize>() == 441);
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_ptsz) / size_of::<usize>() == 442,);
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2) / size_of::<usize>() == 443);
+    assert!(offset_of!(DriverTable, cuMemcpyBatchAsync_v2_ptsz) / size_of::<usize>() == 444,);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA) / size_of::<usize>() == 445);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2) / size_of::<usize>() == 446);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoA_v2_ptds) / size_of::<usize>() == 447);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD) / size_of::<usize>() == 448);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync) / size_of::<usize>() == 449);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2) / size_of::<usize>() == 450);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoDAsync_v2_ptsz) / size_of::<usize>() == 451,);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2) / size_of::<usize>() == 452);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoD_v2_ptds) / size_of::<usize>() == 453);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH) / size_of::<usize>() == 454);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync) / size_of::<usize>() == 455);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2) / size_of::<usize>() == 456);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoHAsync_v2_ptsz) / size_of::<usize>() == 457,);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2) / size_of::<usize>() == 458);
+    assert!(offset_of!(DriverTable, cuMemcpyDtoH_v2_ptds) / size_of::<usize>() == 459);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA) / size_of::<usize>() == 460);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync) / size_of::<usize>() == 461);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2) / size_of::<usize>() == 462);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoAAsync_v2_ptsz) / size_of::<usize>() == 463,);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2) / size_of::<usize>() == 464);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoA_v2_ptds) / size_of::<usize>() == 465);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD) / size_of::<usize>() == 466);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync) / size_of::<usize>() == 467);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2) / size_of::<usize>() == 468);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoDAsync_v2_ptsz) / size_of::<usize>() == 469,);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2) / size_of::<usize>() == 470);
+    assert!(offset_of!(DriverTable, cuMemcpyHtoD_v2_ptds) / size_of::<usize>() == 471);
+    assert!(offset_of!(DriverTable, cuMemcpyPeer) / size_of::<usize>() == 472);
+    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync) / size_of::<usize>() == 473);
+    assert!(offset_of!(DriverTable, cuMemcpyPeerAsync_ptsz) / size_of::<usize>() == 474);
+    assert!(offset_of!(DriverTable, cuMemcpyPeer_ptds) / size_of::<usize>() == 475);
+    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync) / size_of::<usize>() == 476,);
+    assert!(offset_of!(DriverTable, cuMemcpyWithAttributesAsync_ptsz) / size_of::<usize>() == 477,);
+    assert!(offset_of!(DriverTable, cuMemcpy_ptds) / size_of::<usize>() == 478);
+    assert!(offset_of!(DriverTable, cuMemsetD16) / size_of::<usize>() == 479);
+    assert!(offset_of!(DriverTable, cuMemsetD16Async) / size_of::<usize>() == 480);
+    assert!(offset_of!(DriverTable, cuMemsetD16Async_ptsz) / size_of::<usize>() == 481);
+    assert!(offset_of!(DriverTable, cuMemsetD16_v2) / size_of::<usize>() == 482);
+    assert!(offset_of!(DriverTable, cuMemsetD16_v2_ptds) / size_of::<usize>() == 483);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16) / size_of::<usize>() == 484);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16Async) / size_of::<usize>() == 485);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16Async_ptsz) / size_of::<usize>() == 486,);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2) / size_of::<usize>() == 487);
+    assert!(offset_of!(DriverTable, cuMemsetD2D16_v2_ptds) / size_of::<usize>() == 488);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32) / size_of::<usize>() == 489);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32Async) / size_of::<usize>() == 490);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32Async_ptsz) / size_of::<usize>() == 491,);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2) / size_of::<usize>() == 492);
+    assert!(offset_of!(DriverTable, cuMemsetD2D32_v2_ptds) / size_of::<usize>() == 493);
+    assert!(offset_of!(DriverTable, cuMemsetD2D8) / size_of::<usize>() == 494);
+    assert!(offset_of!(DriverTable, cuMemsetD2D8Async) / size_of::<usize>() == 495);
+    assert!(offset_of!(DriverTable, cuMemsetD2D8Async_ptsz) / size_of::<usize>() == 496);
+    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2) / size_of::<usize>() == 497);
+    assert!(offset_of!(DriverTable, cuMemsetD2D8_v2_ptds) / size_of::<usize>() == 498);
+    assert!(offset_of!(DriverTable, cuMemsetD32) / size_of::<usize>() == 499);
+    assert!(offset_of!(DriverTable, cuMemsetD32Async) / size_of::<usize>() == 500);
+    assert!(offset_of!(DriverTable, cuMemsetD32Async_ptsz) / size_of::<usize>() == 501);
+    assert!(offset_of!(DriverTable, cuMemsetD32_v2) / size_of::<usize>() == 502);
+    assert!(offset_of!(DriverTable, cuMemsetD32_v2_ptds) / size_of::<usize>() == 503);
+    assert!(offset_of!(DriverTable, cuMemsetD8) / size_of::<usize>() == 504);
+    assert!(offset_of!(DriverTable, cuMemsetD8Async) / size_of::<usize>() == 505);
+    assert!(offset_of!(DriverTable, cuMemsetD8Async_ptsz) / size_of::<usize>() == 506);
+    assert!(offset_of!(DriverTable, cuMemsetD8_v2) / size_of::<usize>() == 507);
+    assert!(offset_of!(DriverTable, cuMemsetD8_v2_ptds) / size_of::<usize>() == 508);
+    assert!(offset_of!(DriverTable, cuMipmappedArrayCreate) / size_of::<usize>() == 509);
+    assert!(offset_of!(DriverTable, cuMipmappedArrayDestroy) / size_of::<usize>() == 510,);
+    assert!(offset_of!(DriverTable, cuMipmappedArrayGetLevel) / size_of::<usize>() == 511,);
+    assert!(
+        offset_of!(DriverTable, cuMipmappedArrayGetMemoryRequirements) / size_of::<usize>() == 512,
     );
     assert!(
-        offset_of!(DriverTable, cuOccupancyMaxActiveBlocksPerMultiprocessor)
-            == 536 * size_of::<usize>(),
+        offset_of!(DriverTable, cuMipmappedArrayGetSparseProperties) / size_of::<usize>() == 513,
+    );
+    assert!(offset_of!(DriverTable, cuModuleEnumerateFunctions) / size_of::<usize>() == 514,);
+    assert!(offset_of!(DriverTable, cuModuleGetFunction) / size_of::<usize>() == 515);
+    assert!(offset_of!(DriverTable, cuModuleGetFunctionCount) / size_of::<usize>() == 516,);
+    assert!(offset_of!(DriverTable, cuModuleGetGlobal) / size_of::<usize>() == 517);
+    assert!(offset_of!(DriverTable, cuModuleGetGlobal_v2) / size_of::<usize>() == 518);
+    assert!(offset_of!(DriverTable, cuModuleGetLoadingMode) / size_of::<usize>() == 519);
+    assert!(offset_of!(DriverTable, cuModuleGetSurfRef) / size_of::<usize>() == 520);
+    assert!(offset_of!(DriverTable, cuModuleGetTexRef) / size_of::<usize>() == 521);
+    assert!(offset_of!(DriverTable, cuModuleLoad) / size_of::<usize>() == 522);
+    assert!(offset_of!(DriverTable, cuModuleLoadData) / size_of::<usize>() == 523);
+    assert!(offset_of!(DriverTable, cuModuleLoadDataEx) / size_of::<usize>() == 524);
+    assert!(offset_of!(DriverTable, cuModuleLoadFatBinary) / size_of::<usize>() == 525);
+    assert!(offset_of!(DriverTable, cuModuleUnload) / size_of::<usize>() == 526);
+    assert!(offset_of!(DriverTable, cuMulticastAddDevice) / size_of::<usize>() == 527);
+    assert!(offset_of!(DriverTable, cuMulticastBindAddr) / size_of::<usize>() == 528);
+    assert!(offset_of!(DriverTable, cuMulticastBindAddr_v2) / size_of::<usize>() == 529);
+    assert!(offset_of!(DriverTable, cuMulticastBindMem) / size_of::<usize>() == 530);
+    assert!(offset_of!(DriverTable, cuMulticastBindMem_v2) / size_of::<usize>() == 531);
+    assert!(offset_of!(DriverTable, cuMulticastCreate) / size_of::<usize>() == 532);
+    assert!(offset_of!(DriverTable, cuMulticastGetGranularity) / size_of::<usize>() == 533,);
+    assert!(offset_of!(DriverTable, cuMulticastUnbind) / size_of::<usize>() == 534);
+    assert!(
+        offset_of!(DriverTable, cuOccupancyAvailableDynamicSMemPerBlock) / size_of::<usize>()
+            == 535,
+    );
+    assert!(
+        offset_of!(DriverTable, cuOccupancyMaxActiveBlocksPerMultiprocessor) / size_of::<usize>()
+            == 536,
     );
     assert!(
         offset_of!(
             DriverTable,
             cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
-        ) == 537 * size_of::<usize>(),
+        ) / size_of::<usize>()
+            == 537,
     );
-    assert!(offset_of!(DriverTable, cuOccupancyMaxActiveClusters) == 538 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSize) == 539 * size_of::<usize>(),);
+    assert!(offset_of!(DriverTable, cuOccupancyMaxActiveClusters) / size_of::<usize>() == 538,);
+    assert!(offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSize) / size_of::<usize>() == 539,);
     assert!(
-        offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSizeWithFlags)
-            == 540 * size_of::<usize>(),
-    );
-    assert!(
-        offset_of!(DriverTable, cuOccupancyMaxPotentialClusterSize) == 541 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuParamSetSize) == 542 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuParamSetTexRef) == 543 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuParamSetf) == 544 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuParamSeti) == 545 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuParamSetv) == 546 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuPointerGetAttribute) == 547 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuPointerGetAttributes) == 548 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuPointerSetAttribute) == 549 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuSignalExternalSemaphoresAsync) == 550 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuSignalExternalSemaphoresAsync_ptsz) == 551 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuStreamAddCallback) == 552 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamAddCallback_ptsz) == 553 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync) == 554 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync_ptsz) == 555 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBatchMemOp) == 556 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_ptsz) == 557 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2) == 558 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2_ptsz) == 559 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCapture) == 560 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig) == 561 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig_ptsz) == 562 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph) == 563 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph_ptsz) == 564 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCapture_ptsz) == 565 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2) == 566 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2_ptsz) == 567 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamBeginRecaptureToGraph) == 568 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuStreamBeginRecaptureToGraph_ptsz) == 569 * size_of::<usize>(),
-    );
-    assert!(offset_of!(DriverTable, cuStreamCopyAttributes) == 570 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamCopyAttributes_ptsz) == 571 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamCreate) == 572 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamCreateWithPriority) == 573 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamDestroy) == 574 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamDestroy_v2) == 575 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamEndCapture) == 576 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig) == 577 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig_ptsz) == 578 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamEndCapture_ptsz) == 579 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetAttribute) == 580 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetAttribute_ptsz) == 581 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo) == 582 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_ptsz) == 583 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2) == 584 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2_ptsz) == 585 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3) == 586 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3_ptsz) == 587 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetCtx) == 588 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetCtx_ptsz) == 589 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2) == 590 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2_ptsz) == 591 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetDevResource) == 592 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetDevResource_ptsz) == 593 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamGetDevice) == 594 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetDevice_ptsz) == 595 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetFlags) == 596 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetFlags_ptsz) == 597 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetGreenCtx) == 598 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetId) == 599 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetId_ptsz) == 600 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetPriority) == 601 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamGetPriority_ptsz) == 602 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamIsCapturing) == 603 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamIsCapturing_ptsz) == 604 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamQuery) == 605 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamQuery_ptsz) == 606 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamSetAttribute) == 607 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamSetAttribute_ptsz) == 608 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamSynchronize) == 609 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamSynchronize_ptsz) == 610 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamUpdateCaptureDependencies) == 611 * size_of::<usize>(),);
-    assert!(
-        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_ptsz) == 612 * size_of::<usize>(),
+        offset_of!(DriverTable, cuOccupancyMaxPotentialBlockSizeWithFlags) / size_of::<usize>()
+            == 540,
     );
     assert!(
-        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2) == 613 * size_of::<usize>(),
+        offset_of!(DriverTable, cuOccupancyMaxPotentialClusterSize) / size_of::<usize>() == 541,
+    );
+    assert!(offset_of!(DriverTable, cuParamSetSize) / size_of::<usize>() == 542);
+    assert!(offset_of!(DriverTable, cuParamSetTexRef) / size_of::<usize>() == 543);
+    assert!(offset_of!(DriverTable, cuParamSetf) / size_of::<usize>() == 544);
+    assert!(offset_of!(DriverTable, cuParamSeti) / size_of::<usize>() == 545);
+    assert!(offset_of!(DriverTable, cuParamSetv) / size_of::<usize>() == 546);
+    assert!(offset_of!(DriverTable, cuPointerGetAttribute) / size_of::<usize>() == 547);
+    assert!(offset_of!(DriverTable, cuPointerGetAttributes) / size_of::<usize>() == 548);
+    assert!(offset_of!(DriverTable, cuPointerSetAttribute) / size_of::<usize>() == 549);
+    assert!(offset_of!(DriverTable, cuSignalExternalSemaphoresAsync) / size_of::<usize>() == 550,);
+    assert!(
+        offset_of!(DriverTable, cuSignalExternalSemaphoresAsync_ptsz) / size_of::<usize>() == 551,
+    );
+    assert!(offset_of!(DriverTable, cuStreamAddCallback) / size_of::<usize>() == 552);
+    assert!(offset_of!(DriverTable, cuStreamAddCallback_ptsz) / size_of::<usize>() == 553,);
+    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync) / size_of::<usize>() == 554);
+    assert!(offset_of!(DriverTable, cuStreamAttachMemAsync_ptsz) / size_of::<usize>() == 555,);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp) / size_of::<usize>() == 556);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_ptsz) / size_of::<usize>() == 557,);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2) / size_of::<usize>() == 558);
+    assert!(offset_of!(DriverTable, cuStreamBatchMemOp_v2_ptsz) / size_of::<usize>() == 559,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture) / size_of::<usize>() == 560);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig) / size_of::<usize>() == 561,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToCig_ptsz) / size_of::<usize>() == 562,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph) / size_of::<usize>() == 563,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCaptureToGraph_ptsz) / size_of::<usize>() == 564,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_ptsz) / size_of::<usize>() == 565,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2) / size_of::<usize>() == 566,);
+    assert!(offset_of!(DriverTable, cuStreamBeginCapture_v2_ptsz) / size_of::<usize>() == 567,);
+    assert!(offset_of!(DriverTable, cuStreamBeginRecaptureToGraph) / size_of::<usize>() == 568,);
+    assert!(
+        offset_of!(DriverTable, cuStreamBeginRecaptureToGraph_ptsz) / size_of::<usize>() == 569,
+    );
+    assert!(offset_of!(DriverTable, cuStreamCopyAttributes) / size_of::<usize>() == 570);
+    assert!(offset_of!(DriverTable, cuStreamCopyAttributes_ptsz) / size_of::<usize>() == 571,);
+    assert!(offset_of!(DriverTable, cuStreamCreate) / size_of::<usize>() == 572);
+    assert!(offset_of!(DriverTable, cuStreamCreateWithPriority) / size_of::<usize>() == 573,);
+    assert!(offset_of!(DriverTable, cuStreamDestroy) / size_of::<usize>() == 574);
+    assert!(offset_of!(DriverTable, cuStreamDestroy_v2) / size_of::<usize>() == 575);
+    assert!(offset_of!(DriverTable, cuStreamEndCapture) / size_of::<usize>() == 576);
+    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig) / size_of::<usize>() == 577,);
+    assert!(offset_of!(DriverTable, cuStreamEndCaptureToCig_ptsz) / size_of::<usize>() == 578,);
+    assert!(offset_of!(DriverTable, cuStreamEndCapture_ptsz) / size_of::<usize>() == 579,);
+    assert!(offset_of!(DriverTable, cuStreamGetAttribute) / size_of::<usize>() == 580);
+    assert!(offset_of!(DriverTable, cuStreamGetAttribute_ptsz) / size_of::<usize>() == 581,);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo) / size_of::<usize>() == 582);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_ptsz) / size_of::<usize>() == 583,);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2) / size_of::<usize>() == 584,);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v2_ptsz) / size_of::<usize>() == 585,);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3) / size_of::<usize>() == 586,);
+    assert!(offset_of!(DriverTable, cuStreamGetCaptureInfo_v3_ptsz) / size_of::<usize>() == 587,);
+    assert!(offset_of!(DriverTable, cuStreamGetCtx) / size_of::<usize>() == 588);
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_ptsz) / size_of::<usize>() == 589);
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2) / size_of::<usize>() == 590);
+    assert!(offset_of!(DriverTable, cuStreamGetCtx_v2_ptsz) / size_of::<usize>() == 591);
+    assert!(offset_of!(DriverTable, cuStreamGetDevResource) / size_of::<usize>() == 592);
+    assert!(offset_of!(DriverTable, cuStreamGetDevResource_ptsz) / size_of::<usize>() == 593,);
+    assert!(offset_of!(DriverTable, cuStreamGetDevice) / size_of::<usize>() == 594);
+    assert!(offset_of!(DriverTable, cuStreamGetDevice_ptsz) / size_of::<usize>() == 595);
+    assert!(offset_of!(DriverTable, cuStreamGetFlags) / size_of::<usize>() == 596);
+    assert!(offset_of!(DriverTable, cuStreamGetFlags_ptsz) / size_of::<usize>() == 597);
+    assert!(offset_of!(DriverTable, cuStreamGetGreenCtx) / size_of::<usize>() == 598);
+    assert!(offset_of!(DriverTable, cuStreamGetId) / size_of::<usize>() == 599);
+    assert!(offset_of!(DriverTable, cuStreamGetId_ptsz) / size_of::<usize>() == 600);
+    assert!(offset_of!(DriverTable, cuStreamGetPriority) / size_of::<usize>() == 601);
+    assert!(offset_of!(DriverTable, cuStreamGetPriority_ptsz) / size_of::<usize>() == 602,);
+    assert!(offset_of!(DriverTable, cuStreamIsCapturing) / size_of::<usize>() == 603);
+    assert!(offset_of!(DriverTable, cuStreamIsCapturing_ptsz) / size_of::<usize>() == 604,);
+    assert!(offset_of!(DriverTable, cuStreamQuery) / size_of::<usize>() == 605);
+    assert!(offset_of!(DriverTable, cuStreamQuery_ptsz) / size_of::<usize>() == 606);
+    assert!(offset_of!(DriverTable, cuStreamSetAttribute) / size_of::<usize>() == 607);
+    assert!(offset_of!(DriverTable, cuStreamSetAttribute_ptsz) / size_of::<usize>() == 608,);
+    assert!(offset_of!(DriverTable, cuStreamSynchronize) / size_of::<usize>() == 609);
+    assert!(offset_of!(DriverTable, cuStreamSynchronize_ptsz) / size_of::<usize>() == 610,);
+    assert!(offset_of!(DriverTable, cuStreamUpdateCaptureDependencies) / size_of::<usize>() == 611,);
+    assert!(
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_ptsz) / size_of::<usize>() == 612,
     );
     assert!(
-        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2_ptsz)
-            == 614 * size_of::<usize>(),
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2) / size_of::<usize>() == 613,
     );
-    assert!(offset_of!(DriverTable, cuStreamWaitEvent) == 615 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitEvent_ptsz) == 616 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitValue32) == 617 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitValue32_ptsz) == 618 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2) == 619 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2_ptsz) == 620 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWaitValue64) == 621 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitValue64_ptsz) == 622 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2) == 623 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2_ptsz) == 624 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue32) == 625 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWriteValue32_ptsz) == 626 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2) == 627 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2_ptsz) == 628 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue64) == 629 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuStreamWriteValue64_ptsz) == 630 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2) == 631 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2_ptsz) == 632 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuSurfObjectCreate) == 633 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuSurfObjectDestroy) == 634 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuSurfObjectGetResourceDesc) == 635 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuSurfRefGetArray) == 636 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuSurfRefSetArray) == 637 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2col) == 638 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2colWide) == 639 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTensorMapEncodeTiled) == 640 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTensorMapReplaceAddress) == 641 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTensorMapSetAllocationClass) == 642 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexObjectCreate) == 643 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexObjectDestroy) == 644 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexObjectGetResourceDesc) == 645 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexObjectGetResourceViewDesc) == 646 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexObjectGetTextureDesc) == 647 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefCreate) == 648 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefDestroy) == 649 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetAddress) == 650 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetAddressMode) == 651 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetAddress_v2) == 652 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetArray) == 653 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetBorderColor) == 654 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetFilterMode) == 655 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetFlags) == 656 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetFormat) == 657 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefGetMaxAnisotropy) == 658 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefGetMipmapFilterMode) == 659 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelBias) == 660 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelClamp) == 661 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefGetMipmappedArray) == 662 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetAddress) == 663 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D) == 664 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v2) == 665 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v3) == 666 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetAddressMode) == 667 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetAddress_v2) == 668 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetArray) == 669 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetBorderColor) == 670 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetFilterMode) == 671 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetFlags) == 672 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetFormat) == 673 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuTexRefSetMaxAnisotropy) == 674 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetMipmapFilterMode) == 675 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelBias) == 676 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelClamp) == 677 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuTexRefSetMipmappedArray) == 678 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuThreadExchangeStreamCaptureMode) == 679 * size_of::<usize>(),);
-    assert!(offset_of!(DriverTable, cuUserObjectCreate) == 680 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuUserObjectRelease) == 681 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuUserObjectRetain) == 682 * size_of::<usize>());
-    assert!(offset_of!(DriverTable, cuWaitExternalSemaphoresAsync) == 683 * size_of::<usize>(),);
     assert!(
-        offset_of!(DriverTable, cuWaitExternalSemaphoresAsync_ptsz) == 684 * size_of::<usize>(),
+        offset_of!(DriverTable, cuStreamUpdateCaptureDependencies_v2_ptsz) / size_of::<usize>()
+            == 614,
+    );
+    assert!(offset_of!(DriverTable, cuStreamWaitEvent) / size_of::<usize>() == 615);
+    assert!(offset_of!(DriverTable, cuStreamWaitEvent_ptsz) / size_of::<usize>() == 616);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32) / size_of::<usize>() == 617);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_ptsz) / size_of::<usize>() == 618,);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2) / size_of::<usize>() == 619);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue32_v2_ptsz) / size_of::<usize>() == 620,);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64) / size_of::<usize>() == 621);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_ptsz) / size_of::<usize>() == 622,);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2) / size_of::<usize>() == 623);
+    assert!(offset_of!(DriverTable, cuStreamWaitValue64_v2_ptsz) / size_of::<usize>() == 624,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32) / size_of::<usize>() == 625);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_ptsz) / size_of::<usize>() == 626,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2) / size_of::<usize>() == 627,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue32_v2_ptsz) / size_of::<usize>() == 628,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64) / size_of::<usize>() == 629);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_ptsz) / size_of::<usize>() == 630,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2) / size_of::<usize>() == 631,);
+    assert!(offset_of!(DriverTable, cuStreamWriteValue64_v2_ptsz) / size_of::<usize>() == 632,);
+    assert!(offset_of!(DriverTable, cuSurfObjectCreate) / size_of::<usize>() == 633);
+    assert!(offset_of!(DriverTable, cuSurfObjectDestroy) / size_of::<usize>() == 634);
+    assert!(offset_of!(DriverTable, cuSurfObjectGetResourceDesc) / size_of::<usize>() == 635,);
+    assert!(offset_of!(DriverTable, cuSurfRefGetArray) / size_of::<usize>() == 636);
+    assert!(offset_of!(DriverTable, cuSurfRefSetArray) / size_of::<usize>() == 637);
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2col) / size_of::<usize>() == 638,);
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeIm2colWide) / size_of::<usize>() == 639,);
+    assert!(offset_of!(DriverTable, cuTensorMapEncodeTiled) / size_of::<usize>() == 640);
+    assert!(offset_of!(DriverTable, cuTensorMapReplaceAddress) / size_of::<usize>() == 641,);
+    assert!(offset_of!(DriverTable, cuTensorMapSetAllocationClass) / size_of::<usize>() == 642,);
+    assert!(offset_of!(DriverTable, cuTexObjectCreate) / size_of::<usize>() == 643);
+    assert!(offset_of!(DriverTable, cuTexObjectDestroy) / size_of::<usize>() == 644);
+    assert!(offset_of!(DriverTable, cuTexObjectGetResourceDesc) / size_of::<usize>() == 645,);
+    assert!(offset_of!(DriverTable, cuTexObjectGetResourceViewDesc) / size_of::<usize>() == 646,);
+    assert!(offset_of!(DriverTable, cuTexObjectGetTextureDesc) / size_of::<usize>() == 647,);
+    assert!(offset_of!(DriverTable, cuTexRefCreate) / size_of::<usize>() == 648);
+    assert!(offset_of!(DriverTable, cuTexRefDestroy) / size_of::<usize>() == 649);
+    assert!(offset_of!(DriverTable, cuTexRefGetAddress) / size_of::<usize>() == 650);
+    assert!(offset_of!(DriverTable, cuTexRefGetAddressMode) / size_of::<usize>() == 651);
+    assert!(offset_of!(DriverTable, cuTexRefGetAddress_v2) / size_of::<usize>() == 652);
+    assert!(offset_of!(DriverTable, cuTexRefGetArray) / size_of::<usize>() == 653);
+    assert!(offset_of!(DriverTable, cuTexRefGetBorderColor) / size_of::<usize>() == 654);
+    assert!(offset_of!(DriverTable, cuTexRefGetFilterMode) / size_of::<usize>() == 655);
+    assert!(offset_of!(DriverTable, cuTexRefGetFlags) / size_of::<usize>() == 656);
+    assert!(offset_of!(DriverTable, cuTexRefGetFormat) / size_of::<usize>() == 657);
+    assert!(offset_of!(DriverTable, cuTexRefGetMaxAnisotropy) / size_of::<usize>() == 658,);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapFilterMode) / size_of::<usize>() == 659,);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelBias) / size_of::<usize>() == 660,);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmapLevelClamp) / size_of::<usize>() == 661,);
+    assert!(offset_of!(DriverTable, cuTexRefGetMipmappedArray) / size_of::<usize>() == 662,);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress) / size_of::<usize>() == 663);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D) / size_of::<usize>() == 664);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v2) / size_of::<usize>() == 665,);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress2D_v3) / size_of::<usize>() == 666,);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddressMode) / size_of::<usize>() == 667);
+    assert!(offset_of!(DriverTable, cuTexRefSetAddress_v2) / size_of::<usize>() == 668);
+    assert!(offset_of!(DriverTable, cuTexRefSetArray) / size_of::<usize>() == 669);
+    assert!(offset_of!(DriverTable, cuTexRefSetBorderColor) / size_of::<usize>() == 670);
+    assert!(offset_of!(DriverTable, cuTexRefSetFilterMode) / size_of::<usize>() == 671);
+    assert!(offset_of!(DriverTable, cuTexRefSetFlags) / size_of::<usize>() == 672);
+    assert!(offset_of!(DriverTable, cuTexRefSetFormat) / size_of::<usize>() == 673);
+    assert!(offset_of!(DriverTable, cuTexRefSetMaxAnisotropy) / size_of::<usize>() == 674,);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapFilterMode) / size_of::<usize>() == 675,);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelBias) / size_of::<usize>() == 676,);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmapLevelClamp) / size_of::<usize>() == 677,);
+    assert!(offset_of!(DriverTable, cuTexRefSetMipmappedArray) / size_of::<usize>() == 678,);
+    assert!(offset_of!(DriverTable, cuThreadExchangeStreamCaptureMode) / size_of::<usize>() == 679,);
+    assert!(offset_of!(DriverTable, cuUserObjectCreate) / size_of::<usize>() == 680);
+    assert!(offset_of!(DriverTable, cuUserObjectRelease) / size_of::<usize>() == 681);
+    assert!(offset_of!(DriverTable, cuUserObjectRetain) / size_of::<usize>() == 682);
+    assert!(offset_of!(DriverTable, cuWaitExternalSemaphoresAsync) / size_of::<usize>() == 683,);
+    assert!(
+        offset_of!(DriverTable, cuWaitExternalSemaphoresAsync_ptsz) / size_of::<usize>() == 684,
     );
 };

@@ -15,7 +15,7 @@ pub(crate) fn render(header: &Header, api: &Api, words: &Words) -> Result<Vec<Ge
         ("types.rs", types(api)),
         ("table.rs", table(api)),
         ("names.rs", names(api, words)?),
-        ("versions.rs", versions(header, api)),
+        ("versions.rs", versions(header, api)?),
     ]
     .into_iter()
     .map(|(name, tokens)| {
@@ -99,7 +99,7 @@ fn table(api: &Api) -> TokenStream {
     let offsets = api.functions.iter().enumerate().map(|(index, function)| {
         let field = format_ident!("{}", function.symbol);
         let index = Literal::usize_unsuffixed(index);
-        quote!(assert!(offset_of!(DriverTable, #field) == #index * size_of::<usize>());)
+        quote!(assert!(offset_of!(DriverTable, #field) / size_of::<usize>() == #index);)
     });
     quote! {
         use std::mem::offset_of;
@@ -121,20 +121,21 @@ fn table(api: &Api) -> TokenStream {
     }
 }
 
-fn versions(header: &Header, api: &Api) -> TokenStream {
+fn versions(header: &Header, api: &Api) -> Result<TokenStream> {
     let count = Literal::usize_unsuffixed(api.functions.len());
-    let rows = api.functions.iter().map(|function| {
-        let name = Literal::c_string(&c_name(&function.symbol));
+    let mut rows = Vec::new();
+    for function in &api.functions {
+        let name = Literal::c_string(&std::ffi::CString::new(function.symbol.as_str())?);
         let since = Literal::u32_unsuffixed(function.since.0);
-        quote!(Symbol::new(#name, #since))
-    });
+        rows.push(quote!(Symbol::new(#name, #since)));
+    }
     let spellings = api
         .spellings
         .iter()
         .map(|(spelling, symbol)| quote!((#spelling, #symbol)));
     let spelled = Literal::usize_unsuffixed(api.spellings.len());
     let header = Literal::u32_unsuffixed(header.version.0);
-    quote! {
+    Ok(quote! {
         use super::version::{CudaVersion, Symbol};
 
         /// The CUDA version of the header that these bindings were made from.
@@ -146,13 +147,7 @@ fn versions(header: &Header, api: &Api) -> TokenStream {
 
         /// The name that a C program writes, and the symbol that the header turns it into.
         pub static SPELLINGS: [(&str, &str); #spelled] = [#(#spellings),*];
-    }
-}
-
-/// A C identifier as a C string; it holds no zero byte.
-fn c_name(symbol: &str) -> std::ffi::CString {
-    let bytes = symbol.bytes().filter(|byte| *byte != 0).collect::<Vec<_>>();
-    std::ffi::CString::new(bytes).unwrap_or_default()
+    })
 }
 
 fn names(api: &Api, words: &Words) -> Result<TokenStream> {
