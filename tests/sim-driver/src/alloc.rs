@@ -51,9 +51,13 @@ impl State {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
-        let too_much = size > 1 << 46
-            || !is_host && size.next_multiple_of(DEVICE_STEP) > self.devices[device].available();
-        if too_much {
+        let fits = |state: &Self| {
+            is_host || size.div_ceil(DEVICE_STEP) <= state.devices[device].available() / DEVICE_STEP
+        };
+        if !fits(self) {
+            self.take_back_unused(Some(device));
+        }
+        if size > 1 << 46 || !fits(self) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         let mapping = Mapping::allocate(size)?;

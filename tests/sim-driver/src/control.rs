@@ -32,11 +32,17 @@ pub struct Control {
     call_log_start: Act,
     call_log: Line,
     fail: Fail,
+    fail_without_effect: Fail,
     fail_call: FailCall,
     fail_clear: Act,
     live: ReadLive,
     reports: Count,
     report: Line,
+}
+
+fn arm(fail: Fail, function: &str, nth: u64, code: CUresult) {
+    let known = CString::new(function).is_ok_and(|name| fail(name.as_ptr(), nth, code.0) != 0);
+    assert!(known, "the simulator has no function {function}");
 }
 
 /// Why there is no simulator to talk to.
@@ -112,6 +118,7 @@ impl Control {
             call_log_start: function!(library, c"simcuda_call_log_start", Act),
             call_log: function!(library, c"simcuda_call_log", Line),
             fail: function!(library, c"simcuda_fail", Fail),
+            fail_without_effect: function!(library, c"simcuda_fail_without_effect", Fail),
             fail_call: function!(library, c"simcuda_fail_call", FailCall),
             fail_clear: function!(library, c"simcuda_fail_clear", Act),
             live: function!(library, c"simcuda_live", ReadLive),
@@ -163,9 +170,16 @@ impl Control {
     ///
     /// If the simulator has no function of this name: a test that fails nothing proves nothing.
     pub fn fail(&self, function: &str, nth: u64, code: CUresult) {
-        let known =
-            CString::new(function).is_ok_and(|name| (self.fail)(name.as_ptr(), nth, code.0) != 0);
-        assert!(known, "the simulator has no function {function}");
+        arm(self.fail, function, nth, code);
+    }
+
+    /// As [`fail`](Self::fail), but a function that releases something does not release it.
+    ///
+    /// # Panics
+    ///
+    /// As there.
+    pub fn fail_without_effect(&self, function: &str, nth: u64, code: CUresult) {
+        arm(self.fail_without_effect, function, nth, code);
     }
 
     /// The `nth` driver call of any kind from now fails with `code`.

@@ -1,4 +1,6 @@
 //! Copies and memsets: checked when submitted, done by the stream.
+//!
+//! Measured: on a stream that was made by the program they need no current context.
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 
@@ -93,12 +95,6 @@ impl State {
         }
         Ok(place)
     }
-
-    /// A copy or memset needs a current context even on a stream that brings one. A guess from
-    /// the rule that copies of pool memory want the stream's context current: not yet measured.
-    fn check_copy_context(&self) -> Answer {
-        self.current().map(|_| ())
-    }
 }
 
 /// How long the caller waits.
@@ -112,19 +108,9 @@ enum Wait {
     Never,
 }
 
-fn copy(
-    (handle, call): (CUstream, Call),
-    to: Side,
-    from: Side,
-    len: usize,
-    wait: Wait,
-    needs_context: bool,
-) -> Answer {
+fn copy((handle, call): (CUstream, Call), to: Side, from: Side, len: usize, wait: Wait) -> Answer {
     let (mark, past) = {
         let mut state = state()?;
-        if needs_context {
-            state.check_copy_context()?;
-        }
         let id = state.resolve(handle, call)?;
         if len == 0 && wait != Wait::Done {
             return Ok(());
@@ -164,7 +150,6 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
     };
     let len = count.checked_mul(size).ok_or(INVALID_VALUE)?;
     let mut state = state()?;
-    state.check_copy_context()?;
     let id: StreamId = state.resolve(handle, call)?;
     if count == 0 {
         return Ok(());
@@ -196,50 +181,50 @@ fn host(pointer: *const c_void) -> Side {
 
 exports! {
     plain fn cuMemcpy(call, to: CUdeviceptr, from: CUdeviceptr, len: usize) twin cuMemcpy_ptds {
-        copy(default(call), Side::Any(to), Side::Any(from), len, Wait::Done, true)
+        copy(default(call), Side::Any(to), Side::Any(from), len, Wait::Done)
     }
 
     plain fn cuMemcpyAsync(
         call, to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream
     ) twin cuMemcpyAsync_ptsz {
-        copy((stream, call), Side::Any(to), Side::Any(from), len, Wait::Pageable, true)
+        copy((stream, call), Side::Any(to), Side::Any(from), len, Wait::Pageable)
     }
 
     plain fn cuMemcpyHtoD_v2(
         call, to: CUdeviceptr, from: *const c_void, len: usize
     ) twin cuMemcpyHtoD_v2_ptds {
-        copy(default(call), Side::Device(to), host(from), len, Wait::Done, true)
+        copy(default(call), Side::Device(to), host(from), len, Wait::Done)
     }
 
     plain fn cuMemcpyDtoH_v2(
         call, to: *mut c_void, from: CUdeviceptr, len: usize
     ) twin cuMemcpyDtoH_v2_ptds {
-        copy(default(call), host(to), Side::Device(from), len, Wait::Done, true)
+        copy(default(call), host(to), Side::Device(from), len, Wait::Done)
     }
 
     plain fn cuMemcpyDtoD_v2(
         call, to: CUdeviceptr, from: CUdeviceptr, len: usize
     ) twin cuMemcpyDtoD_v2_ptds {
         // From device to device the driver does not wait, whatever the name promises.
-        copy(default(call), Side::Device(to), Side::Device(from), len, Wait::Never, true)
+        copy(default(call), Side::Device(to), Side::Device(from), len, Wait::Never)
     }
 
     plain fn cuMemcpyHtoDAsync_v2(
         call, to: CUdeviceptr, from: *const c_void, len: usize, stream: CUstream
     ) twin cuMemcpyHtoDAsync_v2_ptsz {
-        copy((stream, call), Side::Device(to), host(from), len, Wait::Pageable, true)
+        copy((stream, call), Side::Device(to), host(from), len, Wait::Pageable)
     }
 
     plain fn cuMemcpyDtoHAsync_v2(
         call, to: *mut c_void, from: CUdeviceptr, len: usize, stream: CUstream
     ) twin cuMemcpyDtoHAsync_v2_ptsz {
-        copy((stream, call), host(to), Side::Device(from), len, Wait::Pageable, true)
+        copy((stream, call), host(to), Side::Device(from), len, Wait::Pageable)
     }
 
     plain fn cuMemcpyDtoDAsync_v2(
         call, to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream
     ) twin cuMemcpyDtoDAsync_v2_ptsz {
-        copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never, true)
+        copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never)
     }
 
     plain fn cuMemcpyPeerAsync(
@@ -251,8 +236,7 @@ exports! {
             state.context(from_handle(to_context))?;
             state.context(from_handle(from_context))?;
         }
-        // The contexts are given, so none has to be current.
-        copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never, false)
+        copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never)
     }
 
     plain fn cuMemsetD8_v2(

@@ -11,6 +11,7 @@ use cuda_driver_sys::{
 };
 
 use crate::fault;
+use crate::knobs::Knobs;
 
 /// What a simulated function answers; `Err` carries the driver's code.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -70,12 +71,13 @@ pub(crate) fn enter(
     per_thread: bool,
     run: impl FnOnce(Call) -> Answer,
 ) -> CUresult {
-    let fault = fault::count(export);
-    if let Some(code) = fault
-        && export.kind != Kind::release
-    {
-        return code;
+    if Knobs::get().stub {
+        return CUresult::CUDA_ERROR_STUB_LIBRARY;
     }
+    let fault = match fault::count(export) {
+        Some(hit) if export.kind != Kind::release || !hit.releases => return hit.code,
+        hit => hit.map(|hit| hit.code),
+    };
     let body = || {
         if export.kind != Kind::early {
             crate::state::check_initialised()?;

@@ -26,7 +26,17 @@ struct Fault {
     name: Option<String>,
     /// How many matching calls are left, this one included.
     left: u64,
-    code: CUresult,
+    hit: Hit,
+}
+
+/// What a fault does to the call that it meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hit {
+    /// What the call answers.
+    pub(crate) code: CUresult,
+    /// Whether a call that releases something still does, as the driver's do when they report an
+    /// earlier asynchronous error.
+    pub(crate) releases: bool,
 }
 
 impl Watch {
@@ -37,8 +47,8 @@ impl Watch {
         }
     }
 
-    /// Writes the call down and answers the code it must fail with.
-    fn call(&mut self, name: &'static str) -> Option<CUresult> {
+    /// Writes the call down and answers how it must fail.
+    fn call(&mut self, name: &'static str) -> Option<Hit> {
         if let Some(log) = &mut self.log {
             log.push(name);
         }
@@ -49,7 +59,7 @@ impl Watch {
             }
             fault.left -= 1;
             if fault.left == 0 {
-                hit = hit.or(Some(fault.code));
+                hit = hit.or(Some(fault.hit));
             }
             fault.left > 0
         });
@@ -68,8 +78,8 @@ fn with<T>(change: impl FnOnce(&mut Watch) -> T) -> T {
     result
 }
 
-/// Counts a call; the code it must fail with, if it must.
-pub(crate) fn count(export: &'static Export) -> Option<CUresult> {
+/// Counts a call; how it must fail, if it must.
+pub(crate) fn count(export: &'static Export) -> Option<Hit> {
     TOTAL.fetch_add(1, Ordering::Relaxed);
     export.calls.fetch_add(1, Ordering::Relaxed);
     if WATCHED.load(Ordering::Acquire) {
@@ -93,13 +103,13 @@ pub(crate) fn reset<'a>(exports: impl Iterator<Item = &'a &'static Export>) {
     with(|watch| *watch = Watch::new());
 }
 
-/// Lets the `nth` next call of `name` (any function if `None`) fail with `code`.
-pub(crate) fn arm(name: Option<String>, nth: u64, code: CUresult) {
+/// Lets the `nth` next call of `name` (any function if `None`) fail.
+pub(crate) fn arm(name: Option<String>, nth: u64, hit: Hit) {
     with(|watch| {
         watch.faults.push(Fault {
             name,
             left: nth.max(1),
-            code,
+            hit,
         });
     });
 }
@@ -127,9 +137,14 @@ mod tests {
         Fault {
             name: name.map(str::to_owned),
             left,
-            code: CUresult::CUDA_ERROR_UNKNOWN,
+            hit: UNKNOWN,
         }
     }
+
+    const UNKNOWN: Hit = Hit {
+        code: CUresult::CUDA_ERROR_UNKNOWN,
+        releases: true,
+    };
 
     #[test]
     fn the_nth_call_of_a_function_fails_once() {
@@ -137,10 +152,7 @@ mod tests {
         watch.faults.push(fault(Some("cuMemFree_v2"), 2));
         assert_eq!(watch.call("cuMemFree_v2"), None);
         assert_eq!(watch.call("cuInit"), None);
-        assert_eq!(
-            watch.call("cuMemFree_v2"),
-            Some(CUresult::CUDA_ERROR_UNKNOWN)
-        );
+        assert_eq!(watch.call("cuMemFree_v2"), Some(UNKNOWN));
         assert_eq!(watch.call("cuMemFree_v2"), None);
         assert!(!watch.is_needed());
     }

@@ -19,6 +19,8 @@ pub(crate) struct Knobs {
     pub(crate) peers: bool,
     /// What `cuInit` answers instead of succeeding.
     pub(crate) init_error: Option<u32>,
+    /// Whether this plays the toolkit's link-time stub, which answers nothing but that it is one.
+    pub(crate) stub: bool,
     /// Pool blocks are rounded up to this.
     pub(crate) granule: u64,
     /// Pools take memory from the device in steps of this.
@@ -30,12 +32,13 @@ impl Default for Knobs {
     fn default() -> Self {
         Self {
             devices: 1,
-            memory: 143_771 << 20,
+            memory: 150_109_880_320,
             version: 13000,
             pools: true,
             handle_types: 9,
             peers: true,
             init_error: None,
+            stub: false,
             granule: 512,
             chunk: 32 << 20,
         }
@@ -90,6 +93,7 @@ impl Knobs {
             peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
             init_error: Some(read("CUDA_SIM_INIT_ERROR", 0, 0..=u64::from(u32::MAX)) as u32)
                 .filter(|code| *code != 0),
+            stub: read("CUDA_SIM_STUB", 0, 0..=1) == 1,
             granule: read("CUDA_SIM_POOL_GRANULE", default.granule, 1..=1 << 30),
             chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
         };

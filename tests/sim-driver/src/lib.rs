@@ -6,6 +6,23 @@
 //!
 //! The Rust side of this crate only finds the library and talks to a loaded one: see
 //! [`library_path`] and [`Control`].
+//!
+//! ```
+//! let path = cuda_sim::library_path().expect("cargo has built the library");
+//! // SAFETY: the simulator's functions have the signatures of the driver.
+//! let driver = unsafe { cuda_driver_sys::load_from(&path) }?.table();
+//! let control = cuda_sim::Control::open(&path)?;
+//!
+//! let init = driver.cuInit.expect("every driver has it");
+//! // SAFETY: cuInit takes no pointers.
+//! unsafe { init(0) };
+//! assert_eq!(control.calls("cuInit"), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Linux only; elsewhere the crate is empty.
+
+#![cfg(target_os = "linux")]
 
 mod alloc;
 mod attributes;
@@ -14,7 +31,7 @@ mod context;
 pub mod control;
 mod copy;
 mod device;
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#[cfg(target_pointer_width = "64")]
 mod elf;
 mod event;
 mod export;

@@ -106,6 +106,15 @@ impl Queue {
         }
     }
 
+    /// A place that no work pushed so far reaches.
+    #[cfg(test)]
+    pub(crate) fn mark_ahead(self: &Arc<Self>) -> Mark {
+        Mark {
+            position: self.lock().pushed + 1,
+            queue: Arc::clone(self),
+        }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         let inner = self.lock();
         inner.done == inner.pushed
@@ -196,10 +205,7 @@ mod tests {
     fn one_queue_waits_for_another() {
         let (first, second) = (Arc::new(Queue::default()), Arc::new(Queue::default()));
         // A mark that is not reached yet, because its task is not pushed yet.
-        let ahead = Mark {
-            queue: Arc::clone(&first),
-            position: 1,
-        };
+        let ahead = first.mark_ahead();
         second.push(Task::Wait(ahead)).expect("pushed");
         assert!(!second.is_idle());
         first

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::CUresult;
 
+use crate::fault::{self, Hit};
 use crate::live::Live;
 use crate::state::state;
-use crate::{fault, table};
+use crate::table;
 
 /// What the library says it is.
 pub(crate) const IDENTITY: &CStr = c"cuda-sim 1";
@@ -82,10 +83,21 @@ extern "C" fn simcuda_call_log(index: u64, buffer: *mut c_char, len: usize) -> u
 /// The `nth` next call of a function fails with `code`. 0 if the simulator has no such function.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_fail(function: *const c_char, nth: u64, code: u32) -> u64 {
+    fail(function, nth, code, true)
+}
+
+/// The same, and a function that releases something does not.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_fail_without_effect(function: *const c_char, nth: u64, code: u32) -> u64 {
+    fail(function, nth, code, false)
+}
+
+fn fail(function: *const c_char, nth: u64, code: u32, releases: bool) -> u64 {
+    let code = CUresult(code);
     let found = name(function).filter(|name| table::find(name).is_some());
     match found {
         Some(name) => {
-            fault::arm(Some(name.into_owned()), nth, CUresult(code));
+            fault::arm(Some(name.into_owned()), nth, Hit { code, releases });
             1
         }
         None => 0,
@@ -95,7 +107,15 @@ extern "C" fn simcuda_fail(function: *const c_char, nth: u64, code: u32) -> u64 
 /// The `nth` driver call from now fails with `code`.
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_fail_call(nth: u64, code: u32) {
-    fault::arm(None, nth, CUresult(code));
+    let code = CUresult(code);
+    fault::arm(
+        None,
+        nth,
+        Hit {
+            code,
+            releases: true,
+        },
+    );
 }
 
 /// Forgets the faults that have not come yet.

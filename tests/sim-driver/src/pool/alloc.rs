@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
 use super::PoolId;
-use super::fit::Reuse;
+use super::fit::{Plan, Reuse};
 use crate::clock::StreamId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::Task;
@@ -20,23 +20,14 @@ impl State {
         }
         let size = size as u64;
         self.begin(stream)?;
-        let memory = self.knobs.memory;
+        let mut plan = self.plan(pool, size, stream)?;
+        if plan.is_none() && self.could_ever_fit(pool, size) {
+            let device = self.pools.get(&pool).and_then(|pool| pool.device);
+            self.take_back_unused(device);
+            plan = self.plan(pool, size, stream)?;
+        }
+        let plan = plan.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
-        let [follow_events, opportunistic, internal_dependencies] = pool.reuse;
-        let reuse = Reuse {
-            follow_events,
-            opportunistic,
-            internal_dependencies,
-        };
-        let available = match pool.device {
-            Some(device) => self.devices[device].available(),
-            None => memory.saturating_sub(pool.space.reserved.current),
-        };
-        pool.space.settle(&self.clocks);
-        let plan = pool
-            .space
-            .plan(size, stream, &self.clocks, reuse, available)
-            .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
         let chunk = pool.space.chunk();
         for index in &plan.chunks {
             pool.mapping.commit(index * chunk, chunk)?;
@@ -53,6 +44,47 @@ impl State {
             self.devices[device].taken += plan.chunks.len() as u64 * chunk;
         }
         Ok(pool.base() + plan.start)
+    }
+
+    /// Where a block would go now.
+    fn plan(&mut self, pool: PoolId, size: u64, stream: StreamId) -> Answer<Option<Plan>> {
+        let memory = self.knobs.memory;
+        let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
+        let [follow_events, opportunistic, internal_dependencies] = pool.reuse;
+        let reuse = Reuse {
+            follow_events,
+            opportunistic,
+            internal_dependencies,
+        };
+        let available = match pool.device {
+            Some(device) => self.devices[device].available(),
+            None => memory.saturating_sub(pool.space.reserved.current),
+        };
+        pool.space.settle(&self.clocks);
+        let space = &pool.space;
+        Ok(space.plan(size, stream, &self.clocks, reuse, available))
+    }
+
+    /// Whether an empty pool on an empty device would have room: only then does the driver try
+    /// to make some.
+    fn could_ever_fit(&self, pool: PoolId, size: u64) -> bool {
+        self.pools.get(&pool).is_some_and(|pool| {
+            let memory = pool.device.map(|device| self.devices[device].memory);
+            size <= memory.unwrap_or(self.knobs.memory) && size <= pool.space.limit()
+        })
+    }
+
+    /// Gives back what every pool of a device keeps unused, whatever the thresholds: what the
+    /// driver does before it answers that memory is out.
+    pub(crate) fn take_back_unused(&mut self, device: Option<usize>) {
+        let pools = self.pools.iter();
+        let pools: Vec<PoolId> = pools
+            .filter(|(_, pool)| pool.device == device)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in pools {
+            self.give_back(id, |_, _| true);
+        }
     }
 
     fn free_async(&mut self, address: u64, stream: CUstream, call: Call) -> Answer {

@@ -60,6 +60,11 @@ fn set(pool: &mut Pool, attribute: u32, value: Value) -> Answer {
     Ok(())
 }
 
+/// Rounds up to a power of two. Measured: close to the largest number it comes out as nothing.
+fn round_up(value: u64, step: u64) -> u64 {
+    value.wrapping_add(step - 1) & !(step - 1)
+}
+
 exports! {
     plain fn cuMemPoolGetAttribute(
         _, pool: CUmemoryPool, attribute: CUmemPool_attribute, value: Value
@@ -92,8 +97,9 @@ exports! {
 
     plain fn cuMemPoolTrimTo(_, pool: CUmemoryPool, keep: usize) {
         let mut state = state()?;
-        state.pool(pool)?;
-        state.give_back(from_handle(pool), |_, then| then >= keep as u64);
+        let step = state.pool(pool)?.space.chunk();
+        let keep = round_up(keep as u64, step);
+        state.give_back(from_handle(pool), |_, then| then >= keep);
         Ok(())
     }
 }

@@ -7,6 +7,8 @@ mod create;
 mod fit;
 mod runs;
 mod space;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;

@@ -98,6 +98,11 @@ impl Space {
         self.chunk
     }
 
+    /// The most that may be reserved.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
     /// How many blocks are handed out.
     pub(crate) fn live_blocks(&self) -> usize {
         self.live.len()
@@ -263,5 +268,24 @@ impl Space {
 
     pub(crate) fn reset_used_high(&mut self) {
         self.used.high = self.used.current;
+    }
+
+    /// Every byte of the range is live, freed or idle, and only one of them.
+    #[cfg(test)]
+    pub(super) fn check_cover(&self) {
+        let live = self.live.iter().map(|(start, block)| (*start, block.len));
+        let pending = self
+            .pending
+            .iter()
+            .map(|(start, freed)| (*start, freed.len));
+        let mut all: Vec<(u64, u64)> = live.chain(pending).chain(self.idle.iter()).collect();
+        all.sort_unstable();
+        let end = all.iter().fold(0, |end, (start, len)| {
+            assert_eq!(*start, end, "a hole or an overlap");
+            start + len
+        });
+        assert_eq!(end, self.end);
+        let own = self.own.values().map(|own| own.by_time.len());
+        assert_eq!(own.sum::<usize>(), self.pending.len());
     }
 }

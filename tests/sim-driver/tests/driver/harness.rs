@@ -186,6 +186,43 @@ pub(crate) fn device_attribute(id: u32) -> Result<c_int, CUresult> {
     }
 }
 
+/// A pool and a stream, given back at the end.
+pub(crate) struct Fixture {
+    pub(crate) pool: CUmemoryPool,
+    pub(crate) stream: CUstream,
+    pub(crate) turn: Turn,
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Self {
+        Self::with(&props())
+    }
+
+    pub(crate) fn with(props: &CUmemPoolProps) -> Self {
+        let turn = turn();
+        Self {
+            turn,
+            pool: pool(props),
+            stream: stream(),
+        }
+    }
+
+    pub(crate) fn alloc(&self, size: u64) -> CUdeviceptr {
+        alloc(self.pool, size, self.stream)
+    }
+
+    pub(crate) fn free(&self, address: CUdeviceptr) {
+        free(address, self.stream);
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        cu!(cuMemPoolDestroy(self.pool));
+        cu!(cuStreamDestroy_v2(self.stream));
+    }
+}
+
 /// Holds a stream until dropped or opened.
 pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);
 

@@ -2,11 +2,15 @@
 //!
 //! The simulator has one state a process, so the tests of this file take turns.
 
-#![allow(
-    clippy::undocumented_unsafe_blocks,
-    reason = "every call goes through one macro, which says why"
-)]
-
+mod control;
+mod copies;
+mod devices;
+mod handles;
 mod harness;
+mod memory;
 mod pools;
-mod smoke;
+mod pressure;
+mod process;
+mod reuse;
+mod sanitizer;
+mod streams;

@@ -1,0 +1,165 @@
+//! Asks a CUDA driver, real or simulated, a fixed list of questions, and prints one line each:
+//! `topic.question part: answer`.
+//!
+//! Answers are names of result codes, sizes, yes and no: nothing that differs from run to run. So
+//! the lines of a real driver are a record that the simulated one is compared with. Each question
+//! is asked in a process of its own, so that one that crashes or hangs costs only its own answer.
+
+mod attributes;
+mod child;
+mod contexts;
+mod copies;
+mod events;
+mod gate;
+mod hosts;
+mod init;
+mod joins;
+mod lab;
+mod memory;
+mod none;
+mod observe;
+mod place;
+mod pools;
+mod pressure;
+mod reuse;
+mod streams;
+mod trim;
+mod wrong;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use cuda_driver_sys::DriverLibrary;
+
+use crate::lab::Lab;
+
+/// No driver, or none with a device.
+const NO_DRIVER: u8 = 3;
+
+/// One question, or a few that belong together.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    name: &'static str,
+    ask: fn(&Lab) -> Result<()>,
+    /// Whether it wants a started driver and a current context.
+    started: bool,
+}
+
+/// Lists the functions of a module as questions.
+macro_rules! questions {
+    ($started:literal $module:ident: $($name:ident),+ $(,)?) => {
+        [$($crate::Question {
+            name: concat!(stringify!($module), ".", stringify!($name)),
+            ask: $module::$name,
+            started: $started,
+        }),+]
+    };
+}
+
+fn questions() -> Vec<Question> {
+    let mut all = Vec::new();
+    all.extend(questions!(false init: before, flags, devices, proc_address, fork_after,
+        fork_before));
+    all.extend(questions!(true attributes: device, pool_get, pool_set, pointer_widths,
+        pointer_values, pointer_many, access, access_lists));
+    all.extend(questions!(true none: copies, copies_of_plain_memory, synchronous, streams,
+        default_streams, memory, pools));
+    all.extend(questions!(false contexts: primary, stack, made, release_waits, destroy_waits,
+        after_release, after_destroy, again));
+    all.extend(questions!(true pools: growth, spacing, threshold, threshold_is_lowered, sizes,
+        limit, largest_total, largest_block, kinds, default, destroyed_with_a_block,
+        device_memory));
+    all.extend(questions!(true hosts: host, host_numa));
+    all.extend(questions!(true place: fresh, tightest, equal, order_of_frees, own_or_tighter,
+        fills_hole, grows_from));
+    all.extend(questions!(true trim: keep, live_and_unseen, between_live, boundary, half_used));
+    all.extend(questions!(true reuse: matrix, same_stream, transitive, event_before_the_free,
+        destroyed_stream, destroyed_with_work, room_to_grow, neighbours, freed_by_the_host,
+        legacy_stream));
+    all.extend(questions!(true joins: followed, finished, waited_for, seen_and_own));
+    all.extend(questions!(true observe: queries, query_and_other_stream, two_pools, kinds,
+        other_calls, through_a_wait, pageable_copy, null_stream, users));
+    all.extend(questions!(true pressure: other_pools, plain_memory, live_block, unseen_free,
+        own_memory, boundary, asker, wait_or_take));
+    all.extend(questions!(true memory: steps, slabs, sizes, total, free_waits, free_async,
+        address_range, host_memory));
+    all.extend(questions!(true copies: pageable, staging, pinned, zero_length, past_the_end,
+        peer));
+    all.extend(questions!(true streams: flags, priorities, defaults, host_functions,
+        destroy_with_work));
+    all.extend(questions!(true events: fresh, flags, pending, times, other_context,
+        destroy_with_work));
+    all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
+    all
+}
+
+struct Options {
+    library: Option<PathBuf>,
+    only: String,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options {
+        library: None,
+        only: String::new(),
+    };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = arguments
+            .next()
+            .ok_or(format!("{argument} needs a value"))?;
+        match argument.as_str() {
+            "--library" => options.library = Some(value.into()),
+            "--only" => options.only = value,
+            _ => return Err(format!("unknown option {argument}")),
+        }
+    }
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\nusage: probe [--library PATH] [--only BEGINNING-OF-A-QUESTION]");
+            return ExitCode::from(2);
+        }
+    };
+    let opened = match &options.library {
+        // SAFETY: whoever names a library vouches that it is a CUDA driver.
+        Some(path) => unsafe { cuda_driver_sys::load_from(path) },
+        None => cuda_driver_sys::load(),
+    };
+    let library: &'static DriverLibrary = match opened {
+        Ok(library) => library,
+        Err(error) => {
+            eprintln!("no driver: {error}");
+            return ExitCode::from(NO_DRIVER);
+        }
+    };
+    // This process never starts the driver: a child of a started one would have none.
+    let lab = Lab::new(library.table(), "header");
+    if !child::ask("header", child::LIMIT, || lab.header()) {
+        eprintln!("the driver {} has no device", library.path().display());
+        return ExitCode::from(NO_DRIVER);
+    }
+    for question in questions() {
+        if !question.name.starts_with(&options.only) {
+            continue;
+        }
+        let lab = Lab::new(library.table(), question.name);
+        let limit = if question.started {
+            child::LIMIT
+        } else {
+            child::LIMIT_OF_MANY
+        };
+        child::ask(question.name, limit, || {
+            if question.started {
+                lab.start()?;
+            }
+            (question.ask)(&lab)
+        });
+    }
+    ExitCode::SUCCESS
+}

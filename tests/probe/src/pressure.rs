@@ -1,0 +1,213 @@
+//! What the driver does before it answers that memory is out. The device is never filled.
+
+use anyhow::Result;
+use cuda_driver_sys::*;
+
+use crate::gate::Gate;
+use crate::lab::{Lab, MIB, cu, name};
+
+/// A pool that keeps 128 MiB, seen freed.
+fn keeper(lab: &Lab, stream: CUstream) -> Result<CUmemoryPool> {
+    let pool = lab.keeper(0)?;
+    fill(lab, pool, stream)?;
+    Ok(pool)
+}
+
+fn fill(lab: &Lab, pool: CUmemoryPool, stream: CUstream) -> Result<()> {
+    let block = lab.alloc(pool, 128 * MIB, stream)?;
+    lab.free(block, stream)?;
+    lab.synchronise(stream)
+}
+
+fn total(lab: &Lab) -> Result<u64> {
+    let mut total = 0;
+    lab.fine(
+        "cuDeviceTotalMem",
+        cu!(lab, cuDeviceTotalMem_v2(&raw mut total, 0)),
+    )?;
+    Ok(total as u64)
+}
+
+pub(crate) fn other_pools(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let total = total(lab)?;
+    for (part, max, live, wanted) in [
+        ("limit 64 MiB, empty, asked for 60", 64, 0, 60 * MIB),
+        ("limit 64 MiB, empty, asked for 64", 64, 0, 64 * MIB),
+        ("limit 64 MiB, empty, asked for 65", 64, 0, 65 * MIB),
+        ("limit 64 MiB, empty, asked for 256", 64, 0, 256 * MIB),
+        ("limit 64 MiB, 40 live, asked for 40", 64, 40, 40 * MIB),
+        ("limit 64 MiB, 40 live, asked for 64", 64, 40, 64 * MIB),
+        ("limit 64 MiB, 40 live, asked for 65", 64, 40, 65 * MIB),
+        ("limit 64 MiB, 1 live, asked for 64", 64, 1, 64 * MIB),
+        ("no limit, asked for all of the device", 0, 0, total),
+        ("no limit, asked for all and 1 B", 0, 0, total + 1),
+        ("no limit, asked for all and 1 GiB", 0, 0, total + (1 << 30)),
+        ("no limit, asked for twice the device", 0, 0, total * 2),
+        ("no limit, asked for 2^50", 0, 0, 1 << 50),
+        ("no limit, asked for the largest", 0, 0, u64::MAX),
+    ] {
+        let keeper = keeper(lab, stream)?;
+        let pool = lab.pool(max * MIB)?;
+        if live > 0 {
+            lab.alloc(pool, live * MIB, stream)?;
+        }
+        let (code, _) = lab.try_alloc(pool, wanted, stream);
+        lab.say(
+            part,
+            format!("{}, the keeper has {}", name(code), lab.reserved(keeper)?),
+        );
+        lab.end_pool(keeper)?;
+        lab.end_pool(pool)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn plain_memory(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let total = total(lab)?;
+    let keeper = keeper(lab, stream)?;
+    let mut address = 0;
+    let ask = |part: &str, wanted: u64, mut out: u64| -> Result<()> {
+        fill(lab, keeper, stream)?;
+        let before = lab.reserved(keeper)?;
+        let code = cu!(lab, cuMemAlloc_v2(&raw mut out, wanted as usize));
+        let after = lab.reserved(keeper)?;
+        lab.say(
+            part,
+            format!("{}, the keeper had {before}, has {after}", name(code)),
+        );
+        if code == CUresult::CUDA_SUCCESS {
+            lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(out)))?;
+        }
+        Ok(())
+    };
+    ask("1 MiB", MIB, address)?;
+    ask("0 B", 0, address)?;
+    ask("all of the device", total, address)?;
+    ask("twice the device", total * 2, address)?;
+    ask("2^50", 1 << 50, address)?;
+    ask("the largest", u64::MAX, address)?;
+    // Pinned memory of the host that cannot be had.
+    fill(lab, keeper, stream)?;
+    let mut host = std::ptr::null_mut();
+    let code = cu!(lab, cuMemHostAlloc(&raw mut host, 1 << 50, 0));
+    let after = lab.reserved(keeper)?;
+    lab.say(
+        "2^50 of the host",
+        format!("{}, the keeper has {after}", name(code)),
+    );
+    // What only just does not fit, with and without what the keeper has.
+    fill(lab, keeper, stream)?;
+    let free = lab.device_free()?;
+    let before = lab.reserved(keeper)?;
+    let code = cu!(
+        lab,
+        cuMemAlloc_v2(&raw mut address, (free + 50 * MIB) as usize)
+    );
+    let after = lab.reserved(keeper)?;
+    if code == CUresult::CUDA_SUCCESS {
+        lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(address)))?;
+    }
+    lab.say(
+        "what is free and 50 MiB",
+        format!("{}, the keeper had {before}, has {after}", name(code)),
+    );
+    fill(lab, keeper, stream)?;
+    let free = lab.device_free()?;
+    let code = cu!(
+        lab,
+        cuMemAlloc_v2(&raw mut address, (free + 500 * MIB) as usize)
+    );
+    let after = lab.reserved(keeper)?;
+    lab.say(
+        "what is free and 500 MiB",
+        format!("{}, the keeper has {after}", name(code)),
+    );
+    lab.end_pool(keeper)
+}
+
+/// The keeper has live blocks.
+pub(crate) fn live_block(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for (part, first, second, after) in [
+        ("1 MiB live, 100 MiB freed", 1, 100, 0),
+        ("40 MiB live, 100 MiB freed", 40, 100, 0),
+        ("1 MiB live, 100 MiB freed, 1 MiB live", 1, 100, 1),
+        ("1 MiB live, 10 MiB freed", 1, 10, 0),
+    ] {
+        let keeper = lab.keeper(0)?;
+        let live = lab.alloc(keeper, first * MIB, stream)?;
+        let dead = lab.alloc(keeper, second * MIB, stream)?;
+        let last = if after > 0 {
+            lab.alloc(keeper, after * MIB, stream)?
+        } else {
+            0
+        };
+        lab.free(dead, stream)?;
+        lab.synchronise(stream)?;
+        let before = lab.reserved(keeper)?;
+        let mut address = 0;
+        let code = cu!(lab, cuMemAlloc_v2(&raw mut address, 1 << 50));
+        let reserved = lab.reserved(keeper)?;
+        lab.say(part, format!("{}, {before}, then {reserved}", name(code)));
+        lab.free(live, stream)?;
+        lab.free(last, stream)?;
+        lab.end_pool(keeper)?;
+    }
+    Ok(())
+}
+
+/// The keeper's free has not run, or has run unseen.
+pub(crate) fn unseen_free(lab: &Lab) -> Result<()> {
+    for (part, held) in [("not run", true), ("run, not seen", false)] {
+        let (stream, other) = (lab.stream()?, lab.stream()?);
+        let (keeper, small) = (lab.keeper(0)?, lab.pool(64 * MIB)?);
+        lab.alloc(small, 40 * MIB, other)?;
+        let gate = Gate::hold(lab, stream)?;
+        let block = lab.alloc(keeper, 128 * MIB, stream)?;
+        lab.free(block, stream)?;
+        if !held {
+            gate.open();
+            lab.let_it_finish();
+        }
+        let (code, _) = lab.try_alloc(small, 40 * MIB, other);
+        lab.say(
+            part,
+            format!("{}, the keeper has {}", name(code), lab.reserved(keeper)?),
+        );
+        gate.open();
+        lab.end_pool(keeper)?;
+    }
+    Ok(())
+}
+
+/// The pool's own unused memory stands in its way.
+pub(crate) fn own_memory(lab: &Lab) -> Result<()> {
+    // 20 live, 20 free, 20 live: no room for 30 without giving anything back.
+    let (pool, stream) = (lab.keeper(64 * MIB)?, lab.stream()?);
+    lab.alloc(pool, 20 * MIB, stream)?;
+    let middle = lab.alloc(pool, 20 * MIB, stream)?;
+    lab.alloc(pool, 20 * MIB, stream)?;
+    lab.free(middle, stream)?;
+    lab.synchronise(stream)?;
+    let (code, _) = lab.try_alloc(pool, 30 * MIB, stream);
+    lab.say("20 live, 20 free, 20 live of 64, asked for 30", name(code));
+    // 1 live, 62 free, 1 live: one whole step in the middle can go, and then the range can grow.
+    let (pool, stream) = (lab.keeper(96 * MIB)?, lab.stream()?);
+    lab.alloc(pool, MIB, stream)?;
+    let middle = lab.alloc(pool, 64 * MIB, stream)?;
+    lab.alloc(pool, MIB, stream)?;
+    lab.free(middle, stream)?;
+    lab.synchronise(stream)?;
+    let (code, _) = lab.try_alloc(pool, 65 * MIB, stream);
+    let reserved = lab.reserved(pool)?;
+    lab.say(
+        "1 live, 64 free, 1 live of 96, asked for 65",
+        format!("{}, {reserved}", name(code)),
+    );
+    let (code, _) = lab.try_alloc(pool, 64 * MIB, stream);
+    let reserved = lab.reserved(pool)?;
+    lab.say("then 64", format!("{}, {reserved}", name(code)));
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What only another process shows: knobs, versions, forks, and the end.
+//!
+//! A test here is parent and child: the parent runs its own test again with other variables, and
+//! there the body does its work.
+
+use std::ffi::{c_int, c_void};
+use std::process::{Command, Output};
+
+use cuda_driver_sys::*;
+use cuda_sim::library_path;
+
+use crate::harness::*;
+
+/// Set in a child: the name of its test.
+const CHILD: &str = "CUDA_SIM_TEST_CHILD";
+
+/// In the parent, runs the test of this name again with these variables, and answers what came
+/// out. In that child, runs `body`, and answers nothing.
+fn child(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) -> Option<Output> {
+    if std::env::var_os(CHILD).is_some_and(|wanted| wanted == name) {
+        body();
+        return None;
+    }
+    let program = std::env::current_exe().expect("known");
+    let mut command = Command::new(program);
+    command
+        .args(["--exact", &format!("process::{name}"), "--nocapture"])
+        .arg("--test-threads=1")
+        .env(CHILD, name)
+        .envs(variables.iter().copied());
+    let output = command.output().expect("the test program runs again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    assert!(text.contains("1 passed"), "{text}{errors}");
+    Some(output)
+}
+
+/// The library without the harness, which would set knobs of its own.
+fn load() -> &'static DriverTable {
+    let path = library_path().expect("built");
+    // SAFETY: the simulator's functions have the signatures of the driver.
+    let library = unsafe { load_from(path) }.expect("opens");
+    library.table()
+}
+
+macro_rules! call {
+    ($table:ident.$name:ident($($arg:expr),*)) => {{
+        let call = $table.$name.expect("exported");
+        // SAFETY: pointers in the arguments are to live locals.
+        unsafe { call($($arg),*) }
+    }};
+}
+
+#[test]
+fn an_older_driver_lacks_what_came_later() {
+    let version = [("CUDA_SIM_DRIVER_VERSION", "11020")];
+    child("an_older_driver_lacks_what_came_later", &version, || {
+        let table = load();
+        assert!(table.has("cuMemPoolCreate") && table.has("cuMemAlloc_v2"));
+        for newer in [
+            "cuGetProcAddress",
+            "cuGetProcAddress_v2",
+            "cuCtxCreate_v4",
+            "cuDeviceGetUuid_v2",
+            "cuStreamGetId",
+            "cuEventElapsedTime_v2",
+            "cuCtxSynchronize_v2",
+        ] {
+            assert!(!table.has(newer), "{newer}");
+        }
+        let mut version = 0;
+        assert_eq!(call!(table.cuDriverGetVersion(&raw mut version)), OK);
+        assert_eq!(version, 11020);
+        assert_eq!(call!(table.cuInit(0)), OK);
+        let mut value = 7;
+        let mut ask = |id| {
+            let id = CUdevice_attribute(id);
+            call!(table.cuDeviceGetAttribute(&raw mut value, id, 0))
+        };
+        assert_eq!(ask(115), OK);
+        assert_eq!(ask(119), INVALID_VALUE);
+        let mut wish = props();
+        let mut pool = std::ptr::null_mut();
+        let mut create = |wish: &CUmemPoolProps| call!(table.cuMemPoolCreate(&raw mut pool, wish));
+        wish.maxSize = 1 << 30;
+        assert_eq!(create(&wish), INVALID_VALUE, "maxSize came with 12.2");
+        wish.maxSize = 0;
+        assert_eq!(create(&wish), OK);
+        let mut value = 0_u64;
+        let mut ask = |id| {
+            let (id, place) = (CUmemPool_attribute(id), (&raw mut value).cast::<c_void>());
+            call!(table.cuMemPoolGetAttribute(pool, id, place))
+        };
+        assert_eq!(ask(4), OK);
+        assert_eq!(ask(5), INVALID_VALUE, "came with 11.3");
+    });
+}
+
+#[test]
+fn before_11_2_there_are_no_pools() {
+    let version = [("CUDA_SIM_DRIVER_VERSION", "11010")];
+    child("before_11_2_there_are_no_pools", &version, || {
+        let table = load();
+        for newer in ["cuMemPoolCreate", "cuMemAllocAsync", "cuMemAllocAsync_ptsz"] {
+            assert!(!table.has(newer), "{newer}");
+        }
+        assert!(table.has("cuMemAlloc_v2") && table.has("cuStreamCreate"));
+    });
+}
+
+#[test]
+fn the_newest_version_has_everything() {
+    let version = [("CUDA_SIM_DRIVER_VERSION", "13050")];
+    child("the_newest_version_has_everything", &version, || {
+        let table = load();
+        assert!(table.has("cuCtxCreate_v4") && table.has("cuGetProcAddress_v2"));
+        assert_eq!(call!(table.cuInit(0)), OK);
+        let wish = props();
+        let mut pool = std::ptr::null_mut();
+        let answer = call!(table.cuMemPoolCreate(&raw mut pool, &raw const wish));
+        assert_eq!(answer, OK);
+        let mut value = 9_i32;
+        let place = (&raw mut value).cast::<c_void>();
+        let id = CUmemPool_attribute(9);
+        assert_eq!(call!(table.cuMemPoolGetAttribute(pool, id, place)), OK);
+        assert_eq!(value, 1);
+    });
+}
+
+#[test]
+fn knobs_set_up_the_machine() {
+    let knobs = [
+        ("CUDA_SIM_DEVICES", "4"),
+        ("CUDA_SIM_MEMORY", "256M"),
+        ("CUDA_SIM_PEERS", "0"),
+        ("CUDA_SIM_HANDLE_TYPES", "lots"),
+        ("CUDA_VISIBLE_DEVICES", "2,0"),
+    ];
+    let output = child("knobs_set_up_the_machine", &knobs, || {
+        let table = load();
+        let mut number: c_int = 0;
+        assert_eq!(
+            call!(table.cuDeviceGetCount(&raw mut number)),
+            CUresult::CUDA_ERROR_NOT_INITIALIZED
+        );
+        assert_eq!(call!(table.cuInit(0)), OK);
+        assert_eq!(call!(table.cuDeviceGetCount(&raw mut number)), OK);
+        assert_eq!(number, 2);
+        let mut name = [0_u8; 32];
+        let answer = call!(table.cuDeviceGetName(name.as_mut_ptr().cast(), 32, 0));
+        assert_eq!(answer, OK);
+        assert!(name.starts_with(b"Simulated GPU 2\0"));
+        let answer = call!(table.cuDeviceCanAccessPeer(&raw mut number, 0, 1));
+        assert_eq!((answer, number), (OK, 0));
+        let mut memory = 0;
+        assert_eq!(call!(table.cuDeviceTotalMem_v2(&raw mut memory, 0)), OK);
+        assert_eq!(memory, 256 << 20);
+    });
+    let Some(output) = output else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let complaints = errors.lines().filter(|line| line.contains("cuda-sim:"));
+    assert_eq!(complaints.count(), 1, "{errors}");
+    assert!(
+        errors.contains("CUDA_SIM_HANDLE_TYPES=\"lots\""),
+        "{errors}"
+    );
+}
+
+#[test]
+fn devices_without_pools_say_so() {
+    let knobs = [("CUDA_SIM_POOLS", "0")];
+    child("devices_without_pools_say_so", &knobs, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), OK);
+        let mut value = 7;
+        let id = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        assert_eq!(call!(table.cuDeviceGetAttribute(&raw mut value, id, 0)), OK);
+        assert_eq!(value, 0);
+        let wish = props();
+        let mut pool = std::ptr::null_mut();
+        let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        let answer = call!(table.cuMemPoolCreate(&raw mut pool, &raw const wish));
+        assert_eq!(answer, refused);
+        let answer = call!(table.cuDeviceGetDefaultMemPool(&raw mut pool, 0));
+        assert_eq!(answer, refused);
+    });
+}
+
+#[test]
+fn the_driver_can_refuse_to_start() {
+    let knobs = [("CUDA_SIM_INIT_ERROR", "802")];
+    child("the_driver_can_refuse_to_start", &knobs, || {
+        let table = load();
+        let refused = CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+        assert_eq!(call!(table.cuInit(0)), refused);
+    });
+}
+
+#[test]
+fn a_machine_may_show_no_device() {
+    let variables = [("CUDA_VISIBLE_DEVICES", "")];
+    child("a_machine_may_show_no_device", &variables, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), CUresult::CUDA_ERROR_NO_DEVICE);
+    });
+}
+
+#[test]
+fn the_stub_answers_every_call_that_it_is_one() {
+    let knobs = [("CUDA_SIM_STUB", "1")];
+    child("the_stub_answers_every_call_that_it_is_one", &knobs, || {
+        let path = library_path().expect("built");
+        // SAFETY: the simulator's functions have the signatures of the driver.
+        let refused = unsafe { load_from(path) }.expect_err("a stub is no driver");
+        assert!(refused.to_string().contains("CUDA_ERROR_STUB_LIBRARY"));
+    });
+}
+
+#[test]
+fn a_forked_child_has_no_driver() {
+    let _turn = turn();
+    // SAFETY: the child makes two calls that answer before they take any lock, and ends at once.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let refused = CUresult::CUDA_ERROR_NOT_INITIALIZED;
+        let mut count = 0;
+        let right = cu!(cuDeviceGetCount(&raw mut count)) == refused && cu!(cuInit(0)) == refused;
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(c_int::from(!right)) };
+    }
+    let mut status = 0;
+    // SAFETY: the child was made above, and the status is written to a live local.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
+}
+
+#[test]
+fn a_program_ends_while_streams_are_busy() {
+    child("a_program_ends_while_streams_are_busy", &[], || {
+        let turn = turn();
+        let stream = stream();
+        std::mem::forget(Gate::hold(stream));
+        // Dropping the turn would wait for ever.
+        std::mem::forget(turn);
+    });
+}
+
+#[test]
+fn the_library_is_found_by_its_variable() {
+    let path = library_path().expect("built");
+    assert!(path.is_absolute() && path.ends_with("libcuda_sim.so"));
+    let text = path.to_str().expect("UTF-8");
+    let variables = [("CUDA_SIM_LIBRARY", text), ("WANTED", text)];
+    child("the_library_is_found_by_its_variable", &variables, || {
+        assert_eq!(library_path().map(Into::into), std::env::var_os("WANTED"));
+        // SAFETY: this child runs one test, on one thread.
+        unsafe { std::env::set_var("CUDA_SIM_LIBRARY", "/nowhere") };
+        assert_eq!(library_path(), None);
+        // SAFETY: as above.
+        unsafe { std::env::remove_var("CUDA_SIM_LIBRARY") };
+        cuda_sim::use_if_no_driver();
+        assert!(cuda_driver_sys::load().is_ok());
+    });
+}

@@ -1,0 +1,134 @@
+//! When freed memory serves another stream, as measured.
+
+use cuda_driver_sys::*;
+
+use crate::harness::*;
+
+/// The reuse matrix: maxSize 64 MiB, one 40 MiB block freed on A, which a host function holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    Pending,
+    AfterEvent,
+    Finished,
+    Synchronised,
+}
+
+fn reuse(flag: u32, case: Case) -> Result<bool, CUresult> {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    assert_eq!(set_attribute(f.pool, 4, u64::MAX), OK);
+    for other in 1..=3 {
+        assert_eq!(set_attribute(f.pool, other, u64::from(other == flag)), OK);
+    }
+    let (other, event) = (stream(), event());
+    let gate = Gate::hold(f.stream);
+    let block = f.alloc(40 * MIB);
+    f.free(block);
+    assert_eq!(cu!(cuEventRecord(event, f.stream)), OK);
+    assert_eq!(cu!(cuStreamQuery(f.stream)), CUresult::CUDA_ERROR_NOT_READY);
+    match case {
+        Case::Pending => {}
+        Case::AfterEvent => assert_eq!(cu!(cuStreamWaitEvent(other, event, 0)), OK),
+        Case::Finished | Case::Synchronised => gate.open(),
+    }
+    if case == Case::Finished {
+        // Seen by other means than the driver.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    if case == Case::Synchronised {
+        synchronise(f.stream);
+    }
+    let result = try_alloc(f.pool, 40 * MIB, other).map(|address| {
+        free(address, other);
+        address == block
+    });
+    gate.open();
+    synchronise(other);
+    assert_eq!(control().reports(), Vec::<String>::new());
+    cu!(cuEventDestroy_v2(event));
+    cu!(cuStreamDestroy_v2(other));
+    result
+}
+
+#[test]
+fn reuse_between_streams_follows_the_measured_matrix() {
+    let same = Ok(true);
+    let refused = Err(OUT_OF_MEMORY);
+    let matrix = [
+        (0, [refused, refused, refused, same]),
+        (1, [refused, same, refused, same]),
+        (2, [refused, refused, same, same]),
+        (3, [same, same, same, same]),
+    ];
+    let cases = [
+        Case::Pending,
+        Case::AfterEvent,
+        Case::Finished,
+        Case::Synchronised,
+    ];
+    for (flag, row) in matrix {
+        for (case, expected) in cases.into_iter().zip(row) {
+            let got = reuse(flag, case);
+            assert_eq!(got, expected, "flag {flag}, case {}", case as u8);
+        }
+    }
+}
+
+#[test]
+fn an_inserted_wait_really_waits() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    let other = stream();
+    let gate = Gate::hold(f.stream);
+    let block = f.alloc(40 * MIB);
+    f.free(block);
+    let again = alloc(f.pool, 40 * MIB, other);
+    assert_eq!(again, block);
+    assert_eq!(cu!(cuStreamQuery(other)), CUresult::CUDA_ERROR_NOT_READY);
+    gate.open();
+    synchronise(other);
+    free(again, other);
+    cu!(cuStreamDestroy_v2(other));
+}
+
+#[test]
+fn an_event_before_the_free_does_not_help() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    for flag in 2..=3 {
+        assert_eq!(set_attribute(f.pool, flag, 0), OK);
+    }
+    let (other, event) = (stream(), event());
+    let gate = Gate::hold(f.stream);
+    let block = f.alloc(40 * MIB);
+    assert_eq!(cu!(cuEventRecord(event, f.stream)), OK);
+    f.free(block);
+    assert_eq!(cu!(cuStreamWaitEvent(other, event, 0)), OK);
+    assert_eq!(try_alloc(f.pool, 40 * MIB, other), Err(OUT_OF_MEMORY));
+    gate.open();
+    cu!(cuEventDestroy_v2(event));
+    cu!(cuStreamDestroy_v2(other));
+}
+
+#[test]
+fn neighbours_freed_by_different_streams_join() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    let other = stream();
+    let (a, b) = (f.alloc(30 * MIB), alloc(f.pool, 30 * MIB, other));
+    f.free(a);
+    free(b, other);
+    synchronise(other);
+    // `a` is this stream's own, `b` anybody's; neither is enough.
+    assert_eq!(f.alloc(60 * MIB), a);
+    f.free(a);
+    cu!(cuStreamDestroy_v2(other));
+}
