@@ -16,6 +16,9 @@ use crate::{raw, report};
 /// A handle that can be cloned; the context is retained while any clone, or anything made from
 /// one, lives. It is never reset, and other devices are never touched.
 ///
+/// If nobody else in the process holds the context, dropping the last handle destroys it, and the
+/// driver waits for the work that is still queued in it (measured).
+///
 /// ```
 /// # cuda_sim::use_if_no_driver();
 /// let device = cuda_mem::Driver::load()?.device(0)?;

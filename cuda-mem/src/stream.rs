@@ -162,7 +162,8 @@ impl Stream {
         self.as_ref().synchronize()
     }
 
-    /// Whether everything in this stream is done. Does not wait.
+    /// Whether everything in this stream is done. Does not wait, and does not let other streams use
+    /// memory that was freed here; only synchronising does.
     ///
     /// # Errors
     ///
