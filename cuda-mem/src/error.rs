@@ -265,6 +265,7 @@ impl Error {
             )
     }
 
+    #[cold]
     pub(crate) fn forked() -> Self {
         Self::from(Cause::Forked)
     }

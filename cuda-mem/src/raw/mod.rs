@@ -17,15 +17,18 @@ pub(crate) use cuda_driver_sys::DriverTable as Table;
 use cuda_driver_sys::{CUresult, MissingSymbol};
 
 use crate::error::{Error, Result};
-use crate::report::is_forked;
 
 /// Calls a function of the table by its symbol; a missing one is an error.
+///
+/// So is any call in a fork: there the driver answers some calls with NOT_INITIALIZED, and those with
+/// a live stream or pool end the process by a signal (measured, R88).
 macro_rules! call {
     ($table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::raw::call!($crate::raw::check, $table, $symbol($($argument),*))
     };
     ($answer:path, $table:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         match $table.$symbol {
+            _ if $crate::report::is_forked() => Err($crate::error::Error::forked()),
             Some(function) => $answer(stringify!($symbol), function($($argument),*)),
             None => Err($crate::raw::missing(stringify!($symbol))),
         }
@@ -45,10 +48,6 @@ fn check(function: &'static str, code: CUresult) -> Result<()> {
 
 #[cold]
 fn failure(function: &'static str, code: CUresult) -> Error {
-    if code == CUresult::CUDA_ERROR_NOT_INITIALIZED && is_forked() {
-        // What the driver answers in a fork, and too little to act on.
-        return Error::forked();
-    }
     Error::driver(function, code)
 }
 
