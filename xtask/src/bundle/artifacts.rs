@@ -18,14 +18,16 @@ pub(super) struct Artifact {
     pub(super) file: PathBuf,
 }
 
-/// Test programs that need more than a driver, and what.
-const LEFT_OUT: [(&str, &str); 1] = [("test-ui", "its cases are compiled, which needs Rust")];
-
 /// The packages whose tests, examples and benchmarks are taken.
 const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
 /// The packages whose library or programs these need beside them.
-const HELPERS: [&str; 3] = ["cuda-sim", "cuda-mem-report", "cuda-mem-tests"];
+const HELPERS: [&str; 4] = [
+    "cuda-sim",
+    "cuda-mem-report",
+    "cuda-mem-tests",
+    "cuda-mem-probe",
+];
 
 /// A message of `cargo build --message-format=json`; others have none of these fields.
 #[derive(Deserialize)]
@@ -53,14 +55,8 @@ struct Profile {
 pub(super) fn build() -> Result<Vec<Artifact>> {
     let mut messages = cargo(&[], &HELPERS)?;
     messages += &cargo(&["--tests", "--examples", "--benches"], &TESTED)?;
-    let mut artifacts = collect(&messages)?;
-    for (name, reason) in LEFT_OUT {
-        if artifacts.remove(name).is_some() {
-            println!("left out: {name} ({reason})");
-        }
-    }
-    let artifacts = artifacts.into_iter();
-    Ok(artifacts
+    Ok(collect(&messages)?
+        .into_iter()
         .map(|(name, file)| Artifact { name, file })
         .collect())
 }
