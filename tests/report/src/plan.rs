@@ -50,7 +50,7 @@ pub(crate) fn plan(programs: &[String], data: &Path, only: &[String]) -> Plan {
     // Always planned: a bundle without the example is broken, and the report has to say so.
     let example = "example-quickstart";
     jobs.push(job(example, &["--json", "--trace", &trace], Expect::Json));
-    jobs.push(job(example, &[], Expect::Nothing));
+    jobs.push(job(example, &["--trace", &trace], Expect::Nothing));
     jobs.extend(named("bench-").map(|name| job(name, &["--json"], Expect::Json)));
 
     let wanted = |name: &str| only.is_empty() || only.iter().any(|text| name.contains(text));
@@ -119,7 +119,9 @@ mod tests {
             ]
         );
         assert_eq!(plan.not_run, ["example-ipc"]);
+        // The path that the example knows by itself is that of the machine that built it.
         assert_eq!(plan.jobs[2].arguments[2], format!("data/{TRACE}"));
+        assert_eq!(plan.jobs[3].arguments[1], format!("data/{TRACE}"));
     }
 
     #[test]
