@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MIB, OK, THRESHOLD, cu, name};
+use crate::lab::{Lab, MIB, OK, THRESHOLD, cu, name, yes};
 
 /// Numbers of the machine and not of the model: PCI places and NUMA nodes.
 const OF_THE_MACHINE: [u32; 6] = [33, 34, 50, 85, 130, 134];
@@ -88,9 +88,6 @@ pub(crate) fn pool_set(lab: &Lab) -> Result<()> {
             lab.code(format!("{id} to {value}"), lab.try_set(pool, id, value));
         }
     }
-    let id = CUmemPool_attribute(THRESHOLD);
-    let null = std::ptr::null_mut();
-    lab.code("from null", cu!(lab, cuMemPoolSetAttribute(pool, id, null)));
     let stream = lab.stream()?;
     let (big, small) = (
         lab.alloc(pool, 40 * MIB, stream)?,
@@ -207,12 +204,22 @@ pub(crate) fn pointer_many(lab: &Lab) -> Result<()> {
             if kind == "plain" && [1, 11].contains(&id) {
                 continue;
             }
-            let mut ids = [CUpointer_attribute(id)];
-            let call = |place| {
+            let call = |place: *mut c_void| {
+                let mut ids = [CUpointer_attribute(id)];
                 let mut places = [place];
                 let (ids, places) = (ids.as_mut_ptr(), places.as_mut_ptr());
                 cu!(lab, cuPointerGetAttributes(1, ids, places, address))
             };
+            if id == 4 {
+                let mut value = 0xa5_u64;
+                let code = call((&raw mut value).cast());
+                let same = yes(value == address);
+                lab.say(
+                    format!("{kind} 4 is the address"),
+                    format!("{}, {same}", name(code)),
+                );
+                continue;
+            }
             ask(lab, call, format!("{kind} {id}"));
         }
     }

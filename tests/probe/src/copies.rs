@@ -77,6 +77,76 @@ pub(crate) fn pageable(lab: &Lab) -> Result<()> {
     lab.synchronise(blocking)
 }
 
+/// From which size on a copy from pageable memory waits, on a stream that is held.
+pub(crate) fn staging(lab: &Lab) -> Result<()> {
+    let plain = lab.plain(8 << 20)?;
+    let mut host = vec![1_u8; 8 << 20];
+    let bytes = host.as_mut_ptr().cast::<c_void>();
+    let k = 1 << 10;
+    for len in [
+        256 * k,
+        512 * k,
+        1 << 20,
+        (1 << 20) + 1,
+        1280 * k,
+        1536 * k,
+        1792 * k,
+        2 << 20,
+        (2 << 20) + 1,
+        3 << 20,
+    ] {
+        let stream = lab.stream()?;
+        let held = while_held(lab, stream, || {
+            cu!(lab, cuMemcpyHtoDAsync_v2(plain, bytes, len, stream))
+        })?;
+        say(lab, &format!("one of {len} B"), held);
+        lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+    }
+    for (count, len) in [
+        (2, 1 << 20),
+        (8, 256 * k),
+        (32, 64 * k),
+        (64, 64 * k),
+        (256, k),
+    ] {
+        let stream = lab.stream()?;
+        let held = while_held(lab, stream, || {
+            (0..count)
+                .map(|_| cu!(lab, cuMemcpyHtoDAsync_v2(plain, bytes, len, stream)))
+                .fold(CUresult::CUDA_SUCCESS, |all, code| {
+                    CUresult(all.0.max(code.0))
+                })
+        })?;
+        say(lab, &format!("{count} of {len} B"), held);
+        lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+    }
+    // What is read: the bytes at the call, or those when the stream gets there?
+    for len in [64, 64 * k, 1 << 20] {
+        let stream = lab.stream()?;
+        host.fill(1);
+        let bytes = host.as_mut_ptr().cast::<c_void>();
+        let gate = crate::gate::Gate::hold(lab, stream)?;
+        let code = cu!(lab, cuMemcpyHtoDAsync_v2(plain, bytes, len, stream));
+        host.fill(2);
+        gate.open();
+        lab.synchronise(stream)?;
+        let mut back = vec![0_u8; len];
+        let to = back.as_mut_ptr().cast::<c_void>();
+        lab.fine("cuMemcpyDtoH", cu!(lab, cuMemcpyDtoH_v2(to, plain, len)))?;
+        let old = back.iter().all(|byte| *byte == 1);
+        let what = if old {
+            "as they were at the call"
+        } else {
+            "changed later"
+        };
+        lab.say(
+            format!("the bytes of {len} B"),
+            format!("{}, {what}", name(code)),
+        );
+    }
+    Ok(())
+}
+
 pub(crate) fn pinned(lab: &Lab) -> Result<()> {
     let (stream, plain, host) = (lab.stream()?, lab.plain(4 << 20)?, lab.pinned(4 << 20)?);
     for len in [64, 4 << 20] {

@@ -96,6 +96,38 @@ fn each(lab: &Lab, kind: u32) -> Result<()> {
     }
     let code = cu!(lab, cuDeviceSetMemPool(0, pool));
     lab.code("set current", code);
+    let wish = CUmemAccessDesc {
+        location: location(CUmemLocationType(1), 0),
+        flags: CUmemAccess_flags(3),
+    };
+    let code = cu!(lab, cuMemPoolSetAccess(pool, &raw const wish, 1));
+    lab.fine("cuMemPoolSetAccess", code)?;
+    lab.code(
+        "memset with access",
+        cu!(lab, cuMemsetD8Async(second, 7, 1000, stream)),
+    );
+    lab.synchronise(stream)?;
+    for (part, at) in [("first", block), ("second", second)] {
+        for id in [3, 11] {
+            let mut value = 0_u64;
+            let place = (&raw mut value).cast::<c_void>();
+            let code = cu!(
+                lab,
+                cuPointerGetAttribute(place, CUpointer_attribute(id), at)
+            );
+            let answer = match code {
+                OK if value == at => "the block".into(),
+                OK if value == block => "the first block".into(),
+                OK if value < at => "lower than the block".into(),
+                OK => "higher than the block".into(),
+                code => name(code),
+            };
+            lab.say(
+                format!("attribute {id} of the {part} block with access"),
+                answer,
+            );
+        }
+    }
     for block in [block, second, third] {
         lab.free(block, stream)?;
     }

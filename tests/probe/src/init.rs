@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd as _;
 use anyhow::{Result, ensure};
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MISSING, cu, name};
+use crate::lab::{Lab, MISSING, cu, name, yes};
 
 pub(crate) fn before(lab: &Lab) -> Result<()> {
     let (mut number, mut handle, mut address) = (0, std::ptr::null_mut(), 0);
@@ -154,16 +154,24 @@ pub(crate) fn proc_address(lab: &Lab) -> Result<()> {
         cuGetProcAddress_v2(symbol, &raw mut address, 12000, 0, null)
     );
     lab.code("no status wanted", code);
+    let teapot = c"cuTeapot".as_ptr();
     let code = cu!(
         lab,
-        cuGetProcAddress_v2(symbol, std::ptr::null_mut(), 12000, 0, null)
+        cuGetProcAddress_v2(teapot, &raw mut address, 12000, 0, null)
     );
-    lab.code("into null", code);
-    let code = cu!(
-        lab,
-        cuGetProcAddress_v2(std::ptr::null(), &raw mut address, 12000, 0, null)
-    );
-    lab.code("of null", code);
+    lab.code("no status wanted, unknown", code);
+    for (part, symbol, version) in [
+        ("found", symbol, 12000),
+        ("unknown", teapot, 12000),
+        ("too old", c"cuMemPoolCreate".as_ptr(), 11000),
+    ] {
+        let code = cu!(lab, cuGetProcAddress(symbol, &raw mut address, version, 0));
+        let null = yes(address.is_null());
+        lab.say(
+            format!("without a status, {part}"),
+            format!("{}, null {null}", name(code)),
+        );
+    }
     Ok(())
 }
 

@@ -59,37 +59,63 @@ macro_rules! questions {
 
 fn questions() -> Vec<Question> {
     let mut all = Vec::new();
-    all.extend(questions!(false init: before, flags, devices, proc_address, fork_after,
-        fork_before));
-    all.extend(questions!(true attributes: device, pool_get, pool_set, pointer_widths,
-        pointer_values, pointer_many, access, access_lists));
-    all.extend(questions!(true none: copies, copies_of_plain_memory, synchronous, streams,
-        default_streams, memory, pools));
-    all.extend(questions!(false contexts: primary, stack, made, release_waits, destroy_waits,
-        after_release, after_destroy, again));
-    all.extend(questions!(true pools: growth, spacing, threshold, threshold_is_lowered, sizes,
+    all.extend(
+        questions!(false init: before, flags, devices, proc_address, fork_after,
+        fork_before),
+    );
+    all.extend(
+        questions!(true attributes: device, pool_get, pool_set, pointer_widths,
+        pointer_values, pointer_many, access, access_lists),
+    );
+    all.extend(
+        questions!(true none: copies, copies_of_plain_memory, synchronous, streams,
+        default_streams, memory, pools),
+    );
+    all.extend(
+        questions!(false contexts: primary, stack, made, release_waits, destroy_waits,
+        after_release, after_destroy, again),
+    );
+    all.extend(
+        questions!(true pools: growth, spacing, threshold, threshold_is_lowered, sizes,
         limit, largest_total, largest_block, kinds, default, destroyed_with_a_block,
-        device_memory));
+        device_memory),
+    );
     all.extend(questions!(true hosts: host, host_numa));
-    all.extend(questions!(true place: fresh, tightest, equal, order_of_frees, own_or_tighter,
-        fills_hole, grows_from));
+    all.extend(
+        questions!(true place: fresh, tightest, equal, order_of_frees, own_or_tighter,
+        fills_hole, grows_from),
+    );
     all.extend(questions!(true trim: keep, live_and_unseen, between_live, boundary, half_used));
-    all.extend(questions!(true reuse: matrix, same_stream, transitive, event_before_the_free,
+    all.extend(
+        questions!(true reuse: matrix, same_stream, transitive, event_before_the_free,
         destroyed_stream, destroyed_with_work, room_to_grow, neighbours, freed_by_the_host,
-        legacy_stream));
+        legacy_stream),
+    );
     all.extend(questions!(true joins: followed, finished, waited_for, seen_and_own));
-    all.extend(questions!(true observe: queries, query_and_other_stream, two_pools, kinds,
-        other_calls, through_a_wait, pageable_copy, null_stream, users));
-    all.extend(questions!(true pressure: other_pools, plain_memory, live_block, unseen_free,
-        own_memory, boundary, asker, wait_or_take));
-    all.extend(questions!(true memory: steps, slabs, sizes, total, free_waits, free_async,
-        address_range, host_memory));
-    all.extend(questions!(true copies: pageable, staging, pinned, zero_length, past_the_end,
-        peer));
-    all.extend(questions!(true streams: flags, priorities, defaults, host_functions,
-        destroy_with_work));
-    all.extend(questions!(true events: fresh, flags, pending, times, other_context,
-        destroy_with_work));
+    all.extend(
+        questions!(true observe: queries, query_and_other_stream, two_pools, kinds,
+        other_calls, through_a_wait, pageable_copy, null_stream, users),
+    );
+    all.extend(
+        questions!(true pressure: other_pools, plain_memory, live_block, unseen_free,
+        own_memory, boundary, asker, wait_or_take),
+    );
+    all.extend(
+        questions!(true memory: steps, slabs, sizes, total, free_waits, free_async,
+        address_range, host_memory),
+    );
+    all.extend(
+        questions!(true copies: pageable, staging, pinned, zero_length, past_the_end,
+        peer),
+    );
+    all.extend(
+        questions!(true streams: flags, priorities, defaults, host_functions,
+        destroy_with_work),
+    );
+    all.extend(
+        questions!(true events: fresh, flags, pending, times, other_context,
+        destroy_with_work),
+    );
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }

@@ -32,6 +32,45 @@ pub(crate) fn steps(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Small blocks share memory of the device: when does it go back?
+pub(crate) fn slabs(lab: &Lab) -> Result<()> {
+    let start = lab.device_free()?;
+    let missing = |part: &str| -> Result<()> {
+        let free = lab.device_free()?;
+        lab.say(part, size(start.saturating_sub(free)));
+        Ok(())
+    };
+    let free = |block: CUdeviceptr| lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(block)));
+    let blocks = [lab.plain(1000)?, lab.plain(1000)?, lab.plain(1000)?];
+    missing("three of 1000 B")?;
+    free(blocks[0])?;
+    let again = lab.plain(1000)?;
+    lab.say(
+        "the place of a freed one",
+        if again == blocks[0] { "same" } else { "other" },
+    );
+    free(again)?;
+    free(blocks[1])?;
+    missing("two freed")?;
+    free(blocks[2])?;
+    missing("all freed")?;
+    for bytes in [
+        1 << 20,
+        (1 << 20) + 1,
+        (2 << 20) - 512,
+        (2 << 20) - 1,
+        2 << 20,
+        (2 << 20) + 1,
+    ] {
+        let (first, second) = (lab.plain(bytes)?, lab.plain(bytes)?);
+        missing(&format!("two of {bytes} B"))?;
+        free(first)?;
+        free(second)?;
+        missing(&format!("two of {bytes} B, freed"))?;
+    }
+    Ok(())
+}
+
 pub(crate) fn sizes(lab: &Lab) -> Result<()> {
     let mut out = 1;
     for bytes in [0, 1 << 50, usize::MAX] {
@@ -41,7 +80,7 @@ pub(crate) fn sizes(lab: &Lab) -> Result<()> {
             format!(
                 "{}, {}",
                 name(code),
-                if out == 1 { "untouched" } else { "written" }
+                if out == 0 { "null" } else { "not null" }
             ),
         );
         out = 1;
@@ -51,10 +90,9 @@ pub(crate) fn sizes(lab: &Lab) -> Result<()> {
         cu!(lab, cuMemAlloc_v2(std::ptr::null_mut(), 1)),
     );
     let mut pinned = std::ptr::null_mut();
-    lab.code(
-        "0 of the host",
-        cu!(lab, cuMemHostAlloc(&raw mut pinned, 0, 0)),
-    );
+    let code = cu!(lab, cuMemHostAlloc(&raw mut pinned, 0, 0));
+    let null = yes(pinned.is_null());
+    lab.say("0 of the host", format!("{}, null {null}", name(code)));
     lab.code(
         "host flags 8",
         cu!(lab, cuMemHostAlloc(&raw mut pinned, 1, 8)),

@@ -217,6 +217,87 @@ pub(crate) fn through_a_wait(lab: &Lab) -> Result<()> {
     lab.end_pool(pool)
 }
 
+/// The same calls for what was freed on the null stream.
+pub(crate) fn null_stream(lab: &Lab) -> Result<()> {
+    let null = std::ptr::null_mut();
+    let plain = lab.plain(64)?;
+    for (part, step) in [
+        ("nothing", 0),
+        ("cuMemcpyDtoH", 1),
+        ("cuStreamSynchronize of null", 2),
+        ("cuStreamSynchronize of a blocking stream", 3),
+        ("cuStreamSynchronize of the per-thread stream", 4),
+    ] {
+        let pool = lab.keeper(64 * MIB)?;
+        lab.only_reuse(pool, 0)?;
+        let (b, blocking) = (lab.stream()?, lab.stream_with(0)?);
+        let block = freed(lab, pool, null)?;
+        let mut byte = 0_u8;
+        let code = match step {
+            0 => CUresult::CUDA_SUCCESS,
+            1 => cu!(lab, cuMemcpyDtoH_v2((&raw mut byte).cast(), plain, 1)),
+            2 => cu!(lab, cuStreamSynchronize(null)),
+            3 => cu!(lab, cuStreamSynchronize(blocking)),
+            _ => cu!(lab, cuStreamSynchronize(CU_STREAM_PER_THREAD)),
+        };
+        let answer = lab.where_is(pool, BLOCK, b, block)?;
+        lab.say(part, format!("{}, {answer}", name(code)));
+        lab.end_pool(pool)?;
+    }
+    // The null stream waits for blocking streams.
+    let pool = lab.keeper(64 * MIB)?;
+    lab.only_reuse(pool, 0)?;
+    let (b, blocking) = (lab.stream()?, lab.stream_with(0)?);
+    let block = freed(lab, pool, blocking)?;
+    lab.synchronise(null)?;
+    lab.say(
+        "freed in a blocking stream, null synchronised",
+        lab.where_is(pool, BLOCK, b, block)?,
+    );
+    lab.end_pool(pool)
+}
+
+/// Which stream's synchronise gives back what was seen freed long ago: threshold lowered to 0.
+pub(crate) fn users(lab: &Lab) -> Result<()> {
+    type Step = fn(&Lab, CUmemoryPool, CUstream, CUstream) -> Result<()>;
+    let steps: [(&str, Step); 5] = [
+        ("the other did nothing", |_, _, _, _| Ok(())),
+        ("the other waited for the first", |lab, _, a, b| {
+            lab.order(b, a)
+        }),
+        ("the other allocated and freed", |lab, pool, _, b| {
+            let block = lab.alloc(pool, 1000, b)?;
+            lab.free(block, b)
+        }),
+        (
+            "the other frees what the first allocated",
+            |lab, pool, a, b| {
+                let block = lab.alloc(pool, 1000, a)?;
+                lab.free(block, b)
+            },
+        ),
+        ("the other allocated", |lab, pool, _, b| {
+            lab.alloc(pool, 1000, b).map(|_| ())
+        }),
+    ];
+    for (part, step) in steps {
+        let (pool, a, b) = (lab.keeper(0)?, lab.stream()?, lab.stream()?);
+        freed(lab, pool, a)?;
+        lab.synchronise(a)?;
+        step(lab, pool, a, b)?;
+        lab.set(pool, 4, 0)?;
+        lab.synchronise(b)?;
+        let other = lab.reserved(pool)?;
+        lab.synchronise(a)?;
+        lab.say(
+            part,
+            format!("{other}, then the first {}", lab.reserved(pool)?),
+        );
+        lab.fine("cuMemPoolDestroy", cu!(lab, cuMemPoolDestroy(pool)))?;
+    }
+    Ok(())
+}
+
 /// A copy to pageable memory returns when it is done: does the host know what came before it?
 pub(crate) fn pageable_copy(lab: &Lab) -> Result<()> {
     let pool = lab.keeper(64 * MIB)?;

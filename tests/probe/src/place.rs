@@ -99,6 +99,66 @@ pub(crate) fn order_of_frees(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The own gap is larger than the one that was seen freed.
+pub(crate) fn own_or_tighter(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
+    let blocks = row(lab, pool, stream, &[6, 1, 4, 1])?;
+    lab.free(blocks[2], stream)?;
+    lab.synchronise(stream)?;
+    lab.free(blocks[0], stream)?;
+    let new = lab.alloc(pool, 4 * MIB, stream)?;
+    lab.say(
+        "own of 6 MiB, seen of 4 MiB",
+        which(new, &[(blocks[0], "own"), (blocks[2], "seen")]),
+    );
+    // The stream's own gap, against one that it may use because it waited for another stream.
+    let (pool, other) = (lab.keeper(0)?, lab.stream()?);
+    lab.only_reuse(pool, 1)?;
+    let blocks = row(lab, pool, stream, &[4, 1, 6, 1])?;
+    lab.free(blocks[0], other)?;
+    lab.free(blocks[2], stream)?;
+    lab.order(stream, other)?;
+    let new = lab.alloc(pool, 4 * MIB, stream)?;
+    let names = [(blocks[0], "followed"), (blocks[2], "own")];
+    lab.say("own of 6 MiB, followed of 4 MiB", which(new, &names));
+    // One that was seen freed, against a followed one.
+    let pool = lab.keeper(0)?;
+    lab.only_reuse(pool, 1)?;
+    let blocks = row(lab, pool, stream, &[6, 1, 4, 1])?;
+    lab.free(blocks[0], stream)?;
+    lab.synchronise(stream)?;
+    lab.free(blocks[2], other)?;
+    lab.order(stream, other)?;
+    let new = lab.alloc(pool, 4 * MIB, stream)?;
+    let names = [(blocks[0], "seen"), (blocks[2], "followed")];
+    lab.say("seen of 6 MiB, followed of 4 MiB", which(new, &names));
+    Ok(())
+}
+
+/// A request larger than the gap at the end of what the pool has.
+pub(crate) fn grows_from(lab: &Lab) -> Result<()> {
+    for (part, seen) in [("own, pending", false), ("seen by the host", true)] {
+        let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
+        let block = lab.alloc(pool, 30 * MIB, stream)?;
+        lab.free(block, stream)?;
+        if seen {
+            lab.synchronise(stream)?;
+        }
+        let new = lab.alloc(pool, 60 * MIB, stream)?;
+        let distance = new.wrapping_sub(block).cast_signed();
+        let answer = format!("{distance} B on, reserved {}", lab.reserved(pool)?);
+        lab.say(format!("30 MiB {part}, then 60 MiB"), answer);
+    }
+    // Live memory ends in the middle of a step.
+    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
+    let block = lab.alloc(pool, 30 * MIB, stream)?;
+    let new = lab.alloc(pool, 60 * MIB, stream)?;
+    let distance = new.wrapping_sub(block).cast_signed();
+    let answer = format!("{distance} B on, reserved {}", lab.reserved(pool)?);
+    lab.say("30 MiB live, then 60 MiB", answer);
+    Ok(())
+}
+
 /// After a trim from the middle: is the hole filled before the range grows?
 pub(crate) fn fills_hole(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.keeper(0)?, lab.stream()?);

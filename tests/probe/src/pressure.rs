@@ -211,3 +211,118 @@ pub(crate) fn own_memory(lab: &Lab) -> Result<()> {
     lab.say("then 64", format!("{}, {reserved}", name(code)));
     Ok(())
 }
+
+/// Up to which size a request that cannot be had still takes what the keeper has.
+pub(crate) fn boundary(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let total = total(lab)?;
+    let keeper = keeper(lab, stream)?;
+    let ask = |part: String, max: u64, wanted: u64| -> Result<()> {
+        fill(lab, keeper, stream)?;
+        let pool = lab.pool(max)?;
+        let (code, _) = lab.try_alloc(pool, wanted, stream);
+        lab.say(
+            part,
+            format!("{}, the keeper has {}", name(code), lab.reserved(keeper)?),
+        );
+        lab.end_pool(pool)
+    };
+    for wanted in [64, 96, 97, 127, 128, 129, 160, 192, 193, 224, 255] {
+        ask(
+            format!("limit 64 MiB, asked for {wanted}"),
+            64 * MIB,
+            wanted * MIB,
+        )?;
+    }
+    for wanted in [
+        201, 256, 257, 400, 401, 448, 449, 512, 513, 1024, 1025, 2048, 2049,
+    ] {
+        ask(
+            format!("limit 200 MiB, asked for {wanted}"),
+            200 * MIB,
+            wanted * MIB,
+        )?;
+    }
+    for wanted in [2049, 4096, 4097, 6144, 8192] {
+        ask(
+            format!("limit 2048 MiB, asked for {wanted}"),
+            2048 * MIB,
+            wanted * MIB,
+        )?;
+    }
+    ask(
+        "no limit, asked for twice the device and 1 GiB".into(),
+        0,
+        total * 2 + (1 << 30),
+    )?;
+    for times in [3, 4, 5, 8] {
+        ask(
+            format!("no limit, asked for {times} times the device"),
+            0,
+            total * times,
+        )?;
+    }
+    ask("no limit, asked for 2^42".into(), 0, 1 << 42)?;
+    ask("no limit, asked for 2^45".into(), 0, 1 << 45)?;
+    lab.end_pool(keeper)
+}
+
+/// What the pool that asks keeps itself.
+pub(crate) fn asker(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let total = total(lab)?;
+    let keeper = keeper(lab, stream)?;
+    let (code, _) = lab.try_alloc(keeper, total, stream);
+    lab.say(
+        "asked for all of the device",
+        format!("{}, {}", name(code), lab.reserved(keeper)?),
+    );
+    fill(lab, keeper, stream)?;
+    let live = lab.alloc(keeper, 40 * MIB, stream)?;
+    let (code, _) = lab.try_alloc(keeper, total, stream);
+    lab.say(
+        "40 MiB live",
+        format!("{}, {}", name(code), lab.reserved(keeper)?),
+    );
+    lab.free(live, stream)?;
+    lab.end_pool(keeper)?;
+    // Its own unused step would have to go before the range may grow.
+    let pool = lab.keeper(96 * MIB)?;
+    lab.alloc(pool, 33 * MIB, stream)?;
+    let dead = lab.alloc(pool, 31 * MIB, stream)?;
+    let last = lab.alloc(pool, 20 * MIB, stream)?;
+    lab.free(dead, stream)?;
+    lab.free(last, stream)?;
+    lab.synchronise(stream)?;
+    lab.say("33 live, 51 freed of 96", lab.reserved(pool)?);
+    let (code, _) = lab.try_alloc(pool, 64 * MIB, stream);
+    lab.say(
+        "asked for 64",
+        format!("{}, {}", name(code), lab.reserved(pool)?),
+    );
+    let (code, _) = lab.try_alloc(pool, 63 * MIB, stream);
+    lab.say(
+        "asked for 63",
+        format!("{}, {}", name(code), lab.reserved(pool)?),
+    );
+    Ok(())
+}
+
+/// A wait would do, or memory that another pool keeps.
+pub(crate) fn wait_or_take(lab: &Lab) -> Result<()> {
+    let (a, b) = (lab.stream()?, lab.stream()?);
+    let keeper = keeper(lab, b)?;
+    let small = lab.keeper(64 * MIB)?;
+    lab.only_reuse(small, 3)?;
+    let gate = Gate::hold(lab, a)?;
+    let block = lab.alloc(small, 40 * MIB, a)?;
+    lab.free(block, a)?;
+    let answer = lab.where_is(small, 40 * MIB, b, block)?;
+    lab.say(
+        "at the limit",
+        format!("{answer}, the keeper has {}", lab.reserved(keeper)?),
+    );
+    gate.open();
+    lab.end_pool(small)?;
+    lab.end_pool(keeper)
+}

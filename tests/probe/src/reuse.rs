@@ -171,6 +171,41 @@ pub(crate) fn destroyed_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A is destroyed while it is held.
+pub(crate) fn destroyed_with_work(lab: &Lab) -> Result<()> {
+    for threshold in [u64::MAX, 0] {
+        let pool = small(lab, 0)?;
+        lab.set(pool, 4, threshold)?;
+        let (a, b) = (lab.stream()?, lab.stream()?);
+        let gate = Gate::hold(lab, a)?;
+        let block = lab.alloc(pool, BLOCK, a)?;
+        lab.free(block, a)?;
+        lab.fine("cuStreamDestroy", cu!(lab, cuStreamDestroy_v2(a)))?;
+        let kind = if threshold == 0 {
+            "threshold 0"
+        } else {
+            "no threshold"
+        };
+        let say = |when: &str| -> Result<()> {
+            let reserved = lab.reserved(pool)?;
+            let place = lab.where_is(pool, BLOCK, b, block)?;
+            lab.say(
+                format!("{kind}, {when}"),
+                format!("{place}, reserved {reserved}"),
+            );
+            Ok(())
+        };
+        say("held")?;
+        gate.open();
+        lab.let_it_finish();
+        say("finished")?;
+        lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+        say("after a synchronise of the context")?;
+        lab.end_pool(pool)?;
+    }
+    Ok(())
+}
+
 /// The pool could grow: does the stream wait, or does the pool grow?
 pub(crate) fn room_to_grow(lab: &Lab) -> Result<()> {
     for flag in [3, 2, 1, 0] {
@@ -251,7 +286,22 @@ pub(crate) fn freed_by_the_host(lab: &Lab) -> Result<()> {
         } else {
             "not synchronised"
         };
-        lab.say(format!("{part}: used"), format!("{} B", lab.used(pool)?));
+        let used = || -> Result<String> { Ok(format!("{} B", lab.used(pool)?)) };
+        lab.say(format!("{part}: used"), used()?);
+        let small = lab.alloc(pool, 1000, b)?;
+        lab.say(format!("{part}: used with 1000 B more"), used()?);
+        lab.free(small, b)?;
+        lab.say(format!("{part}: used with these freed"), used()?);
+        lab.synchronise(b)?;
+        lab.say(
+            format!("{part}: used after a synchronise of the other stream"),
+            used()?,
+        );
+        lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+        lab.say(
+            format!("{part}: used after a synchronise of the context"),
+            used()?,
+        );
         lab.say(
             format!("{part}: another stream"),
             lab.where_is(pool, BLOCK, b, block)?,

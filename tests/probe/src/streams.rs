@@ -168,6 +168,26 @@ pub(crate) fn host_functions(lab: &Lab) -> Result<()> {
         "of two streams run at the same time",
         yes(DONE.load(Ordering::SeqCst)),
     );
+    DONE.store(false, Ordering::SeqCst);
+    let mut made = std::ptr::null_mut();
+    lab.fine("cuCtxCreate", cu!(lab, cuCtxCreate_v2(&raw mut made, 0, 0)))?;
+    let there = lab.stream()?;
+    lab.fine(
+        "cuLaunchHostFunc",
+        cu!(lab, cuLaunchHostFunc(there, Some(note), null)),
+    )?;
+    let start = Instant::now();
+    while !DONE.load(Ordering::SeqCst) && start.elapsed() < Duration::from_millis(400) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    lab.say(
+        "of two contexts run at the same time",
+        yes(DONE.load(Ordering::SeqCst)),
+    );
+    lab.fine(
+        "cuCtxPopCurrent",
+        cu!(lab, cuCtxPopCurrent_v2(&raw mut made)),
+    )?;
     let (plain, event) = (lab.plain(64)?, lab.event()?);
     let c = lab.stream()?;
     lab.fine(

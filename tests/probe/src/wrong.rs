@@ -190,6 +190,29 @@ pub(crate) fn memsets(lab: &Lab) -> Result<()> {
             cuMemcpyDtoHAsync_v2(std::ptr::null_mut(), block, 4, stream)
         )
     });
+    set("pool memory after its free", &|block, _, stream| {
+        let _ = cu!(lab, cuMemFreeAsync(block, stream));
+        cu!(lab, cuMemsetD8Async(block, 0, 4, stream))
+    });
+    set("plain memory after its free", &|_, plain, stream| {
+        let _ = cu!(lab, cuMemFreeAsync(plain, stream));
+        cu!(lab, cuMemsetD8Async(plain, 0, 4, stream))
+    });
+    set(
+        "pool memory on a stream without order",
+        &|block, _, _| match lab.stream() {
+            Ok(other) => cu!(lab, cuMemsetD8Async(block, 0, 4, other)),
+            Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
+        },
+    );
+    set("DtoH of pool memory after its free", &|block, _, stream| {
+        let mut bytes = [0_u8; 4];
+        let _ = cu!(lab, cuMemFreeAsync(block, stream));
+        cu!(
+            lab,
+            cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), block, 4, stream)
+        )
+    });
     set(
         "memory of a pool that was given back",
         &|block, _, stream| {
@@ -198,6 +221,48 @@ pub(crate) fn memsets(lab: &Lab) -> Result<()> {
             cu!(lab, cuMemsetD8Async(block, 0, 4, stream))
         },
     );
+    Ok(())
+}
+
+/// Null where something is wanted.
+pub(crate) fn nulls(lab: &Lab) -> Result<()> {
+    let null = std::ptr::null_mut::<std::ffi::c_void>();
+    lab.alone("cuMemPoolSetAttribute", || {
+        let (pool, id) = (lab.pool(0)?, CUmemPool_attribute(4));
+        Ok(name(cu!(lab, cuMemPoolSetAttribute(pool, id, null))))
+    });
+    lab.alone("cuGetProcAddress into null", || {
+        let (symbol, out) = (c"cuMemAlloc".as_ptr(), std::ptr::null_mut());
+        Ok(name(cu!(
+            lab,
+            cuGetProcAddress_v2(symbol, out, 12000, 0, null.cast())
+        )))
+    });
+    lab.alone("cuGetProcAddress of null", || {
+        let (symbol, mut out) = (std::ptr::null(), std::ptr::null_mut());
+        Ok(name(cu!(
+            lab,
+            cuGetProcAddress_v2(symbol, &raw mut out, 12000, 0, null.cast())
+        )))
+    });
+    lab.alone("cuDeviceGetAttribute", || {
+        let id = CUdevice_attribute(115);
+        Ok(name(cu!(lab, cuDeviceGetAttribute(null.cast(), id, 0))))
+    });
+    lab.alone("cuDeviceGetName", || {
+        Ok(name(cu!(lab, cuDeviceGetName(null.cast(), 8, 0))))
+    });
+    lab.alone("cuGetErrorName", || {
+        Ok(name(cu!(lab, cuGetErrorName(CUresult(2), null.cast()))))
+    });
+    for len in [0, 1, 4] {
+        lab.alone(&format!("cuDeviceGetName of length {len}"), || {
+            let mut text = [7; 8];
+            let code = cu!(lab, cuDeviceGetName(text.as_mut_ptr(), len, 0));
+            let zero = text.iter().position(|byte| *byte == 0);
+            Ok(format!("{}, the first zero at {zero:?}", name(code)))
+        });
+    }
     Ok(())
 }
 
