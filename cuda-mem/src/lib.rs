@@ -65,7 +65,9 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
-pub use pool::{MemoryPool, PoolBuilder, ReleaseThreshold, ReusePolicy};
+pub use pool::{
+    CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, ReleaseThreshold, ReusePolicy,
+};
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};

@@ -16,7 +16,7 @@ use crate::copy::Span;
 use crate::error::{Error, Failed, OutOfMemory, Result};
 use crate::event::Event;
 use crate::join::order;
-use crate::pool::{MemoryPool, PoolBuilder};
+use crate::pool::{MemoryPool, Pool, PoolBuilder};
 use crate::stream::{Stream, StreamRef};
 use crate::{raw, report};
 
@@ -57,7 +57,7 @@ pub struct DeviceBuffer<T: Pod> {
     address: CUdeviceptr,
     len: usize,
     stream: Stream,
-    pool: MemoryPool,
+    pool: Pool,
     /// Streams that may still use the memory and that ours has not waited for yet: a loan was
     /// leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
     /// taken through shared borrows, never to allocate or free.
@@ -65,7 +65,7 @@ pub struct DeviceBuffer<T: Pod> {
     element: PhantomData<T>,
 }
 
-impl MemoryPool {
+impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
     ///
     /// One driver call, no lock, no heap. Zero elements, or elements of no size, need no call at
@@ -148,7 +148,7 @@ fn too_large(len: usize, size: usize) -> Error {
 }
 
 #[cold]
-fn wrong_device(pool: &MemoryPool, stream: &Stream) -> Error {
+fn wrong_device(pool: &Pool, stream: &Stream) -> Error {
     Error::invalid(format!(
         "the pool is on {:?} and the stream on {:?} of its driver; take a stream of the pool's device",
         pool.device(),
@@ -158,7 +158,7 @@ fn wrong_device(pool: &MemoryPool, stream: &Stream) -> Error {
 
 /// Adds the numbers to an out-of-memory answer. They may fail too, and are left out then.
 #[cold]
-fn explain(error: Error, bytes: usize, pool: &MemoryPool, stream: &Stream) -> Error {
+fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
     error
         .asked(|| format!("{bytes} bytes from {pool:?}"))
         .with_memory(|| {
@@ -202,7 +202,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// The pool that the memory comes from.
     #[must_use]
-    pub fn pool(&self) -> &MemoryPool {
+    pub fn pool(&self) -> &Pool {
         &self.pool
     }
 

@@ -5,7 +5,7 @@ use cuda_driver_sys::{
 };
 
 use super::{MemoryPool, ReleaseThreshold, ReusePolicy};
-use crate::device::{Device, Support};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::{raw, report};
 
@@ -76,12 +76,7 @@ impl PoolBuilder {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        if let Support::No(reason) = self.device.supports_memory_pools()? {
-            return Err(Error::not_supported(format!(
-                "{:?} has no memory pools: {reason}",
-                self.device
-            )));
-        }
+        self.device.require_pools()?;
         let props = self.props()?;
         // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
         let raw = unsafe { raw::pool::create(self.device.driver().table(), &props) }

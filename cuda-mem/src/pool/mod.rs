@@ -1,12 +1,15 @@
-//! Memory pools that this process owns.
+//! Memory pools: those that this process owns, and the one that a device has by itself.
 
 mod builder;
+mod default;
 mod settings;
 
 pub use builder::PoolBuilder;
+pub use default::{CurrentPool, DefaultPool};
 pub use settings::{ReleaseThreshold, ReusePolicy};
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
@@ -16,10 +19,18 @@ use crate::error::{Error, Failed, Result};
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
 
-/// A stream-ordered memory pool of one device. Needs CUDA 11.2.
+/// A stream-ordered memory pool to allocate from, whoever owns it. Needs CUDA 11.2.
+///
+/// [`MemoryPool`] and [`DefaultPool`] dereference to it: settings, statistics and allocation are the
+/// same for both. A handle that can be cloned; all methods may be called from any thread, also at
+/// the same time.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+/// A memory pool that this process owns.
 ///
 /// A handle that can be cloned; the pool is destroyed when the last handle and the last buffer
-/// from it are gone. All methods may be called from any thread, also at the same time.
+/// from it are gone. What can be done with it is mostly in [`Pool`].
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -37,12 +48,30 @@ use crate::{raw, report};
 /// assert_eq!(pool.stats()?.used.current, 4000);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Clone)]
-pub struct MemoryPool(Arc<Inner>);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPool(Pool);
+
+impl Deref for MemoryPool {
+    type Target = Pool;
+
+    #[inline]
+    fn deref(&self) -> &Pool {
+        &self.0
+    }
+}
 
 struct Inner {
     device: Device,
     raw: CUmemoryPool,
+    owner: Owner,
+}
+
+/// Who destroys the pool.
+enum Owner {
+    /// We do, with the last handle.
+    Us,
+    /// Nobody: it is the device's own.
+    Driver,
 }
 
 // SAFETY: pools belong to no thread: their functions take explicit handles and need no current
@@ -53,6 +82,10 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if matches!(self.owner, Owner::Driver) {
+            return;
+        }
+        default::forget(self.raw);
         // SAFETY: buffers hold handles of the pool, so nothing of it is in use any more; frees that
         // their streams have not reached yet complete all the same (R26).
         report::release("memory pool", || unsafe {
@@ -69,9 +102,72 @@ impl MemoryPool {
 
     /// Takes over a pool that the driver made.
     fn own(device: Device, raw: CUmemoryPool) -> Self {
-        Self(Arc::new(Inner { device, raw }))
+        let inner = Arc::new(Inner {
+            device,
+            raw,
+            owner: Owner::Us,
+        });
+        default::remember(&inner);
+        Self(Pool(inner))
     }
 
+    /// Destroys the pool now and says how it went, where dropping the last handle only reports.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist. The pool comes back
+    /// with the error, unless the driver may have destroyed it nevertheless.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// let buffer = pool.alloc::<u8>(&stream, 1)?;
+    /// let failed = pool.close().unwrap_err();
+    /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    /// drop(buffer);
+    /// failed.object.expect("it was not touched").close()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolDestroy")]
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        if report::is_forked() {
+            return Err(Failed::new(Error::forked(), self));
+        }
+        let inner = match Arc::try_unwrap(self.0.0) {
+            Ok(inner) => inner,
+            Err(shared) => {
+                // Another thread may have dropped its handle since.
+                let others = (Arc::strong_count(&shared) - 1).max(1);
+                let pool = Self(Pool(shared));
+                return Err(Failed::new(Error::in_use("the pool", others), pool));
+            }
+        };
+        default::forget(inner.raw);
+        // SAFETY: this was the last handle, and buffers hold handles.
+        match unsafe { raw::pool::destroy(inner.device.driver().table(), inner.raw) } {
+            Ok(()) => {
+                // Its destructor would destroy the pool again. It owns nothing but the handle.
+                std::mem::forget(inner);
+                Ok(())
+            }
+            Err(error) if error.had_no_effect() => {
+                let inner = Arc::new(inner);
+                default::remember(&inner);
+                Err(Failed::new(error, Self(Pool(inner))))
+            }
+            Err(error) => {
+                // The driver may have destroyed it all the same, and may use the handle again.
+                std::mem::forget(inner);
+                Err(Failed::lost(error))
+            }
+        }
+    }
+}
+
+impl Pool {
     /// The device whose memory this is.
     #[inline]
     #[must_use]
@@ -209,55 +305,6 @@ impl MemoryPool {
         self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0)
     }
 
-    /// Destroys the pool now and says how it went, where dropping the last handle only reports.
-    ///
-    /// # Errors
-    ///
-    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist. The pool comes back
-    /// with the error, unless the driver may have destroyed it nevertheless.
-    ///
-    /// ```
-    /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
-    /// # cuda_sim::use_if_no_driver();
-    /// # let device = Driver::load()?.device(0)?;
-    /// # let stream = device.primary_context()?.stream()?;
-    /// let pool = MemoryPool::builder(&device).build()?;
-    /// let buffer = pool.alloc::<u8>(&stream, 1)?;
-    /// let failed = pool.close().unwrap_err();
-    /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
-    /// drop(buffer);
-    /// failed.object.expect("it was not touched").close()?;
-    /// # Ok::<(), cuda_mem::Error>(())
-    /// ```
-    #[doc(alias = "cuMemPoolDestroy")]
-    pub fn close(self) -> Result<(), Failed<Self>> {
-        if report::is_forked() {
-            return Err(Failed::new(Error::forked(), self));
-        }
-        let inner = match Arc::try_unwrap(self.0) {
-            Ok(inner) => inner,
-            Err(shared) => {
-                // Another thread may have dropped its handle since.
-                let others = (Arc::strong_count(&shared) - 1).max(1);
-                return Err(Failed::new(Error::in_use("the pool", others), Self(shared)));
-            }
-        };
-        // SAFETY: this was the last handle, and buffers hold handles.
-        match unsafe { raw::pool::destroy(inner.device.driver().table(), inner.raw) } {
-            Ok(()) => {
-                // Its destructor would destroy the pool again. It owns nothing but the handle.
-                std::mem::forget(inner);
-                Ok(())
-            }
-            Err(error) if error.had_no_effect() => Err(Failed::new(error, Self(Arc::new(inner)))),
-            Err(error) => {
-                // The driver may have destroyed it all the same, and may use the handle again.
-                std::mem::forget(inner);
-                Err(Failed::lost(error))
-            }
-        }
-    }
-
     fn require_stats(&self) -> Result<()> {
         let what = "the pool's statistics";
         self.0
@@ -288,16 +335,17 @@ impl MemoryPool {
 }
 
 /// Two handles are equal if they are the same pool of the same driver.
-impl PartialEq for MemoryPool {
+impl PartialEq for Pool {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        // Handles of two drivers may have the same value.
+        self.0.raw == other.0.raw && self.0.device == other.0.device
     }
 }
 
-impl Eq for MemoryPool {}
+impl Eq for Pool {}
 
-impl fmt::Debug for MemoryPool {
+impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MemoryPool({:p} on {:?})", self.0.raw, self.0.device)
+        write!(f, "Pool({:p} on {:?})", self.0.raw, self.0.device)
     }
 }

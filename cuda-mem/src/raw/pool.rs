@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use cuda_driver_sys::{CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
+use cuda_driver_sys::{CUdevice, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -83,4 +83,33 @@ pub(crate) unsafe fn set_flag(
     let input: *mut c_void = (&raw mut value).cast();
     // SAFETY: `input` is valid for the 4 bytes that the driver reads for a flag.
     unsafe { call!(table, cuMemPoolSetAttribute(pool, attribute, input)) }
+}
+
+/// # Safety
+/// `device` must be a device of the same driver.
+pub(crate) unsafe fn default(table: &Table, device: CUdevice) -> Result<CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: `pool` is valid for a write of one handle; the call creates no context.
+    unsafe { call!(table, cuDeviceGetDefaultMemPool(&raw mut pool, device)) }?;
+    Ok(pool)
+}
+
+/// # Safety
+/// `device` must be a device of the same driver.
+pub(crate) unsafe fn current(table: &Table, device: CUdevice) -> Result<CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: `pool` is valid for a write of one handle.
+    unsafe { call!(table, cuDeviceGetMemPool(&raw mut pool, device)) }?;
+    Ok(pool)
+}
+
+/// # Safety
+/// Both must be live handles of one driver.
+pub(crate) unsafe fn set_current(
+    table: &Table,
+    device: CUdevice,
+    pool: CUmemoryPool,
+) -> Result<()> {
+    // SAFETY: the caller vouches for the handles.
+    unsafe { call!(table, cuDeviceSetMemPool(device, pool)) }
 }

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod context;
+mod default_pool;
 mod device;
 mod failure;
 mod foreign;
@@ -35,6 +36,10 @@ pub fn all() -> Vec<Test> {
             high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
             closing_waits_for_the_last_buffer, handles_may_be_dropped_in_any_order,
             many_threads_share_a_pool;
+        default_pool: the_default_pool_serves_and_keeps_its_settings,
+            the_current_pool_is_the_default_until_another_is_set,
+            a_plain_allocation_comes_from_the_current_pool,
+            a_pool_that_somebody_else_made_is_only_a_handle;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
             no_policy_reuses_nothing_pending, event_dependencies_are_followed,
             a_finished_free_is_seen_opportunistically, an_internal_dependency_waits;

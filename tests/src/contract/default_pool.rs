@@ -1,0 +1,98 @@
+//! The device's own pool, and the pool that is current.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{CurrentPool, ReleaseThreshold, ReusePolicy};
+
+use crate::lab::Lab;
+
+/// What is current is a state of the whole process.
+static CURRENT: Mutex<()> = Mutex::new(());
+
+pub(super) fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let pool = device.default_pool()?;
+    ensure!(pool == device.default_pool()?, "there is one");
+    ensure!(
+        pool.release_threshold()? == ReleaseThreshold::Bytes(0),
+        "the driver's own default"
+    );
+    ensure!(pool.reuse_policy()? == ReusePolicy::DRIVER_DEFAULT);
+    let buffer = pool.alloc_from(&stream, &[9_u8; 1000])?;
+    ensure!(buffer.to_vec()? == [9; 1000] && *buffer.pool() == *pool);
+    drop(pool);
+    ensure!(buffer.to_vec()? == [9; 1000]);
+    Ok(())
+}
+
+pub(super) fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) -> Result<()> {
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = lab.device()?;
+    ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
+    let pool = lab.pool()?;
+    device.set_current_pool(&pool)?;
+    ensure!(device.current_pool()? == CurrentPool::Owned(pool.clone()));
+    device.set_current_pool(&*device.default_pool()?)?;
+    ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
+    device.set_current_pool(&pool)?;
+    drop(pool);
+    ensure!(
+        device.current_pool()? == CurrentPool::Default(device.default_pool()?),
+        "a destroyed pool is not current"
+    );
+    Ok(())
+}
+
+pub(super) fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let (device, pool, stream) = (lab.device()?, lab.pool()?, lab.stream()?);
+    let table = lab.driver.table();
+    let (allocate, free) = (
+        table.cuMemAllocAsync.context("no cuMemAllocAsync")?,
+        table.cuMemFreeAsync.context("no cuMemFreeAsync")?,
+    );
+    device.set_current_pool(&pool)?;
+    let mut address = 0;
+    // SAFETY: the stream is live, and `address` is valid for a write.
+    let code = unsafe { allocate(&raw mut address, 12_345, stream.as_raw()) };
+    device.set_current_pool(&*device.default_pool()?)?;
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    ensure!(pool.stats()?.used.current == 12_345);
+    // SAFETY: allocated above, and never used.
+    let code = unsafe { free(address, stream.as_raw()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    stream.synchronize()?;
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}
+
+pub(super) fn a_pool_that_somebody_else_made_is_only_a_handle(lab: &Lab) -> Result<()> {
+    let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = lab.device()?;
+    let table = lab.driver.table();
+    let props = cuda_mem::sys::CUmemPoolProps {
+        allocType: cuda_mem::sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: cuda_mem::sys::location(
+            cuda_mem::sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            device.as_raw(),
+        ),
+        ..Default::default()
+    };
+    let create = table.cuMemPoolCreate.context("no cuMemPoolCreate")?;
+    let set = table.cuDeviceSetMemPool.context("no cuDeviceSetMemPool")?;
+    let destroy = table.cuMemPoolDestroy.context("no cuMemPoolDestroy")?;
+    let mut foreign = std::ptr::null_mut();
+    // SAFETY: the properties are complete, and `foreign` is valid for a write.
+    ensure!(unsafe { create(&raw mut foreign, &raw const props) } == CUresult::CUDA_SUCCESS);
+    // SAFETY: device and pool are live.
+    ensure!(unsafe { set(device.as_raw(), foreign) } == CUresult::CUDA_SUCCESS);
+    let current = device.current_pool();
+    // SAFETY: made above, and nothing was allocated from it.
+    ensure!(unsafe { destroy(foreign) } == CUresult::CUDA_SUCCESS);
+    ensure!(current? == CurrentPool::Foreign(foreign));
+    ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
+    Ok(())
+}
