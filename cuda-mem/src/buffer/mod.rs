@@ -1,6 +1,7 @@
 //! Buffers: device memory that a stream's order gives and takes back.
 
 mod loan;
+mod raw_parts;
 
 pub use loan::Loan;
 

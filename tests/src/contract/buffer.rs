@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
 
+use crate::hold::hold;
 use crate::lab::Lab;
 
 /// Bytes that repeat late, so that a shifted copy shows.
@@ -132,5 +133,56 @@ pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
         ensure!(pool.stats()?.used.current == 0);
     }
     pool.close()?;
+    Ok(())
+}
+
+pub(super) fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
+    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u8>(&home, 1000)?;
+    home.synchronize()?;
+    let held = hold(&home)?;
+    buffer.fill(1)?;
+    buffer.free_on(&other)?;
+    ensure!(
+        !other.is_done()?,
+        "the free ran ahead of the buffer's own stream"
+    );
+    drop(held);
+    other.synchronize()?;
+    pool.alloc::<u8>(&home, 0)?.free_on(&other)?;
+    Ok(())
+}
+
+pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let _pressure = lab.pressure();
+    let pool = cuda_mem::MemoryPool::builder(&lab.device()?)
+        .max_size(64 << 20)
+        .reuse(cuda_mem::ReusePolicy::empty())
+        .build()?;
+    let (home, other) = (lab.stream()?, lab.stream()?);
+    let mut buffer = pool.alloc::<u8>(&home, 40 << 20)?;
+    buffer.fill(1)?;
+    buffer.free_sync()?;
+    pool.alloc::<u8>(&other, 40 << 20)?.free_sync()?;
+    ensure!(pool.stats()?.used.current == 0);
+    pool.alloc::<u8>(&home, 0)?.free_sync()?;
+    Ok(())
+}
+
+pub(super) fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let address = pool.alloc_from(&stream, &[1_u16, 2, 3])?.into_raw()?;
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 6, "nobody has freed it");
+    }
+    // SAFETY: address and length are those of the buffer above.
+    let buffer = unsafe { cuda_mem::DeviceBuffer::<u16>::from_raw(&pool, &stream, address, 3) };
+    ensure!(buffer.to_vec()? == [1, 2, 3]);
+    drop(buffer);
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    ensure!(pool.alloc::<u8>(&stream, 0)?.into_raw()? == 0);
     Ok(())
 }

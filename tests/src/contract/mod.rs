@@ -46,7 +46,9 @@ pub fn all() -> Vec<Test> {
         buffer: bytes_come_back_as_they_were_sent, every_width_fills,
             zeroed_memory_is_zero, a_wrong_length_is_refused_and_changes_nothing,
             nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
-            a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went;
+            a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went,
+            freeing_on_another_stream_is_ordered, freeing_at_once_serves_every_stream,
+            memory_goes_out_of_hand_and_comes_back;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
             a_stream_taken_over_is_destroyed_with_its_last_handle,
             a_view_of_a_stream_orders_like_the_stream,
