@@ -11,7 +11,6 @@ use crate::error::{Error, Failed, Result};
 use crate::join::order;
 use crate::pool::Pool;
 use crate::stream::Stream;
-use crate::{raw, report};
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Frees the memory in the order of another stream, which first waits for the buffer's own. The
@@ -48,39 +47,18 @@ impl<T: Pod> DeviceBuffer<T> {
         self.free()
     }
 
-    /// Waits for the buffer's stream on the host and frees the memory at once, so that every stream
-    /// can have it.
+    /// Frees the memory and waits on the host until the buffer's stream has done so, so that every
+    /// stream can have it, whatever the reuse policy.
     ///
     /// # Errors
     ///
-    /// As [`free`](Self::free), and faults of earlier work in the stream.
-    #[doc(alias = "cuMemFree")]
-    pub fn free_sync(mut self) -> Result<(), Failed<Self>> {
-        if report::is_forked() {
-            return Err(Failed::new(Error::forked(), self));
-        }
-        if let Err(error) = self.settle().and_then(|()| self.stream.synchronize()) {
-            return Err(Failed::new(error, self));
-        }
-        if self.address == 0 {
-            return Ok(());
-        }
-        let table = self.pool.device().driver().table();
+    /// As [`free`](Self::free), and faults of earlier work in the stream; the memory is freed then.
+    #[doc(alias("cuMemFreeAsync", "cuStreamSynchronize"))]
+    pub fn free_sync(self) -> Result<(), Failed<Self>> {
         let stream = self.stream.clone();
-        let _current = match stream.context().bind() {
-            Ok(current) => current,
-            Err(error) => return Err(Failed::new(error, self)),
-        };
-        // SAFETY: the address is this buffer's, and everything that used it is done: the stream was
-        // synchronised, which `cuMemFree` does not do for pool memory (R11).
-        match unsafe { raw::alloc::free_now(table, self.address) } {
-            Err(error) if error.had_no_effect() => Err(Failed::new(error, self)),
-            answer => {
-                self.address = 0;
-                self.len = 0;
-                answer.map_err(Failed::lost)
-            }
-        }
+        // Not `cuMemFree`: it takes pool memory too, but leaves it among the pool's used bytes (R89).
+        self.free()?;
+        stream.synchronize().map_err(Failed::lost)
     }
 
     /// Gives the memory out of hand: the address, which somebody has to free. 0 if there are no bytes.

@@ -45,7 +45,7 @@ impl PoolBuilder {
         self
     }
 
-    /// The most bytes that the pool may hold; the driver may round up. Allocating beyond is
+    /// The most bytes that the pool may hold; the driver may round up (to 32 MiB on an H200). Allocating beyond is
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Needs CUDA 12.2.
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.max_size = Some(bytes);

@@ -35,11 +35,3 @@ pub(crate) unsafe fn free(table: &Table, address: CUdeviceptr, stream: CUstream)
     // SAFETY: the caller gives up the address.
     unsafe { call!(table, cuMemFreeAsync(address, stream)) }
 }
-
-/// # Safety
-/// `address` must come from [`from_pool`] and be freed nowhere else, and everything that uses it must
-/// be done: the call does not wait for pool memory (R11). The context of the memory must be current.
-pub(crate) unsafe fn free_now(table: &Table, address: CUdeviceptr) -> Result<()> {
-    // SAFETY: the caller gives up the address.
-    unsafe { call!(table, cuMemFree_v2(address)) }
-}

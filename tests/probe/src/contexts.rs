@@ -262,7 +262,8 @@ pub(crate) fn after_release(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// After a made context was destroyed and the primary one is current again.
+/// After a made context was destroyed and the primary one is current again. What a second
+/// `cuCtxDestroy` answers differs from run to run.
 pub(crate) fn after_destroy(lab: &Lab) -> Result<()> {
     for (part, ask) in LEFT {
         lab.alone(part, || {
@@ -272,11 +273,6 @@ pub(crate) fn after_destroy(lab: &Lab) -> Result<()> {
             Ok(name(ask(lab, &left)))
         });
     }
-    lab.alone("cuCtxDestroy", || {
-        let made = make(lab)?;
-        lab.fine("cuCtxDestroy", cu!(lab, cuCtxDestroy_v2(made)))?;
-        Ok(name(cu!(lab, cuCtxDestroy_v2(made))))
-    });
     Ok(())
 }
 

@@ -94,7 +94,7 @@ pub(crate) fn seen_and_own(lab: &Lab) -> Result<()> {
     lab.free(second, stream)?;
     lab.say("30 own and 4 never used, asked for 33", {
         let (code, address) = lab.try_alloc(pool, 33 * MIB, stream);
-        let distance = if address > block { address - block } else { 0 };
+        let distance = address.saturating_sub(block);
         format!("{}, {distance}", name(code))
     });
     lab.end_pool(pool)?;
@@ -109,7 +109,7 @@ pub(crate) fn seen_and_own(lab: &Lab) -> Result<()> {
         half.wrapping_sub(block).cast_signed(),
     );
     let (code, rest) = lab.try_alloc(pool, 30 * MIB, stream);
-    let distance = if rest > block { rest - block } else { 0 };
+    let distance = rest.saturating_sub(block);
     lab.say("the rest, at", format!("{}, {distance}", name(code)));
     lab.end_pool(pool)
 }

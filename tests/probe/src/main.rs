@@ -123,15 +123,21 @@ fn questions() -> Vec<Question> {
 struct Options {
     library: Option<PathBuf>,
     only: String,
+    list: bool,
 }
 
 fn options() -> Result<Options, String> {
     let mut options = Options {
         library: None,
         only: String::new(),
+        list: false,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
+        if argument == "--list" {
+            options.list = true;
+            continue;
+        }
         let value = arguments
             .next()
             .ok_or(format!("{argument} needs a value"))?;
@@ -148,10 +154,16 @@ fn main() -> ExitCode {
     let options = match options() {
         Ok(options) => options,
         Err(error) => {
-            eprintln!("{error}\nusage: probe [--library PATH] [--only BEGINNING-OF-A-QUESTION]");
+            eprintln!("{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING]");
             return ExitCode::from(2);
         }
     };
+    if options.list {
+        for question in questions() {
+            println!("{}", question.name);
+        }
+        return ExitCode::SUCCESS;
+    }
     let opened = match &options.library {
         // SAFETY: whoever names a library vouches that it is a CUDA driver.
         Some(path) => unsafe { cuda_driver_sys::load_from(path) },

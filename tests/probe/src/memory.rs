@@ -10,7 +10,7 @@ use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 pub(crate) fn steps(lab: &Lab) -> Result<()> {
     let start = lab.device_free()?;
     let mut last = start;
-    for bytes in [
+    let sizes = [
         1,
         1,
         1 << 20,
@@ -20,12 +20,17 @@ pub(crate) fn steps(lab: &Lab) -> Result<()> {
         5 << 20,
         64 << 20,
         65 << 20,
-    ] {
+    ];
+    for (number, bytes) in sizes.into_iter().enumerate() {
         lab.plain(bytes)?;
         let free = lab.device_free()?;
         lab.say(
-            format!("{bytes} B more, at {}", size(start.saturating_sub(last))),
-            size(last.saturating_sub(free)),
+            format!("block {}, {bytes} B", number + 1),
+            format!(
+                "{}, with {} before",
+                size(last.saturating_sub(free)),
+                size(start.saturating_sub(last))
+            ),
         );
         last = free;
     }

@@ -165,6 +165,7 @@ pub(crate) fn streams(lab: &Lab) -> Result<()> {
     let mut made = std::ptr::null_mut();
     lab.code("cuEventCreate", cu!(lab, cuEventCreate(&raw mut made, 2)));
     lab.code("cuEventRecord", cu!(lab, cuEventRecord(event, stream)));
+    lab.let_it_finish();
     lab.code("cuEventQuery", cu!(lab, cuEventQuery(event)));
     lab.code("cuEventSynchronize", cu!(lab, cuEventSynchronize(event)));
     let mut time = 0.0;

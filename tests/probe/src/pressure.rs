@@ -4,7 +4,7 @@ use anyhow::Result;
 use cuda_driver_sys::*;
 
 use crate::gate::Gate;
-use crate::lab::{Lab, MIB, cu, name};
+use crate::lab::{Lab, MIB, RESERVED, cu, name, size};
 
 /// A pool that keeps 128 MiB, seen freed.
 fn keeper(lab: &Lab, stream: CUstream) -> Result<CUmemoryPool> {
@@ -272,18 +272,23 @@ pub(crate) fn asker(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let total = total(lab)?;
     let keeper = keeper(lab, stream)?;
-    let (code, _) = lab.try_alloc(keeper, total, stream);
-    lab.say(
-        "asked for all of the device",
-        format!("{}, {}", name(code), lab.reserved(keeper)?),
-    );
+    let ask = |part: &str| -> Result<()> {
+        let (code, _) = lab.try_alloc(keeper, total, stream);
+        // How much that is depends on what the context took.
+        let has = match lab.get(keeper, RESERVED)? {
+            bytes if bytes > total / 10 * 9 => "nearly all of the device".into(),
+            bytes => size(bytes),
+        };
+        lab.say(part, format!("{}, reserved {has}", name(code)));
+        Ok(())
+    };
+    ask("asked for all of the device")?;
     fill(lab, keeper, stream)?;
     let live = lab.alloc(keeper, 40 * MIB, stream)?;
-    let (code, _) = lab.try_alloc(keeper, total, stream);
-    lab.say(
-        "40 MiB live",
-        format!("{}, {}", name(code), lab.reserved(keeper)?),
-    );
+    ask("40 MiB live")?;
+    let used = format!("{} B", lab.used(keeper)?);
+    lab.say("40 MiB live, used", used);
+    lab.synchronise(stream)?;
     lab.free(live, stream)?;
     lab.end_pool(keeper)?;
     // Its own unused step would have to go before the range may grow.

@@ -4,14 +4,16 @@ use std::ffi::{c_uint, c_void};
 
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
+use crate::clock::Point;
 use crate::context::ContextId;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::memory::Mapping;
 use crate::queue::Mark;
+use crate::slab;
 use crate::state::{State, state};
 
-/// `cuMemAlloc` takes memory from the device in steps of this. A guess from the page size.
-const DEVICE_STEP: u64 = 2 << 20;
+/// Measured: `cuMemAlloc` takes memory from the device in steps of this.
+const DEVICE_STEP: u64 = slab::SLAB;
 
 /// Flags that `cuMemHostAlloc` knows.
 const HOST_FLAGS: c_uint = 7;
@@ -23,13 +25,16 @@ pub(crate) struct Allocation {
     pub(crate) context: ContextId,
     pub(crate) device: usize,
     pub(crate) is_host: bool,
-    mapping: Mapping,
+    /// When in stream order it was freed; the memory stays until the host synchronises.
+    pub(crate) freed: Option<Point>,
+    /// Its own memory; none in a slab.
+    mapping: Option<Mapping>,
 }
 
 impl Allocation {
-    /// Bytes that it takes from the device.
+    /// Bytes that it alone takes from the device.
     fn taken(&self) -> u64 {
-        if self.is_host {
+        if self.is_host || self.mapping.is_none() {
             0
         } else {
             self.size.next_multiple_of(DEVICE_STEP)
@@ -48,25 +53,33 @@ impl State {
         let context = self.current()?;
         let device = self.context(context)?.device;
         let size = size as u64;
-        if size == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let fits = |state: &Self| {
-            is_host || size.div_ceil(DEVICE_STEP) <= state.devices[device].available() / DEVICE_STEP
+        let in_slab = !is_host && size <= slab::LARGEST;
+        let shared = if in_slab {
+            self.slabs.take(context, size)
+        } else {
+            None
         };
-        if !fits(self) {
-            self.take_back_unused(Some(device));
-        }
-        if size > 1 << 46 || !fits(self) {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let mapping = Mapping::allocate(size)?;
-        let start = mapping.base();
+        let (start, mapping) = match shared {
+            Some(start) => (start, None),
+            None => {
+                self.make_room(device, size, is_host)?;
+                if in_slab {
+                    self.slabs.grow(context)?;
+                    self.devices[device].taken += slab::SLAB;
+                    let start = self.slabs.take(context, size);
+                    (start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?, None)
+                } else {
+                    let mapping = Mapping::allocate(size)?;
+                    (mapping.base(), Some(mapping))
+                }
+            }
+        };
         let allocation = Allocation {
             size,
             context,
             device,
             is_host,
+            freed: None,
             mapping,
         };
         self.devices[device].taken += allocation.taken();
@@ -74,11 +87,58 @@ impl State {
         Ok(start)
     }
 
+    /// OUT_OF_MEMORY unless there is room, if need be after taking back what pools keep.
+    fn make_room(&mut self, device: usize, size: u64, is_host: bool) -> Answer {
+        let fits = |state: &Self| {
+            let steps = state.devices[device].available() / DEVICE_STEP;
+            is_host || size.div_ceil(DEVICE_STEP) <= steps
+        };
+        if !fits(self) {
+            self.take_back_unused(Some(device), None);
+        }
+        if size > 1 << 46 || !fits(self) {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        Ok(())
+    }
+
     /// Removes an allocation; its memory stays until no queue can touch it.
     pub(crate) fn free_allocation(&mut self, start: u64) {
-        if let Some(allocation) = self.allocations.remove(&start) {
-            self.devices[allocation.device].taken -= allocation.taken();
-            self.bury(allocation.mapping);
+        let Some(allocation) = self.allocations.remove(&start) else {
+            return;
+        };
+        let device = allocation.device;
+        self.devices[device].taken -= allocation.taken();
+        if let Some(mapping) = allocation.mapping {
+            self.bury(mapping);
+        } else if let Some(mapping) = self.slabs.put(start, allocation.size) {
+            self.devices[device].taken -= slab::SLAB;
+            self.bury(mapping);
+        }
+    }
+
+    /// Ends what was freed in stream order and has been synchronised with.
+    pub(crate) fn free_what_was_left(&mut self) {
+        let all = self.allocations.iter();
+        let done: Vec<u64> = all
+            .filter(|(_, allocation)| {
+                let freed = allocation.freed;
+                freed.is_some_and(|point| self.clocks.is_synchronised(point))
+            })
+            .map(|(start, _)| *start)
+            .collect();
+        for start in done {
+            self.free_allocation(start);
+        }
+    }
+
+    /// A current context is not needed here, but one that is gone is refused.
+    fn check_current_if_any(&self) -> Answer {
+        match self.current() {
+            Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED) => {
+                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -100,8 +160,10 @@ impl State {
 fn free_waiting(address: u64, is_host: bool) -> Answer {
     let (marks, pasts) = {
         let state = state()?;
+        state.check_current_if_any()?;
         let allocation = state.allocations.get(&address);
-        let allocation = allocation.filter(|allocation| allocation.is_host == is_host);
+        let allocation = allocation
+            .filter(|allocation| allocation.is_host == is_host && allocation.freed.is_none());
         let device = allocation.ok_or(INVALID_VALUE)?.device;
         let streams = state.streams.iter();
         let streams: Vec<_> = streams
@@ -126,15 +188,27 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
 
 fn allocate_host(out: Out<*mut c_void>, size: usize) -> Answer {
     out.required()?;
-    let address = state()?.allocate(size, true)?;
+    let mut state = state()?;
+    // Measured: nothing asked for is nothing given, and no error, unlike on the device.
+    let address = if size == 0 {
+        state.current().map(|_| 0)?
+    } else {
+        state.allocate(size, true)?
+    };
     out.write(std::ptr::with_exposed_provenance_mut(address as usize))
 }
 
 exports! {
     plain fn cuMemAlloc_v2(_, out: Out<CUdeviceptr>, size: usize) {
         out.required()?;
-        let address = state()?.allocate(size, false)?;
-        out.write(address)
+        let mut state = state()?;
+        state.current()?;
+        // A failure nulls the result.
+        out.write(0)?;
+        if size == 0 {
+            return Err(INVALID_VALUE);
+        }
+        out.write(state.allocate(size, false)?)
     }
 
     release fn cuMemFree_v2(_, address: CUdeviceptr) {
@@ -143,7 +217,7 @@ exports! {
         }
         let in_pool = {
             let mut state = state()?;
-            state.current()?;
+            state.check_current_if_any()?;
             state.free_pool_memory_now(address)?
         };
         if in_pool {
@@ -153,18 +227,18 @@ exports! {
     }
 
     plain fn cuMemGetInfo_v2(_, free: Out<usize>, total: Out<usize>) {
-        free.required()?;
-        total.required()?;
         let state = state()?;
         let device = &state.devices[state.context(state.current()?)?.device];
-        free.write(device.available() as usize)?;
-        total.write(device.memory as usize)
+        free.write_if_wanted(device.available() as usize);
+        total.write_if_wanted(device.memory as usize);
+        Ok(())
     }
 
     plain fn cuMemGetAddressRange_v2(
         _, base: Out<CUdeviceptr>, size: Out<usize>, address: CUdeviceptr
     ) {
         let mut state = state()?;
+        state.current()?;
         let (start, len) = state.range_of(address).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         base.write_if_wanted(start);
         size.write_if_wanted(len as usize);
@@ -176,6 +250,19 @@ exports! {
             return Err(INVALID_VALUE);
         }
         allocate_host(out, size)
+    }
+
+    plain fn cuMemHostGetDevicePointer_v2(
+        _, out: Out<CUdeviceptr>, address: *mut c_void, flags: c_uint
+    ) {
+        out.required()?;
+        let address = address.expose_provenance() as u64;
+        let state = state()?;
+        let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host);
+        if flags != 0 || !is_host {
+            return Err(INVALID_VALUE);
+        }
+        out.write(address)
     }
 
     plain fn cuMemAllocHost_v2(_, out: Out<*mut c_void>, size: usize) {

@@ -1,5 +1,8 @@
 //! Who is ordered after what: one logical clock a stream, what each stream knows of the others,
 //! and what the host has seen done. Kept at submission, not at execution.
+//!
+//! The host may know that work is done, from a query or a copy that returned. The driver counts
+//! only synchronisation: that, and not what the host knows, makes freed memory anybody's.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,6 +32,11 @@ impl Past {
         *time = point.time.max(*time);
     }
 
+    /// The streams that something of is in this past.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.0.keys().copied()
+    }
+
     fn points(&self) -> impl Iterator<Item = Point> + '_ {
         self.0.iter().map(|(&stream, &time)| Point { stream, time })
     }
@@ -40,8 +48,10 @@ struct Track {
     time: u64,
     /// What comes before everything that is submitted from now on.
     past: Past,
-    /// Up to where the host has seen it done.
+    /// Up to where the host knows it done.
     observed: u64,
+    /// Up to where the host has synchronised with it.
+    synchronised: u64,
     retired: bool,
 }
 
@@ -49,7 +59,7 @@ struct Track {
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
     tracks: HashMap<StreamId, Track>,
-    /// Changes whenever the host observes something, so that others can tell cheaply.
+    /// Changes whenever the host synchronises with something new, so that others can tell cheaply.
     epoch: u64,
 }
 
@@ -58,7 +68,7 @@ impl Clocks {
         self.tracks.insert(stream, Track::default());
     }
 
-    /// The stream takes no more work. Its clock stays until the host has seen all of it done.
+    /// The stream takes no more work. Its clock stays until all of it counts as synchronised.
     pub(crate) fn retire(&mut self, stream: StreamId) {
         if let Some(track) = self.tracks.get_mut(&stream) {
             track.retired = true;
@@ -67,8 +77,19 @@ impl Clocks {
     }
 
     fn forget_finished(&mut self) {
-        self.tracks
-            .retain(|_, track| !track.retired || track.observed < track.time);
+        let mut forgotten = Vec::new();
+        self.tracks.retain(|id, track| {
+            let finished = track.retired && track.synchronised >= track.time;
+            if finished {
+                forgotten.push(*id);
+            }
+            !finished
+        });
+        for track in self.tracks.values_mut() {
+            for id in &forgotten {
+                track.past.0.remove(id);
+            }
+        }
     }
 
     /// Something is submitted: its moment.
@@ -102,13 +123,12 @@ impl Clocks {
 
     /// From now on `stream` comes after all of `past`.
     pub(crate) fn join(&mut self, stream: StreamId, past: &Past) {
-        // What the host has seen done comes before everything, and need not be remembered.
-        let news: Vec<Point> = past
-            .points()
-            .filter(|point| point.stream != stream && !self.is_observed(*point))
+        let others = past.points().filter(|point| point.stream != stream);
+        let known: Vec<Point> = others
+            .filter(|point| self.tracks.contains_key(&point.stream))
             .collect();
         if let Some(track) = self.tracks.get_mut(&stream) {
-            for point in news {
+            for point in known {
                 track.past.add(point);
             }
         }
@@ -121,35 +141,31 @@ impl Clocks {
         self.join(stream, &past);
     }
 
-    /// The host has seen all of `past` done.
+    /// The host knows that all of `past` is done.
     pub(crate) fn observe(&mut self, past: &Past) {
-        let mut news = Vec::new();
+        for point in past.points() {
+            if let Some(track) = self.tracks.get_mut(&point.stream) {
+                track.observed = track.observed.max(point.time);
+            }
+        }
+    }
+
+    /// The host has synchronised with all of `past`.
+    pub(crate) fn synchronise(&mut self, past: &Past) {
+        self.observe(past);
+        let mut news = false;
         for point in past.points() {
             if let Some(track) = self.tracks.get_mut(&point.stream)
-                && track.observed < point.time
+                && track.synchronised < point.time
             {
-                track.observed = point.time;
-                news.push(point);
+                track.synchronised = point.time;
+                news = true;
             }
         }
-        if news.is_empty() {
-            return;
+        if news {
+            self.epoch += 1;
+            self.forget_finished();
         }
-        self.epoch += 1;
-        // Nobody needs to remember what the host has seen.
-        for track in self.tracks.values_mut() {
-            for point in &news {
-                if track
-                    .past
-                    .0
-                    .get(&point.stream)
-                    .is_some_and(|time| *time <= point.time)
-                {
-                    track.past.0.remove(&point.stream);
-                }
-            }
-        }
-        self.forget_finished();
     }
 
     pub(crate) fn is_observed(&self, point: Point) -> bool {
@@ -158,14 +174,21 @@ impl Clocks {
             .is_none_or(|track| track.observed >= point.time)
     }
 
-    /// Whether what `stream` submits next comes after `point`.
+    pub(crate) fn is_synchronised(&self, point: Point) -> bool {
+        self.tracks
+            .get(&point.stream)
+            .is_none_or(|track| track.synchronised >= point.time)
+    }
+
+    /// Whether what `stream` submits next comes after `point`, by the order of streams alone.
+    pub(crate) fn follows(&self, stream: StreamId, point: Point) -> bool {
+        let track = self.tracks.get(&stream);
+        stream == point.stream || track.is_some_and(|track| track.past.contains(point))
+    }
+
+    /// The same, also by what the host knew before it submits.
     pub(crate) fn is_after(&self, stream: StreamId, point: Point) -> bool {
-        stream == point.stream
-            || self.is_observed(point)
-            || self
-                .tracks
-                .get(&stream)
-                .is_some_and(|track| track.past.contains(point))
+        self.is_observed(point) || self.follows(stream, point)
     }
 
     pub(crate) fn epoch(&self) -> u64 {
@@ -220,13 +243,26 @@ mod tests {
         let mut clocks = three();
         let point = clocks.tick(1);
         clocks.join(2, &clocks.past(1));
-        let epoch = clocks.epoch();
         clocks.observe(&clocks.past(2));
         assert!(clocks.is_observed(point), "through stream 2");
-        assert!(clocks.is_after(3, point));
-        assert_ne!(clocks.epoch(), epoch);
+        assert!(clocks.is_after(3, point) && !clocks.follows(3, point));
         let later = clocks.tick(1);
         assert!(!clocks.is_after(3, later));
+    }
+
+    #[test]
+    fn knowing_is_less_than_synchronising() {
+        let mut clocks = three();
+        let point = clocks.tick(1);
+        clocks.join(2, &clocks.past(1));
+        let epoch = clocks.epoch();
+        clocks.observe(&clocks.past(1));
+        assert!(!clocks.is_synchronised(point));
+        assert!(clocks.follows(2, point), "still known");
+        assert_eq!(clocks.epoch(), epoch);
+        clocks.synchronise(&clocks.past(2));
+        assert!(clocks.is_synchronised(point));
+        assert_ne!(clocks.epoch(), epoch);
     }
 
     #[test]
@@ -236,8 +272,8 @@ mod tests {
         let past = clocks.past(1);
         clocks.retire(1);
         assert!(!clocks.is_observed(point));
-        clocks.observe(&past);
-        assert!(clocks.is_observed(point));
+        clocks.synchronise(&past);
+        assert!(clocks.is_synchronised(point));
         assert!(!clocks.tracks.contains_key(&1));
     }
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{CUcontext, CUctxCreateParams, CUresult};
 
@@ -28,6 +29,8 @@ pub(crate) struct Context {
     flags: c_uint,
     pub(crate) legacy: Option<StreamId>,
     pub(crate) per_thread: HashMap<u64, StreamId>,
+    /// Held by the host function that runs.
+    pub(crate) host_turn: Arc<Mutex<()>>,
 }
 
 thread_local! {
@@ -47,6 +50,7 @@ impl State {
             flags,
             legacy: None,
             per_thread: HashMap::new(),
+            host_turn: Arc::default(),
         };
         self.contexts.insert(id, context);
     }
@@ -61,11 +65,23 @@ impl State {
     pub(crate) fn context(&self, id: ContextId) -> Answer<&Context> {
         match self.contexts.get(&id) {
             Some(context) => Ok(context),
-            // The handle of a primary context outlives it.
-            None if self.devices.iter().any(|device| device.primary == Some(id)) => {
-                Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
-            }
+            None if self.is_context_handle(id) => Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED),
             None => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+        }
+    }
+
+    /// Whether this is or was a context: measured, one that is gone can still be made current.
+    fn is_context_handle(&self, id: ContextId) -> bool {
+        self.contexts.contains_key(&id)
+            || self.ended_contexts.contains(&id)
+            || self.devices.iter().any(|device| device.primary == Some(id))
+    }
+
+    fn check_context_handle(&self, id: ContextId) -> Answer {
+        if self.is_context_handle(id) {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_CONTEXT)
         }
     }
 
@@ -81,26 +97,31 @@ impl State {
     /// Ends a context whose work is done: its streams, events and memory go with it.
     fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
+        self.ended_contexts.insert(id);
         self.orphan_streams(id);
-        self.events.retain(|_, event| event.context != id);
+        for event in self.events.values_mut() {
+            event.is_orphan |= event.context == id;
+        }
         self.free_allocations_of(id);
     }
 }
 
 /// Waits for all work of a context, and lets the host have seen it.
 fn synchronise(id: ContextId) -> Answer {
-    let (marks, pasts) = {
+    let (device, marks, pasts) = {
         let state = state()?;
-        state.context(id)?;
+        let device = state.context(id)?.device;
         let streams = state
             .streams
             .iter()
             .filter(|(_, stream)| stream.context == id);
         let pasts: Vec<_> = streams.map(|(id, _)| state.clocks.past(*id)).collect();
-        (state.marks(id), pasts)
+        (device, state.marks(id), pasts)
     };
     marks.iter().for_each(Mark::wait);
-    state()?.observe(&pasts);
+    let mut state = state()?;
+    state.observe(&pasts);
+    state.shrink_pools_if(|pool| pool.device.is_none_or(|of| of == device));
     Ok(())
 }
 
@@ -206,6 +227,9 @@ exports! {
 
     release fn cuCtxDestroy_v2(_, context: CUcontext) {
         let id = from_handle(context);
+        if id == 0 {
+            return Err(INVALID_VALUE);
+        }
         if state()?.contexts.get(&id).is_none_or(|context| context.is_primary) {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
@@ -225,7 +249,7 @@ exports! {
     plain fn cuCtxSetCurrent(_, context: CUcontext) {
         let id = from_handle(context);
         if id != 0 {
-            state()?.context(id)?;
+            state()?.check_context_handle(id)?;
         }
         STACK.with_borrow_mut(|stack| {
             stack.pop();
@@ -238,7 +262,10 @@ exports! {
 
     plain fn cuCtxPushCurrent_v2(_, context: CUcontext) {
         let id = from_handle(context);
-        state()?.context(id)?;
+        if id == 0 {
+            return Err(INVALID_VALUE);
+        }
+        state()?.check_context_handle(id)?;
         STACK.with_borrow_mut(|stack| stack.push(id));
         Ok(())
     }

@@ -13,8 +13,9 @@ use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
 
-/// Up to this size a copy from pageable memory takes its bytes when it is submitted.
-const STAGED: usize = 64 << 10;
+/// As long as a stream has taken no more than this, a copy from pageable memory takes its bytes
+/// when it is submitted.
+const STAGED: usize = 2 << 20;
 
 /// What an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,11 +67,16 @@ impl State {
             len,
         };
         if let Some((start, allocation)) = self.allocation(address) {
+            let freed = allocation.freed;
             if address + len > start + allocation.size {
                 return Err(INVALID_VALUE);
             }
+            if freed.is_some() {
+                sanitizer::access_after_free(&mut self.reports, access, freed);
+            }
             return Ok(place);
         }
+        let device = self.stream(at.stream)?.device;
         let Self {
             pools,
             clocks,
@@ -81,19 +87,26 @@ impl State {
         let pool = ranges.range(..=address).next_back();
         let pool = pool.and_then(|(_, id)| pools.get_mut(id));
         let pool = pool.ok_or(INVALID_VALUE)?;
-        let offset = address - pool.base();
-        if !pool.space.is_inside(offset, len) {
+        // The device has no access to memory of the host that it was not given.
+        if matches!(side, Side::Device(_)) && pool.access_of(device) == 0 {
             return Err(INVALID_VALUE);
         }
         let base = pool.base();
-        match pool.space.block(offset) {
-            Some((start, block)) => sanitizer::access(reports, clocks, base + start, block, access),
-            None => {
-                let freed = pool.space.freed(offset).flatten();
+        let offset = address - base;
+        // Measured: the driver knows the bytes that were asked for, and refuses all others.
+        let Some((start, block)) = pool.space.block(offset) else {
+            if let Some(freed) = pool.space.freed(offset) {
                 sanitizer::access_after_free(reports, access, freed);
             }
+            return Err(INVALID_VALUE);
+        };
+        let is_inside = offset + len <= start + block.size;
+        sanitizer::access(reports, clocks, base + start, block, access);
+        if is_inside {
+            Ok(place)
+        } else {
+            Err(INVALID_VALUE)
         }
-        Ok(place)
     }
 }
 
@@ -123,8 +136,9 @@ fn copy((handle, call): (CUstream, Call), to: Side, from: Side, len: usize, wait
         }
         let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
         let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
-        let staged = source == Place::Pageable && len <= STAGED && target != Place::Pageable;
         let queue = &state.stream(id)?.queue;
+        let is_up = source == Place::Pageable && target != Place::Pageable;
+        let staged = is_up && len + queue.staged() <= STAGED;
         if staged {
             let bytes = bytes::read(from, len);
             queue.push(Task::Write { to, bytes })?;
@@ -233,8 +247,11 @@ exports! {
     ) twin cuMemcpyPeerAsync_ptsz {
         {
             let state = state()?;
-            state.context(from_handle(to_context))?;
-            state.context(from_handle(from_context))?;
+            for context in [to_context, from_context].map(from_handle).into_iter() {
+                if context != 0 {
+                    state.context(context)?;
+                }
+            }
         }
         copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never)
     }

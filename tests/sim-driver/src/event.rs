@@ -11,6 +11,7 @@ use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::{Mark, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
+use crate::stream::check_event_flags;
 
 /// The number behind a `CUevent`.
 pub(crate) type EventId = u64;
@@ -23,6 +24,8 @@ const KNOWN_FLAGS: c_uint = 7;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) context: ContextId,
+    /// Its context is gone.
+    pub(crate) is_orphan: bool,
     flags: c_uint,
     /// The last record; none yet counts as reached.
     pub(crate) recorded: Option<Recorded>,
@@ -38,9 +41,15 @@ pub(crate) struct Recorded {
 
 impl State {
     pub(crate) fn event(&self, handle: CUevent) -> Answer<&Event> {
-        self.events
-            .get(&from_handle(handle))
-            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        match self.events.get(&from_handle(handle)) {
+            None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+            // Measured: the answer changes when the primary context comes back.
+            Some(event) if event.is_orphan => match self.context(event.context) {
+                Ok(_) => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+                Err(code) => Err(code),
+            },
+            Some(event) => Ok(event),
+        }
     }
 
     fn record(&mut self, event: CUevent, stream: CUstream, call: Call) -> Answer {
@@ -74,7 +83,9 @@ impl State {
 
 /// Milliseconds between two events that were timed and are over.
 fn elapsed(out: Out<f32>, start: CUevent, end: CUevent) -> Answer {
-    out.required()?;
+    // Measured: not INVALID_VALUE.
+    out.required()
+        .map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     let state = state()?;
     let time = |handle| {
         let event = state.event(handle)?;
@@ -103,13 +114,16 @@ exports! {
         let mut state = state()?;
         let context = state.current()?;
         let id = state.new_handle(HandleKind::Event);
-        state.events.insert(id, Event { context, flags, recorded: None });
+        let event = Event { context, is_orphan: false, flags, recorded: None };
+        state.events.insert(id, event);
         out.write(to_handle(id))
     }
 
     release fn cuEventDestroy_v2(_, event: CUevent) {
-        let removed = state()?.events.remove(&from_handle(event));
-        removed.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+        let mut state = state()?;
+        let answer = state.event(event).map(|_| ());
+        state.events.remove(&from_handle(event));
+        answer
     }
 
     plain fn cuEventRecord(call, event: CUevent, stream: CUstream) twin cuEventRecord_ptsz {
@@ -119,10 +133,7 @@ exports! {
     plain fn cuEventRecordWithFlags(
         call, event: CUevent, stream: CUstream, flags: c_uint
     ) twin cuEventRecordWithFlags_ptsz {
-        // The external flag matters only in a capture.
-        if flags > 1 {
-            return Err(INVALID_VALUE);
-        }
+        check_event_flags(flags)?;
         state()?.record(event, stream, call)
     }
 

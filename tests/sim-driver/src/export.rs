@@ -224,6 +224,15 @@ impl<T> FromC for In<T> {
 }
 
 impl<T: Copy> In<T> {
+    /// INVALID_VALUE if the caller gave nothing, not even an empty list.
+    pub(crate) fn required(self) -> Answer<Self> {
+        if self.0.is_null() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(self)
+        }
+    }
+
     pub(crate) fn read(self) -> Answer<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);

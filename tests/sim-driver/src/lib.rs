@@ -47,6 +47,7 @@ mod proc_address;
 mod queue;
 mod sanitizer;
 mod simcuda;
+mod slab;
 mod state;
 mod stream;
 mod table;

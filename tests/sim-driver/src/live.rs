@@ -30,10 +30,11 @@ impl State {
         let count = |number: usize| number as u64;
         let streams = self.streams.values();
         let pool_blocks = self.pools.values().map(|pool| pool.space.live_blocks());
-        let pool_bytes = self.pools.values().map(|pool| pool.space.used.current);
+        let pool_bytes = self.pools.values().map(|pool| pool.space.live_bytes());
         let (host, device): (Vec<_>, Vec<_>) = self
             .allocations
             .values()
+            .filter(|allocation| allocation.freed.is_none())
             .partition(|allocation| allocation.is_host);
         let device_bytes = device.iter().map(|allocation| allocation.size);
         let explicit_pools = self.pools.values();
@@ -48,7 +49,12 @@ impl State {
                     .filter(|stream| stream.kind == Kind::Explicit && stream.life == Life::Usable)
                     .count(),
             ),
-            events: count(self.events.len()),
+            events: count(
+                self.events
+                    .values()
+                    .filter(|event| !event.is_orphan)
+                    .count(),
+            ),
             pools: count(explicit_pools.count()),
             allocations: count(device.len() + pool_blocks.sum::<usize>()),
             bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>(),

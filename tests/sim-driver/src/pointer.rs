@@ -27,6 +27,8 @@ struct Facts {
     handle_types: u64,
     is_legacy_ipc: bool,
     access: c_uint,
+    /// Whether a device may use the address.
+    is_reachable: bool,
 }
 
 /// What the plural query answers for an address that is not the driver's.
@@ -42,6 +44,7 @@ const NOTHING: Facts = Facts {
     handle_types: 0,
     is_legacy_ipc: false,
     access: 0,
+    is_reachable: true,
 };
 
 impl State {
@@ -79,7 +82,12 @@ impl State {
             pool: id,
             handle_types: pool.properties.handle_types.into(),
             is_legacy_ipc: false,
-            access: pool.access_of(device),
+            access: if pool.is_host() {
+                3
+            } else {
+                pool.access_of(device)
+            },
+            is_reachable: pool.access_of(device) != 0,
         })
     }
 
@@ -96,9 +104,11 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
     match attribute.0 {
         1 => out.write::<CUcontext>(to_handle(facts.context)),
         2 => out.write(facts.memory_type),
+        3 if !facts.is_reachable => Err(INVALID_VALUE),
         3 => out.write::<CUdeviceptr>(facts.address),
         4 if facts.memory_type == DEVICE && !facts.is_managed => Err(INVALID_VALUE),
         4 => out.write::<*mut c_void>(to_handle(facts.address)),
+        5 if facts.memory_type == DEVICE => Ok(()),
         6 => flag(false),
         // One allocation, one number: the address is never shared by two that live.
         7 | 20 => out.write(facts.start),
@@ -109,10 +119,11 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         12 | 18 => out.write(facts.size as usize),
         13 => flag(facts.size > 0),
         14 => out.write(facts.handle_types),
-        15 => flag(false),
+        // Of device memory, that of `cuMemAlloc` only.
+        15 => flag(facts.is_legacy_ipc),
         16 => out.write(facts.access),
         17 => out.write::<CUmemoryPool>(to_handle(facts.pool)),
-        21 if version >= 12080 => flag(false),
+        21 if version >= 12080 => flag(facts.is_legacy_ipc),
         22 if version >= 13040 => out.write(0 as c_int),
         _ => Err(INVALID_VALUE),
     }
@@ -138,9 +149,20 @@ exports! {
             return Err(INVALID_VALUE);
         }
         let mut state = state()?;
-        let facts = state.facts(address).unwrap_or(NOTHING);
+        let facts = state.facts(address);
+        let is_foreign = facts.is_none();
+        let facts = facts.unwrap_or(Facts { address, ..NOTHING });
         for (attribute, out) in attributes.iter().zip(outs) {
             let out = Value::new(out).required()?;
+            match attribute.0 {
+                // What is not the driver's is the host's, and has no range.
+                4 if is_foreign => {
+                    out.write::<*mut c_void>(to_handle(address))?;
+                    continue;
+                }
+                11 | 12 if is_foreign => continue,
+                _ => {}
+            }
             match write(&facts, state.knobs.version, *attribute, out) {
                 // A device address has no host pointer: null, not an error.
                 Err(CUresult::CUDA_ERROR_INVALID_VALUE) if attribute.0 == 4 => {

@@ -37,12 +37,23 @@ fn variants(base: &str, per_thread: bool) -> impl Iterator<Item = &'static Symbo
     })
 }
 
+/// Whether a name says which ABI or which default stream it is of.
+fn has_suffix(name: &str) -> bool {
+    let version = name.rsplit_once("_v").map(|(_, version)| version);
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    name.ends_with("_ptsz") || name.ends_with("_ptds") || version.is_some_and(is_number)
+}
+
 /// The newest ABI up to `wanted` that the driver has; the status says why not.
 fn look_up(
     base: &str,
     wanted: CudaVersion,
     per_thread: bool,
 ) -> Result<&'static Symbol, CUdriverProcAddressQueryResult> {
+    // Measured: a symbol is no base name.
+    if has_suffix(base) {
+        return Err(NOT_FOUND);
+    }
     let exported = |symbol: &&Symbol| table::find(symbol.name()).is_some();
     let newest = |per_thread| {
         variants(base, per_thread)
@@ -59,40 +70,35 @@ fn look_up(
     }
 }
 
+type Found = Result<&'static Symbol, CUdriverProcAddressQueryResult>;
+
 fn get(
     name: In<c_char>,
     out: Out<*mut c_void>,
     version: c_int,
     flags: cuuint64_t,
-) -> Answer<CUdriverProcAddressQueryResult> {
+) -> Answer<Found> {
     out.required()?;
     let name = name.text()?;
     let known = LEGACY_STREAM | PER_THREAD_STREAM;
-    let version = u32::try_from(version).map_err(|_| INVALID_VALUE)?;
-    if flags & !known != 0 || flags == known || version > Knobs::get().version {
+    // Measured: a negative version is a very large one, and yet not too new.
+    let newest = Knobs::get().version;
+    let version = u32::try_from(version).unwrap_or(newest);
+    if flags & !known != 0 || version > newest {
         return Err(INVALID_VALUE);
     }
-    let per_thread = flags == PER_THREAD_STREAM;
-    match look_up(&name, CudaVersion::from_raw(version), per_thread) {
-        Ok(symbol) => {
-            let export = table::find(symbol.name()).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-            out.write(export.address())?;
-            Ok(FOUND)
-        }
-        Err(status) => {
-            out.write(std::ptr::null_mut())?;
-            Ok(status)
-        }
-    }
+    let per_thread = flags & PER_THREAD_STREAM != 0;
+    Ok(look_up(&name, CudaVersion::from_raw(version), per_thread))
 }
 
 exports! {
     early fn cuGetProcAddress(
         _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64
     ) {
+        // Nothing is written where nothing is found.
         match get(name, out, version, flags)? {
-            FOUND => Ok(()),
-            _ => Err(CUresult::CUDA_ERROR_NOT_FOUND),
+            Ok(symbol) => out.write(address(symbol)?),
+            Err(_) => Err(CUresult::CUDA_ERROR_NOT_FOUND),
         }
     }
 
@@ -100,14 +106,23 @@ exports! {
         _, name: In<c_char>, out: Out<*mut c_void>, version: c_int, flags: u64,
         status: Out<CUdriverProcAddressQueryResult>
     ) {
-        let answer = get(name, out, version, flags)?;
-        status.write_if_wanted(answer);
-        if answer == FOUND {
-            Ok(())
-        } else {
-            Err(CUresult::CUDA_ERROR_NOT_FOUND)
+        // The call succeeds, and the status tells whether anything was found.
+        match get(name, out, version, flags)? {
+            Ok(symbol) => {
+                status.write_if_wanted(FOUND);
+                out.write(address(symbol)?)
+            }
+            Err(reason) => {
+                status.write_if_wanted(reason);
+                out.write(std::ptr::null_mut())
+            }
         }
     }
+}
+
+fn address(symbol: &Symbol) -> Answer<*mut c_void> {
+    let export = table::find(symbol.name()).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+    Ok(export.address())
 }
 
 #[cfg(test)]
@@ -129,6 +144,8 @@ mod tests {
         assert_eq!(name("cuCtxCreate", 12050, false), "cuCtxCreate_v4");
         assert_eq!(name("cuMemPoolCreate", 11010, false), "too old");
         assert_eq!(name("cuTeapot", 13000, false), "not found");
+        assert_eq!(name("cuMemAlloc_v2", 13000, false), "not found");
+        assert_eq!(name("cuMemFreeAsync_ptsz", 13000, true), "not found");
         // A longer name is another function.
         assert_eq!(name("cuMemAllo", 13000, false), "not found");
         assert_eq!(name("cuCtxSynchronize", 12000, false), "cuCtxSynchronize");

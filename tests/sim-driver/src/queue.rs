@@ -42,10 +42,12 @@ pub(crate) enum Pattern {
 }
 
 /// A function of the program and its argument.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HostCall {
     pub(crate) function: unsafe extern "C" fn(*mut std::ffi::c_void),
     pub(crate) argument: *mut std::ffi::c_void,
+    /// Measured: the host functions of one context run one at a time, whatever their streams.
+    pub(crate) turn: Arc<Mutex<()>>,
 }
 
 // SAFETY: cuLaunchHostFunc calls the function on a thread of the driver; that the argument may go
@@ -65,6 +67,8 @@ struct Inner {
     /// Tasks ever pushed, and ever done.
     pushed: u64,
     done: u64,
+    /// Bytes taken from the host that are not written yet.
+    staged: usize,
     has_worker: bool,
 }
 
@@ -91,6 +95,7 @@ impl Queue {
                 .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
             inner.has_worker = true;
         }
+        inner.staged += task.staged();
         inner.tasks.push_back(task);
         inner.pushed += 1;
         drop(inner);
@@ -115,6 +120,11 @@ impl Queue {
         }
     }
 
+    /// Bytes taken from the host that are not written yet.
+    pub(crate) fn staged(&self) -> usize {
+        self.lock().staged
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         let inner = self.lock();
         inner.done == inner.pushed
@@ -136,8 +146,10 @@ impl Queue {
                 continue;
             };
             drop(inner);
+            let staged = task.staged();
             task.run();
             inner = self.lock();
+            inner.staged -= staged;
             inner.done += 1;
             self.changed.notify_all();
         }
@@ -163,6 +175,13 @@ impl Mark {
 }
 
 impl Task {
+    fn staged(&self) -> usize {
+        match self {
+            Self::Write { bytes, .. } => bytes.len(),
+            _ => 0,
+        }
+    }
+
     fn run(self) {
         match self {
             Self::Copy { to, from, len } => bytes::copy(to, from, len),
@@ -184,6 +203,7 @@ impl Task {
 
 impl HostCall {
     fn run(self) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the program gave this function with this argument to cuLaunchHostFunc.
         unsafe { (self.function)(self.argument) };
     }

@@ -1,6 +1,6 @@
 //! Everything the driver knows, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -17,6 +17,7 @@ use crate::memory::Mapping;
 use crate::pool::{Pool, PoolId};
 use crate::queue::Mark;
 use crate::sanitizer::Reports;
+use crate::slab::Slabs;
 use crate::stream::Stream;
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
@@ -29,6 +30,8 @@ pub(crate) struct State {
     pub(crate) knobs: &'static Knobs,
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: BTreeMap<ContextId, Context>,
+    /// Handles of contexts that are gone; a primary one may be there again.
+    pub(crate) ended_contexts: HashSet<ContextId>,
     pub(crate) streams: HashMap<StreamId, Stream>,
     pub(crate) clocks: Clocks,
     pub(crate) events: HashMap<EventId, Event>,
@@ -37,6 +40,7 @@ pub(crate) struct State {
     pub(crate) ranges: BTreeMap<u64, PoolId>,
     /// What is not pool memory, by address.
     pub(crate) allocations: BTreeMap<u64, Allocation>,
+    pub(crate) slabs: Slabs,
     pub(crate) reports: Reports,
     /// Memory that goes when the queues that might still touch it have got that far.
     graveyard: Vec<(Mapping, Vec<Mark>)>,
@@ -49,12 +53,14 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         knobs,
         devices,
         contexts: BTreeMap::new(),
+        ended_contexts: HashSet::new(),
         streams: HashMap::new(),
         clocks: Clocks::default(),
         events: HashMap::new(),
         pools: BTreeMap::new(),
         ranges: BTreeMap::new(),
         allocations: BTreeMap::new(),
+        slabs: Slabs::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
         next_handle: 0,

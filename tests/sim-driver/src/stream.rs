@@ -182,24 +182,73 @@ impl State {
         }
     }
 
-    /// The host has seen this done: memory that was freed before is anybody's, and pools above
-    /// their threshold give some back.
+    /// The host has synchronised with this: memory that was freed before is anybody's, and pools
+    /// above their threshold that these streams used give some back.
     pub(crate) fn observe(&mut self, pasts: &[Past]) {
-        self.note_observed(pasts);
-        self.shrink_pools();
+        for past in pasts {
+            self.clocks.synchronise(past);
+        }
+        self.shrink_pools(pasts);
+        self.free_what_was_left();
+        self.forget_streams();
     }
 
-    /// As [`State::observe`], but pools keep what they have: a query is no synchronisation.
+    /// The host knows this done, from a query or a copy that returned: for the driver that is no
+    /// synchronisation.
     pub(crate) fn note_observed(&mut self, pasts: &[Past]) {
         for past in pasts {
             self.clocks.observe(past);
         }
-        self.streams.retain(|id, stream| {
+        self.empty_graveyard();
+    }
+
+    fn forget_streams(&mut self) {
+        let Self {
+            streams,
+            clocks,
+            pools,
+            ..
+        } = self;
+        streams.retain(|id, stream| {
             let done = stream.life == Life::Destroyed && stream.queue.is_idle();
-            let seen = self.clocks.is_observed(self.clocks.now(*id));
-            !(done && seen)
+            let gone = done && clocks.is_synchronised(clocks.now(*id));
+            if gone {
+                pools.values_mut().for_each(|pool| {
+                    pool.users.remove(id);
+                });
+            }
+            !gone
         });
         self.empty_graveyard();
+    }
+
+    /// What destroyed streams have finished counts as synchronised, without anybody asking.
+    pub(crate) fn end_finished_streams(&mut self) {
+        let finished = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.life == Life::Destroyed && stream.queue.is_idle());
+        let finished: Vec<StreamId> = finished.map(|(id, _)| *id).collect();
+        if finished.is_empty() {
+            return;
+        }
+        for id in finished {
+            let past = self.clocks.past(id);
+            for pool in self.pools.values_mut() {
+                pool.space.settle(&self.clocks);
+            }
+            let waiting = self.pools.iter();
+            let waiting: Vec<_> = waiting
+                .filter(|(_, pool)| pool.space.has_pending_of(id))
+                .map(|(pool, _)| *pool)
+                .collect();
+            self.clocks.synchronise(&past);
+            for id in waiting {
+                self.shrink_pool(id);
+            }
+        }
+        self.free_what_was_left();
+        self.forget_streams();
     }
 
     /// The context is gone, and with it what its streams could still do.
@@ -213,25 +262,50 @@ impl State {
             }
         }
         // A destroyed context has waited for its work.
-        self.note_observed(&pasts);
+        for past in &pasts {
+            self.clocks.synchronise(past);
+        }
+        self.free_what_was_left();
+        self.forget_streams();
         // Only what the program made can be named again, to hear that its context is gone.
         self.streams
             .retain(|_, stream| stream.life != Life::Orphaned || stream.kind == Kind::Explicit);
     }
 }
 
+impl State {
+    /// The streams that have to be done for this one to count as done: on the legacy stream, all
+    /// that take turns with it.
+    fn with_blocking(&self, id: StreamId) -> Answer<Vec<StreamId>> {
+        let stream = self.stream(id)?;
+        let mut all = vec![id];
+        if stream.kind == Kind::Legacy {
+            let others = self.streams.iter();
+            let others =
+                others.filter(|(_, other)| other.context == stream.context && other.is_blocking());
+            all.extend(others.map(|(id, _)| *id));
+        }
+        Ok(all)
+    }
+
+    /// The ends of all work of these streams, and what comes before them.
+    fn ends(&self, streams: &[StreamId]) -> (Vec<Mark>, Vec<Past>) {
+        let known = streams.iter().filter_map(|id| self.streams.get(id));
+        let marks = known.map(|stream| stream.queue.mark()).collect();
+        let pasts = streams.iter().map(|id| self.clocks.past(*id)).collect();
+        (marks, pasts)
+    }
+}
+
 /// Waits for a stream without holding the state, and lets the host have seen it.
 pub(crate) fn synchronise(handle: CUstream, call: Call) -> Answer {
-    let (mark, past) = {
+    let (marks, pasts) = {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
-        if state.stream(id)?.kind != Kind::Explicit {
-            state.begin(id)?;
-        }
-        (state.stream(id)?.queue.mark(), state.clocks.past(id))
+        state.ends(&state.with_blocking(id)?)
     };
-    mark.wait();
-    state()?.observe(&[past]);
+    marks.iter().for_each(Mark::wait);
+    state()?.observe(&pasts);
     Ok(())
 }
 
@@ -245,6 +319,15 @@ fn create(out: Out<CUstream>, flags: c_uint, priority: c_int) -> Answer {
     let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
     let id = state.add_stream(context, Kind::Explicit, flags, priority)?;
     out.write(to_handle(id))
+}
+
+/// The external flag of waits and records is for captures only.
+pub(crate) fn check_event_flags(flags: c_uint) -> Answer {
+    match flags {
+        0 => Ok(()),
+        1 => Err(CUresult::CUDA_ERROR_ILLEGAL_STATE),
+        _ => Err(INVALID_VALUE),
+    }
 }
 
 exports! {
@@ -276,8 +359,8 @@ exports! {
             stream.life = Life::Destroyed;
         }
         state.clocks.retire(id);
-        // Nothing is left of a stream that has nothing to do and that the host has seen.
-        state.note_observed(&[]);
+        // Measured: to destroy a stream that is done is to synchronise with it.
+        state.end_finished_streams();
         Ok(())
     }
 
@@ -288,23 +371,18 @@ exports! {
     plain fn cuStreamQuery(call, handle: CUstream) twin cuStreamQuery_ptsz {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
-        if state.stream(id)?.kind != Kind::Explicit {
-            state.begin(id)?;
-        }
-        if !state.stream(id)?.queue.is_idle() {
+        let (marks, pasts) = state.ends(&state.with_blocking(id)?);
+        if !marks.iter().all(Mark::is_reached) {
             return Err(CUresult::CUDA_ERROR_NOT_READY);
         }
-        let past = state.clocks.past(id);
-        state.note_observed(&[past]);
+        state.note_observed(&pasts);
         Ok(())
     }
 
     plain fn cuStreamWaitEvent(
         call, handle: CUstream, event: CUevent, flags: c_uint
     ) twin cuStreamWaitEvent_ptsz {
-        if flags > 1 {
-            return Err(INVALID_VALUE);
-        }
+        check_event_flags(flags)?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
         let recorded = state.event(event)?.recorded.clone();
@@ -363,7 +441,9 @@ exports! {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
         state.begin(id)?;
-        let call = HostCall { function, argument };
+        let context = state.stream(id)?.context;
+        let turn = Arc::clone(&state.context(context)?.host_turn);
+        let call = HostCall { function, argument, turn };
         state.stream(id)?.queue.push(Task::Host(call))
     }
 }

@@ -25,23 +25,33 @@ impl Pool {
     }
 }
 
-/// One entry of a request, as device and flags.
-fn check(state: &State, owner: Option<usize>, wish: &CUmemAccessDesc) -> Answer<(usize, u32)> {
+/// The device of one entry of a request.
+fn device_of(state: &State, wish: &CUmemAccessDesc) -> Answer<usize> {
     let (kind, id): (_, c_int) = location_parts(wish.location);
-    let flags = wish.flags.0;
-    if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-        return Err(INVALID_VALUE);
+    if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+        state.ordinal(id)
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
     }
+}
+
+/// The flags of one entry of a request, if that device may have them.
+fn flags_of(
+    state: &State,
+    owner: Option<usize>,
+    device: usize,
+    wish: &CUmemAccessDesc,
+) -> Answer<u32> {
+    let flags = wish.flags.0;
     if ![NONE, READ, READWRITE].contains(&flags) {
         return Err(INVALID_VALUE);
     }
-    let device = state.ordinal(id)?;
     if owner == Some(device) {
         return match flags {
             // Measured: the owner's access cannot be taken away.
             NONE => Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
             READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-            _ => Ok((device, flags)),
+            _ => Ok(flags),
         };
     }
     if flags == READ {
@@ -50,7 +60,7 @@ fn check(state: &State, owner: Option<usize>, wish: &CUmemAccessDesc) -> Answer<
     if owner.is_some() && !state.knobs.peers {
         return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
     }
-    Ok((device, flags))
+    Ok(flags)
 }
 
 exports! {
@@ -59,11 +69,16 @@ exports! {
     ) {
         let mut state = state()?;
         let owner = state.pool(pool)?.device;
-        let wishes = wishes.read_all(count)?;
-        // The whole list is checked before any of it counts.
-        let wishes: Vec<(usize, u32)> = wishes
+        let wishes = wishes.required()?.read_all(count)?;
+        // The whole list is checked before any of it counts, all devices first.
+        let devices: Vec<usize> = wishes
             .iter()
-            .map(|wish| check(&state, owner, wish))
+            .map(|wish| device_of(&state, wish))
+            .collect::<Answer<_>>()?;
+        let wishes: Vec<(usize, u32)> = devices
+            .iter()
+            .zip(&wishes)
+            .map(|(device, wish)| Ok((*device, flags_of(&state, owner, *device, wish)?)))
             .collect::<Answer<_>>()?;
         let pool = state.pool(pool)?;
         pool.access.extend(wishes);
@@ -75,12 +90,19 @@ exports! {
     ) {
         out.required()?;
         let (kind, id) = location_parts(location.as_input().read()?);
-        if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(INVALID_VALUE);
-        }
         let mut state = state()?;
-        let device = state.ordinal(id)?;
-        let flags = state.pool(pool)?.access_of(device);
+        let flags = match kind {
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
+                let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
+                state.pool(pool)?.access_of(device)
+            }
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
+                state.pool(pool)?;
+                NONE
+            }
+            _ => return Err(INVALID_VALUE),
+        };
         out.write(CUmemAccess_flags(flags))
     }
 }

@@ -6,7 +6,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
 use super::PoolId;
 use super::fit::{Plan, Reuse};
-use crate::clock::StreamId;
+use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::Task;
 use crate::sanitizer;
@@ -20,14 +20,13 @@ impl State {
         }
         let size = size as u64;
         self.begin(stream)?;
-        let mut plan = self.plan(pool, size, stream)?;
-        if plan.is_none() && self.could_ever_fit(pool, size) {
-            let device = self.pools.get(&pool).and_then(|pool| pool.device);
-            self.take_back_unused(device);
-            plan = self.plan(pool, size, stream)?;
-        }
-        let plan = plan.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.end_finished_streams();
+        let plan = match self.plan(pool, size, stream)? {
+            Some(plan) => plan,
+            None => self.plan_under_pressure(pool, size, stream)?,
+        };
         let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
+        pool.users.insert(stream);
         let chunk = pool.space.chunk();
         for index in &plan.chunks {
             pool.mapping.commit(index * chunk, chunk)?;
@@ -50,36 +49,62 @@ impl State {
     fn plan(&mut self, pool: PoolId, size: u64, stream: StreamId) -> Answer<Option<Plan>> {
         let memory = self.knobs.memory;
         let pool = self.pools.get_mut(&pool).ok_or(INVALID_VALUE)?;
-        let [follow_events, opportunistic, internal_dependencies] = pool.reuse;
+        let [follow_events, opportunistic, _] = pool.reuse;
         let reuse = Reuse {
             follow_events,
             opportunistic,
-            internal_dependencies,
         };
         let available = match pool.device {
             Some(device) => self.devices[device].available(),
             None => memory.saturating_sub(pool.space.reserved.current),
         };
         pool.space.settle(&self.clocks);
-        let space = &pool.space;
+        let space = &mut pool.space;
         Ok(space.plan(size, stream, &self.clocks, reuse, available))
     }
 
-    /// Whether an empty pool on an empty device would have room: only then does the driver try
-    /// to make some.
-    fn could_ever_fit(&self, pool: PoolId, size: u64) -> bool {
-        self.pools.get(&pool).is_some_and(|pool| {
-            let memory = pool.device.map(|device| self.devices[device].memory);
-            size <= memory.unwrap_or(self.knobs.memory) && size <= pool.space.limit()
-        })
+    /// What the driver does when there is no room, each step as measured: it takes back what the
+    /// other pools of the device keep, then lets the stream wait for another's free if it may, and
+    /// at last fails, with all the memory taken that the device had left.
+    fn plan_under_pressure(&mut self, id: PoolId, size: u64, stream: StreamId) -> Answer<Plan> {
+        let out_of_memory = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let pool = self.pools.get(&id).ok_or(INVALID_VALUE)?;
+        let device = pool.device;
+        // A request larger than its address space touches nothing.
+        if size > pool.space.address_space() {
+            return Err(out_of_memory);
+        }
+        self.take_back_unused(device, Some(id));
+        if let Some(plan) = self.plan(id, size, stream)? {
+            return Ok(plan);
+        }
+        let available = device.map_or(0, |device| self.devices[device].available());
+        let pool = self.pools.get_mut(&id).ok_or(INVALID_VALUE)?;
+        if pool.reuse[2]
+            && let Some(plan) = pool.space.plan_waiting(size, stream)
+        {
+            return Ok(plan);
+        }
+        // The limit of the pool is looked at before anything is taken, that of the device is not.
+        if pool.space.reserved.current.saturating_add(size) <= pool.space.limit() {
+            let chunk = pool.space.chunk();
+            let chunks = pool.space.grow_in_vain(available);
+            for index in &chunks {
+                pool.mapping.commit(index * chunk, chunk)?;
+            }
+            if let Some(device) = device {
+                self.devices[device].taken += chunks.len() as u64 * chunk;
+            }
+        }
+        Err(out_of_memory)
     }
 
-    /// Gives back what every pool of a device keeps unused, whatever the thresholds: what the
-    /// driver does before it answers that memory is out.
-    pub(crate) fn take_back_unused(&mut self, device: Option<usize>) {
+    /// Gives back what the pools of a device keep unused, whatever their thresholds; not `except`,
+    /// which asks for more.
+    pub(crate) fn take_back_unused(&mut self, device: Option<usize>, except: Option<PoolId>) {
         let pools = self.pools.iter();
         let pools: Vec<PoolId> = pools
-            .filter(|(_, pool)| pool.device == device)
+            .filter(|(id, pool)| pool.device == device && Some(**id) != except)
             .map(|(id, _)| *id)
             .collect();
         for id in pools {
@@ -96,12 +121,12 @@ impl State {
         let mark = self.stream(id)?.queue.mark();
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {
-            return self.free_device_memory(address, id);
+            return self.free_device_memory(address, point);
         };
-        let freed = self.pools.get_mut(&pool_id);
-        let freed = freed.and_then(|pool| pool.space.free(address - base, Some((point, mark))));
-        match freed {
+        let pool = self.pools.get_mut(&pool_id).ok_or(INVALID_VALUE)?;
+        match pool.space.free(address - base, Some((point, mark))) {
             Some(block) => {
+                pool.users.insert(id);
                 sanitizer::free(&mut self.reports, &self.clocks, address, &block, id);
                 self.end_if_empty(pool_id);
                 Ok(())
@@ -113,15 +138,16 @@ impl State {
         }
     }
 
-    /// A free in stream order of memory from `cuMemAlloc`: it goes when the queues get there.
-    fn free_device_memory(&mut self, address: u64, stream: StreamId) -> Answer {
-        match self.allocations.get(&address) {
-            Some(allocation) if !allocation.is_host => {
-                self.free_allocation(address);
+    /// A free in stream order of memory from `cuMemAlloc`: measured, it stays until the host
+    /// synchronises.
+    fn free_device_memory(&mut self, address: u64, at: Point) -> Answer {
+        match self.allocations.get_mut(&address) {
+            Some(allocation) if !allocation.is_host && allocation.freed.is_none() => {
+                allocation.freed = Some(at);
                 Ok(())
             }
             _ => {
-                self.report_wrong_free(address, Some(stream));
+                self.report_wrong_free(address, Some(at.stream));
                 Err(INVALID_VALUE)
             }
         }

@@ -110,6 +110,14 @@ impl State {
     }
 }
 
+/// Measured: some functions say INVALID_VALUE of a device that is not there.
+fn unknown_device(code: CUresult) -> CUresult {
+    match code {
+        CUresult::CUDA_ERROR_INVALID_DEVICE => INVALID_VALUE,
+        code => code,
+    }
+}
+
 exports! {
     plain fn cuMemPoolCreate(_, out: Out<CUmemoryPool>, props: In<CUmemPoolProps>) {
         out.required()?;
@@ -132,12 +140,13 @@ exports! {
 
     plain fn cuDeviceGetMemPool(_, out: Out<CUmemoryPool>, device: c_int) {
         out.required()?;
-        out.write(to_handle(state()?.current_pool(device)?))
+        let pool = state()?.current_pool(device).map_err(unknown_device)?;
+        out.write(to_handle(pool))
     }
 
     plain fn cuDeviceSetMemPool(_, device: c_int, pool: CUmemoryPool) {
         let mut state = state()?;
-        let device = state.ordinal(device)?;
+        let device = state.ordinal(device).map_err(unknown_device)?;
         state.check_pools()?;
         if state.pool(pool)?.device != Some(device) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

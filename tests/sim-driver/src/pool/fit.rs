@@ -3,12 +3,11 @@
 use super::space::{Freed, Space};
 use crate::clock::{Clocks, StreamId};
 
-/// The three ways of reuse between streams that a pool may allow.
+/// The ways of reuse between streams, without waiting, that a pool may allow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reuse {
     pub(crate) follow_events: bool,
     pub(crate) opportunistic: bool,
-    pub(crate) internal_dependencies: bool,
 }
 
 /// Where a new block may go, and what it takes.
@@ -26,66 +25,116 @@ pub(crate) struct Plan {
 type Rank = (u64, u64, u64);
 
 impl Space {
-    /// Finds a place for `size` bytes on `stream`; `available` is what the device could still
-    /// give. Changes nothing.
+    /// Finds a place for `size` bytes on `stream` without waiting; `available` is what the device
+    /// could still give.
+    ///
+    /// What the stream freed itself is taken first, then what is anybody's, then what another
+    /// stream freed before a moment that this one waited for; then the pool grows. Neighbours make
+    /// one place only if they are of one kind.
     pub(crate) fn plan(
-        &self,
+        &mut self,
         size: u64,
         stream: StreamId,
         clocks: &Clocks,
         reuse: Reuse,
         available: u64,
     ) -> Option<Plan> {
-        let len = size.checked_next_multiple_of(self.granule)?;
-        if len == 0 || len > self.capacity {
-            return None;
-        }
+        let len = self.rounded(size)?;
         if let Some(start) = self.quick_fit(len, stream) {
-            return Some(self.plan_at(start, len, |_| true));
+            return Some(self.plan_at(start, len, stream, false));
         }
-        let usable = |freed: &Freed| {
-            freed.point.stream == stream
-                || (reuse.follow_events && clocks.is_after(stream, freed.point))
-                || (reuse.opportunistic && freed.mark.is_reached())
-        };
-        let affordable = |(chunks, _, _): &Rank| {
+        if reuse.follow_events
+            && let Some(start) = self.others_fit(len, |freed| clocks.follows(stream, freed.point))
+        {
+            return Some(self.plan_at(start, len, stream, false));
+        }
+        if reuse.opportunistic {
+            self.settle_finished();
+            if let Some((start, _)) = self.idle_fit(len) {
+                return Some(self.plan_at(start, len, stream, false));
+            }
+        }
+        let (_, _, start) = self.growing_fit(len).filter(|(chunks, _, _)| {
             let bytes = chunks * self.chunk;
             bytes <= available && self.reserved.current + bytes <= self.limit
-        };
-        let without = self.best_run(len, usable).filter(affordable);
-        if let Some((0, _, start)) = without {
-            return Some(self.plan_at(start, len, usable));
-        }
-        // A wait is better than memory from the device, and either is better than failing.
-        let with = if reuse.internal_dependencies {
-            self.best_run(len, |_| true).filter(affordable)
-        } else {
-            None
-        };
-        match (without, with) {
-            (_, Some((0, _, start))) | (None, Some((_, _, start))) => {
-                Some(self.plan_at(start, len, usable))
-            }
-            (Some((_, _, start)), _) => Some(self.plan_at(start, len, usable)),
-            (None, None) => None,
-        }
+        })?;
+        Some(self.plan_at(start, len, stream, false))
     }
 
-    /// What the stream freed itself, or nobody else can still use, with memory behind it.
+    /// Finds a place that another stream still has to free: the driver's last resort.
+    pub(crate) fn plan_waiting(&self, size: u64, stream: StreamId) -> Option<Plan> {
+        let len = self.rounded(size)?;
+        let start = self.others_fit(len, |_| true)?;
+        Some(self.plan_at(start, len, stream, true))
+    }
+
+    fn rounded(&self, size: u64) -> Option<u64> {
+        let len = size.checked_next_multiple_of(self.granule)?;
+        (len > 0 && len <= self.capacity).then_some(len)
+    }
+
+    /// What the stream freed itself, or else what is anybody's. That the own place is taken although
+    /// it is larger was measured for one and a half times the size; that it is not at any price is
+    /// a guess.
     fn quick_fit(&self, len: u64, stream: StreamId) -> Option<u64> {
-        let own = self.own.get(&stream);
-        let own = own.and_then(|own| own.runs.best_fit(len));
-        let fits = [own, self.idle.best_fit(len)];
-        let best = fits
-            .into_iter()
-            .flatten()
-            .filter(|(start, _)| self.missing(*start, len).next().is_none())
-            .min_by_key(|(start, run)| (*run, *start))?;
-        Some(best.0)
+        let own = self.own_fit(len, stream);
+        let idle = || self.idle_fit(len);
+        match own {
+            Some((_, size)) if size > 2 * len => {
+                let tighter = idle().filter(|(_, idle)| *idle < size);
+                tighter.or(own)
+            }
+            Some(_) => own,
+            None => idle(),
+        }
+        .map(|(start, _)| start)
     }
 
-    /// Walks over all free ranges and joins neighbours that are usable.
-    fn best_run(&self, len: u64, usable: impl Fn(&Freed) -> bool) -> Option<Rank> {
+    /// The tightest of what the stream freed itself; of equals, the one freed first.
+    fn own_fit(&self, len: u64, stream: StreamId) -> Option<(u64, u64)> {
+        let own = self.own.get(&stream)?;
+        let (_, size) = own.runs.best_fit(len)?;
+        let freed = |start: u64| self.pending.get(&start).map(|freed| freed.point.time);
+        let first = own.runs.best_fits(len).min_by_key(|start| freed(*start))?;
+        Some((first, size))
+    }
+
+    /// The tightest of what anybody may take and that has memory behind it.
+    fn idle_fit(&self, len: u64) -> Option<(u64, u64)> {
+        let (start, size) = self.idle.best_fit(len)?;
+        if self.missing(start, len).next().is_none() {
+            return Some((start, size));
+        }
+        // Ranges without memory lie in between: look at all.
+        let best = self.growing_fit(len).filter(|(chunks, _, _)| *chunks == 0);
+        best.map(|(_, size, start)| (start, size))
+    }
+
+    /// The tightest run that one other stream freed, of what is usable.
+    fn others_fit(&self, len: u64, usable: impl Fn(&Freed) -> bool) -> Option<u64> {
+        let mut best: Option<(u64, u64)> = None;
+        let mut run: Option<(StreamId, u64, u64)> = None;
+        let mut consider = |run: Option<(StreamId, u64, u64)>| {
+            if let Some((_, start, end)) = run
+                && end - start >= len
+            {
+                let rank = (end - start, start);
+                best = Some(best.map_or(rank, |best| best.min(rank)));
+            }
+        };
+        for (&start, freed) in self.pending.iter().filter(|(_, freed)| usable(freed)) {
+            let (owner, end) = (freed.point.stream, start + freed.len);
+            match &mut run {
+                Some((of, _, run_end)) if *of == owner && *run_end == start => *run_end = end,
+                _ => consider(run.replace((owner, start, end))),
+            }
+        }
+        consider(run);
+        best.map(|(_, start)| start)
+    }
+
+    /// Where the fewest chunks are needed, of what is anybody's and the end of the range.
+    fn growing_fit(&self, len: u64) -> Option<Rank> {
         let mut best: Option<Rank> = None;
         let mut consider = |start: u64, end: u64| {
             for at in [start, self.first_backed(start, end)] {
@@ -96,44 +145,16 @@ impl Space {
                 }
             }
         };
-        let mut pending = self.pending.iter().peekable();
-        let mut idle = self.idle.iter().peekable();
-        let mut run: Option<(u64, u64)> = None;
-        loop {
-            let next_pending = pending.peek().map(|(start, _)| **start);
-            let next_idle = idle.peek().map(|(start, _)| *start);
-            let (start, end, is_usable) = match (next_pending, next_idle) {
-                (None, None) => break,
-                (Some(at), other) if other.is_none_or(|other| at < other) => {
-                    let Some((_, freed)) = pending.next() else {
-                        break;
-                    };
-                    (at, at + freed.len, usable(freed))
-                }
-                _ => {
-                    let Some((at, len)) = idle.next() else { break };
-                    (at, at + len, true)
-                }
-            };
-            match &mut run {
-                Some((_, run_end)) if is_usable && *run_end == start => *run_end = end,
-                _ => {
-                    if let Some((start, end)) = run.take() {
-                        consider(start, end);
-                    }
-                    run = is_usable.then_some((start, end));
-                }
-            }
-        }
         // The range may grow at its end, from a free run there if there is one.
-        match run {
-            Some((start, end)) if end == self.end => consider(start, self.capacity),
-            Some((start, end)) => {
-                consider(start, end);
-                consider(self.end, self.capacity);
+        let mut tail = self.end;
+        for (start, len) in self.idle.iter() {
+            if start + len == self.end {
+                tail = start;
+            } else {
+                consider(start, start + len);
             }
-            None => consider(self.end, self.capacity),
         }
+        consider(tail, self.capacity);
         best
     }
 
@@ -157,15 +178,15 @@ impl Space {
             .filter(|chunk| !self.is_backed(*chunk))
     }
 
-    fn plan_at(&self, start: u64, len: u64, usable: impl Fn(&Freed) -> bool) -> Plan {
-        let waits = self.pending_in(start, len).into_iter();
+    fn plan_at(&self, start: u64, len: u64, stream: StreamId, waits: bool) -> Plan {
+        let freed = self.pending_in(start, len).into_iter();
+        let freed = freed.filter_map(|at| self.pending.get(&at));
         Plan {
             start,
             len,
             chunks: self.missing(start, len).collect(),
-            waits: waits
-                .filter_map(|at| self.pending.get(&at))
-                .filter(|freed| !usable(freed))
+            waits: freed
+                .filter(|freed| waits && freed.point.stream != stream)
                 .cloned()
                 .collect(),
         }

@@ -10,16 +10,18 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::c_int;
 
 use cuda_driver_sys::{CUmemLocationType, CUmemoryPool, CUresult};
 
+use crate::clock::{Past, StreamId};
 use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::memory::Mapping;
 use crate::state::{HandleKind, State, from_handle};
 
 pub(crate) use create::Properties;
+pub(crate) use runs::Runs;
 pub(crate) use space::{Block, Space};
 
 /// The number behind a `CUmemoryPool`.
@@ -37,6 +39,9 @@ pub(crate) static EXPORTS: [&[&Export]; 4] = [
 /// never keep it from growing.
 const ADDRESS_SPACE_FACTOR: u64 = 2;
 
+/// A pool with a larger maximum is refused.
+const LARGEST_LIMIT: u64 = 1 << 46;
+
 /// A memory pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -50,6 +55,8 @@ pub(crate) struct Pool {
     mapping: Mapping,
     pub(crate) reuse: [bool; 3],
     pub(crate) threshold: u64,
+    /// The streams that allocated or freed here: their synchronisation lets the pool shrink.
+    pub(crate) users: HashSet<StreamId>,
     /// Access of devices, other than what every pool of this kind has.
     access: BTreeMap<usize, u32>,
 }
@@ -77,12 +84,14 @@ impl State {
         let chunk = self.knobs.chunk;
         let max = properties.max_size;
         let limit = if max == 0 { u64::MAX } else { max };
-        let capacity = memory * ADDRESS_SPACE_FACTOR;
-        let capacity = if max == 0 {
-            capacity
-        } else {
-            capacity.min(max.max(1 << 30))
-        };
+        if max > LARGEST_LIMIT {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let mut capacity = memory * ADDRESS_SPACE_FACTOR;
+        if max != 0 {
+            let wanted = max.next_multiple_of(chunk) * ADDRESS_SPACE_FACTOR;
+            capacity = capacity.min(wanted.max(1 << 30));
+        }
         let capacity = capacity.next_multiple_of(chunk);
         let pool = Pool {
             properties,
@@ -93,6 +102,7 @@ impl State {
             mapping: Mapping::reserve(capacity)?,
             reuse: [true; 3],
             threshold: 0,
+            users: HashSet::new(),
             access: BTreeMap::new(),
         };
         let id = self.new_handle(HandleKind::Pool);
@@ -178,14 +188,27 @@ impl State {
         }
     }
 
-    /// What every stream, event and context synchronise does.
-    pub(crate) fn shrink_pools(&mut self) {
+    /// What a synchronise does to the pools above their threshold that a synchronised stream has
+    /// used.
+    pub(crate) fn shrink_pools(&mut self, pasts: &[Past]) {
+        let streams: HashSet<StreamId> = pasts.iter().flat_map(Past::streams).collect();
+        self.shrink_pools_if(|pool| !pool.users.is_disjoint(&streams));
+    }
+
+    /// Gives memory of pools above their threshold back.
+    pub(crate) fn shrink_pools_if(&mut self, is_wanted: impl Fn(&Pool) -> bool) {
         let above = self
             .pools
             .iter()
-            .filter(|(_, pool)| pool.space.reserved.current > pool.threshold);
-        let above: Vec<(PoolId, u64)> = above.map(|(id, pool)| (*id, pool.threshold)).collect();
-        for (id, threshold) in above {
+            .filter(|(_, pool)| pool.space.reserved.current > pool.threshold && is_wanted(pool));
+        let above: Vec<PoolId> = above.map(|(id, _)| *id).collect();
+        above.into_iter().for_each(|id| self.shrink_pool(id));
+    }
+
+    /// Gives memory of one pool back as far as its threshold wants.
+    pub(crate) fn shrink_pool(&mut self, id: PoolId) {
+        if let Some(pool) = self.pools.get(&id) {
+            let threshold = pool.threshold;
             self.give_back(id, |now, _| now > threshold);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Ranges of addresses, none overlapping, none touching.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
+pub(crate) struct Runs {
     by_start: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
 }
@@ -21,7 +21,7 @@ impl Runs {
     }
 
     /// Adds a range that does not overlap what is there.
-    pub(super) fn add(&mut self, mut start: u64, mut len: u64) {
+    pub(crate) fn add(&mut self, mut start: u64, mut len: u64) {
         if len == 0 {
             return;
         }
@@ -39,7 +39,7 @@ impl Runs {
     }
 
     /// Takes out whatever of the range is there.
-    pub(super) fn remove(&mut self, start: u64, len: u64) {
+    pub(crate) fn remove(&mut self, start: u64, len: u64) {
         let end = start + len;
         while let Some((at, size)) = self.last_before(end).filter(|(at, size)| at + size > start) {
             self.delete(at, size);
@@ -59,12 +59,21 @@ impl Runs {
     }
 
     /// The shortest run of at least `len`, the lowest of equals: start and length.
-    pub(super) fn best_fit(&self, len: u64) -> Option<(u64, u64)> {
+    pub(crate) fn best_fit(&self, len: u64) -> Option<(u64, u64)> {
         let &(size, start) = self.by_len.range((len, 0)..).next()?;
         Some((start, size))
     }
 
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
+    /// The starts of all runs as short as that one.
+    pub(crate) fn best_fits(&self, len: u64) -> impl Iterator<Item = u64> + '_ {
+        let shortest = self.best_fit(len).map(|(_, size)| size);
+        let equal = self.by_len.range((shortest.unwrap_or(u64::MAX), 0)..);
+        equal
+            .take_while(move |(size, _)| Some(*size) == shortest)
+            .map(|(_, start)| *start)
+    }
+
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
         self.by_start.iter().map(|(&start, &len)| (start, len))
     }
 
@@ -73,7 +82,7 @@ impl Runs {
         self.by_start.is_empty()
     }
 
-    pub(super) fn contains(&self, address: u64) -> bool {
+    pub(crate) fn contains(&self, address: u64) -> bool {
         self.last_before(address + 1)
             .is_some_and(|(at, size)| address < at + size)
     }

@@ -33,7 +33,8 @@ pub(crate) struct Freed {
 #[derive(Debug, Default)]
 pub(super) struct Own {
     pub(super) runs: Runs,
-    by_time: BTreeSet<(u64, u64)>,
+    /// By time and address.
+    pub(super) by_time: BTreeSet<(u64, u64)>,
 }
 
 /// How two numbers of a pool run: now, and the highest since the last reset.
@@ -72,7 +73,10 @@ pub(crate) struct Space {
     pub(super) idle: Runs,
     settled: u64,
     pub(crate) reserved: Level,
+    /// What the driver calls used: `cuMemFree` does not lower it.
     pub(crate) used: Level,
+    /// Bytes of the blocks that are handed out.
+    live_bytes: u64,
 }
 
 impl Space {
@@ -91,6 +95,7 @@ impl Space {
             settled: 0,
             reserved: Level::default(),
             used: Level::default(),
+            live_bytes: 0,
         }
     }
 
@@ -103,20 +108,25 @@ impl Space {
         self.limit
     }
 
+    /// The largest request that the driver takes seriously: twice what the pool may have.
+    pub(crate) fn address_space(&self) -> u64 {
+        self.capacity.min(self.limit.saturating_mul(2))
+    }
+
     /// How many blocks are handed out.
     pub(crate) fn live_blocks(&self) -> usize {
         self.live.len()
+    }
+
+    /// The bytes asked for by these.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes
     }
 
     /// The block that holds `address`, and where it starts.
     pub(crate) fn block(&mut self, address: u64) -> Option<(u64, &mut Block)> {
         let (&start, block) = self.live.range_mut(..=address).next_back()?;
         (address < start + block.size.max(1)).then_some((start, block))
-    }
-
-    /// Whether a range lies where the pool has or had memory.
-    pub(crate) fn is_inside(&self, start: u64, len: u64) -> bool {
-        start.checked_add(len).is_some_and(|end| end <= self.end)
     }
 
     /// Whether `address` lies in memory that was freed: where, and by whom if the host has not
@@ -140,13 +150,32 @@ impl Space {
         for stream in streams {
             while let Some(own) = self.own.get(&stream)
                 && let Some(&(time, start)) = own.by_time.first()
-                && clocks.is_observed(Point { stream, time })
+                && clocks.is_synchronised(Point { stream, time })
             {
                 if let Some(freed) = self.forget(start) {
                     self.idle.add(start, freed.len);
                 }
             }
         }
+    }
+
+    /// Moves what has happened, seen or not, to what anybody may take.
+    pub(super) fn settle_finished(&mut self) {
+        let finished = self.pending.iter();
+        let finished: Vec<u64> = finished
+            .filter(|(_, freed)| freed.mark.is_reached())
+            .map(|(start, _)| *start)
+            .collect();
+        for start in finished {
+            if let Some(freed) = self.forget(start) {
+                self.idle.add(start, freed.len);
+            }
+        }
+    }
+
+    /// Whether anything that a stream freed waits to be seen.
+    pub(crate) fn has_pending_of(&self, stream: StreamId) -> bool {
+        self.own.contains_key(&stream)
     }
 
     /// Takes a freed range out of all indexes.
@@ -211,19 +240,39 @@ impl Space {
         };
         self.live.insert(start, block);
         self.used.add(size);
+        self.live_bytes += size;
     }
 
     /// Ends a block, if one starts there. `freed` says when in stream order, and `None` that the
     /// memory is anybody's at once.
     pub(crate) fn free(&mut self, start: u64, freed: Option<(Point, Mark)>) -> Option<Block> {
         let block = self.live.remove(&start)?;
-        self.used.sub(block.size);
+        self.live_bytes -= block.size;
         let len = block.len;
         match freed {
-            Some((point, mark)) => self.remember(start, Freed { len, point, mark }),
+            Some((point, mark)) => {
+                self.used.sub(block.size);
+                self.remember(start, Freed { len, point, mark });
+            }
+            // Measured: a free by the host leaves the number of used bytes as it is, for good.
             None => self.idle.add(start, len),
         }
         Some(block)
+    }
+
+    /// Takes as many new chunks at the end as `available` bytes give; answers them. Measured: so a
+    /// pool ends up whose request the device could not meet.
+    pub(crate) fn grow_in_vain(&mut self, available: u64) -> Vec<u64> {
+        let room = (self.capacity - self.end).min(self.limit - self.reserved.current);
+        let count = available.min(room) / self.chunk;
+        let first = self.end / self.chunk;
+        let chunks: Vec<u64> = (first..first + count).collect();
+        let bytes = count * self.chunk;
+        self.idle.add(self.end, bytes);
+        self.end += bytes;
+        self.backed.resize((first + count) as usize, true);
+        self.reserved.add(bytes);
+        chunks
     }
 
     /// Gives chunks back, the highest first, as long as `may_fall_to` allows the new level.

@@ -26,6 +26,7 @@ struct Model {
     clocks: Clocks,
     live: BTreeMap<u64, (u64, StreamId)>,
     reuse: Reuse,
+    internal_dependencies: bool,
     random: u64,
 }
 
@@ -40,8 +41,8 @@ impl Model {
             reuse: Reuse {
                 follow_events: reuse[0],
                 opportunistic: reuse[1],
-                internal_dependencies: reuse[2],
             },
+            internal_dependencies: reuse[2],
             random: 7,
         }
     }
@@ -61,11 +62,18 @@ impl Model {
     fn alloc(&mut self, size: u64, stream: StreamId) -> Option<u64> {
         let point = self.clocks.tick(stream);
         self.space.settle(&self.clocks);
-        let available = 40 * CHUNK - self.space.reserved.current;
+        let available = (40 * CHUNK).saturating_sub(self.space.reserved.current);
         let plan = self
             .space
-            .plan(size, stream, &self.clocks, self.reuse, available)?;
-        assert!(plan.waits.is_empty() || self.reuse.internal_dependencies);
+            .plan(size, stream, &self.clocks, self.reuse, available);
+        let plan = match plan {
+            None if self.internal_dependencies => self.space.plan_waiting(size, stream)?,
+            plan => {
+                let plan = plan?;
+                assert!(plan.waits.is_empty());
+                plan
+            }
+        };
         self.space.commit(&plan, size, point);
         self.live.insert(plan.start, (size, stream));
         Some(plan.start)
@@ -82,13 +90,14 @@ impl Model {
     }
 
     fn observe(&mut self, stream: StreamId) {
-        self.clocks.observe(&self.clocks.past(stream));
+        self.clocks.synchronise(&self.clocks.past(stream));
         self.space.settle(&self.clocks);
     }
 
     fn check(&self) {
         let sizes: u64 = self.live.values().map(|(size, _)| size).sum();
         assert_eq!(self.space.used.current, sizes);
+        assert_eq!(self.space.live_bytes(), sizes);
         assert!(self.space.used.high >= sizes);
         assert!(self.space.reserved.high >= self.space.reserved.current);
         assert!(self.space.reserved.current >= sizes);
@@ -116,6 +125,10 @@ impl Model {
                 18 => {
                     let other = self.stream();
                     self.clocks.join(stream, &self.clocks.past(other));
+                }
+                19 if step % 16 == 0 => {
+                    let available = (40 * CHUNK).saturating_sub(self.space.reserved.current);
+                    self.space.grow_in_vain(available.min(3 * CHUNK + 1));
                 }
                 _ => {
                     let keep = self.below(8) * CHUNK;
@@ -157,9 +170,36 @@ fn a_request_grows_from_a_free_end() {
     let low = model.alloc(512, 1).expect("room");
     let high = model.alloc(CHUNK - 512, 1).expect("room");
     model.free(high, 1);
+    model.observe(1);
     assert_eq!(model.alloc(CHUNK, 1), Some(high));
     assert_eq!(model.space.reserved.current, 2 * CHUNK);
     model.free(low, 1);
+}
+
+#[test]
+fn neighbours_of_different_kinds_are_two_places() {
+    let mut model = Model::new([false; 3]);
+    let first = model.alloc(CHUNK / 2, 1).expect("room");
+    let second = model.alloc(CHUNK / 2, 1).expect("room");
+    model.free(first, 1);
+    model.observe(1);
+    model.free(second, 1);
+    let elsewhere = model.alloc(CHUNK, 1).expect("room");
+    assert!(elsewhere > second, "one is seen freed, one is not");
+    model.observe(1);
+    assert_eq!(model.alloc(CHUNK, 1), Some(first));
+}
+
+#[test]
+fn of_equal_places_the_own_one_that_was_freed_first_is_taken() {
+    let mut model = Model::new([false; 3]);
+    let blocks: Vec<u64> = (0..6).filter_map(|_| model.alloc(1000, 1)).collect();
+    for at in [2, 4, 0] {
+        model.free(blocks[at], 1);
+    }
+    assert_eq!(model.alloc(1000, 1), Some(blocks[2]));
+    model.observe(1);
+    assert_eq!(model.alloc(1000, 1), Some(blocks[0]), "now the lowest");
 }
 
 #[test]

@@ -112,14 +112,21 @@ fn a_stream_does_not_survive_its_context() {
     let turn = turn();
     let context = handle!(cuDevicePrimaryCtxRetain(_, 1));
     assert_eq!(cu!(cuCtxSetCurrent(context)), OK);
-    let stream = stream();
+    let (stream, event) = (stream(), event());
     assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
     assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(1)), OK);
     let destroyed = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
     let mut out = 0;
     assert_eq!(cu!(cuMemAllocAsync(&raw mut out, 1, stream)), destroyed);
     // The context comes back, its streams do not.
+    assert_eq!(cu!(cuEventQuery(event)), destroyed);
     handle!(cuDevicePrimaryCtxRetain(_, 1));
+    assert_eq!(cu!(cuEventQuery(event)), INVALID_CONTEXT);
+    assert_eq!(cu!(cuEventDestroy_v2(event)), INVALID_CONTEXT);
+    assert_eq!(
+        cu!(cuEventDestroy_v2(event)),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     assert_eq!(cu!(cuStreamSynchronize(stream)), destroyed);
     assert_eq!(cu!(cuStreamDestroy_v2(stream)), destroyed);
     assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(1)), OK);
@@ -146,8 +153,14 @@ fn contexts_stack_on_each_thread() {
     assert_eq!(control().live().contexts, 1);
     assert_eq!(cu!(cuCtxDestroy_v2(mine)), OK);
     assert_eq!(handle!(cuCtxGetCurrent(_)), turn.context);
-    assert_eq!(cu!(cuCtxSetCurrent(mine)), INVALID_CONTEXT);
     assert_eq!(cu!(cuCtxDestroy_v2(mine)), INVALID_CONTEXT);
+    let destroyed = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    assert_eq!(cu!(cuCtxSetCurrent(mine)), OK, "it was one once");
+    assert_eq!(cu!(cuCtxSynchronize()), destroyed);
+    assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
+    let null = std::ptr::null_mut();
+    assert_eq!(cu!(cuCtxPushCurrent_v2(null)), INVALID_VALUE);
+    assert_eq!(cu!(cuCtxDestroy_v2(null)), INVALID_VALUE);
     assert_eq!(
         cu!(cuCtxDestroy_v2(turn.context)),
         INVALID_CONTEXT,
@@ -159,6 +172,7 @@ fn contexts_stack_on_each_thread() {
 fn what_needs_a_current_context_and_what_does_not() {
     let turn = turn();
     let (stream, pool) = (stream(), pool(&props()));
+    let plain_block: CUdeviceptr = get!(cuMemAlloc_v2(_, 100));
     assert_eq!(cu!(cuCtxSetCurrent(std::ptr::null_mut())), OK);
     let block = alloc(pool, 100, stream);
     let mut bytes = [0_u8; 100];
@@ -170,6 +184,9 @@ fn what_needs_a_current_context_and_what_does_not() {
     assert_eq!((bytes[9], bytes[10], bytes[59], bytes[60]), (0, 1, 0, 1));
     let host = bytes.as_ptr().cast::<c_void>();
     assert_eq!(cu!(cuMemcpyHtoD_v2(block, host, 10)), INVALID_CONTEXT);
+    let (mut base, mut size) = (0, 0);
+    let range = cu!(cuMemGetAddressRange_v2(&raw mut base, &raw mut size, block));
+    assert_eq!(range, INVALID_CONTEXT);
     let plain: CUdeviceptr = get!(cuMemAllocAsync(_, 100, stream));
     free(plain, stream);
     free(block, stream);
@@ -195,6 +212,9 @@ fn what_needs_a_current_context_and_what_does_not() {
         INVALID_CONTEXT
     );
     assert_eq!(cu!(cuCtxSynchronize()), INVALID_CONTEXT);
+    let block = alloc(pool, 100, stream);
+    assert_eq!(cu!(cuMemFree_v2(block)), OK);
+    assert_eq!(cu!(cuMemFree_v2(plain_block)), OK);
     assert_eq!(cu!(cuStreamDestroy_v2(stream)), OK);
     assert_eq!(cu!(cuMemPoolDestroy(pool)), OK);
     assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
@@ -220,9 +240,15 @@ fn functions_are_found_by_base_name_and_version() {
     assert_eq!(find(c"cuMemAlloc", 3020, 0), (OK, alloc, 0));
     let twin = address(table().cuMemFreeAsync_ptsz.expect("exported") as *const c_void);
     assert_eq!(find(c"cuMemFreeAsync", 13000, 2), (OK, twin, 0));
-    let missing = CUresult::CUDA_ERROR_NOT_FOUND;
-    assert_eq!(find(c"cuTeapot", 13000, 0), (missing, 0, 1));
-    assert_eq!(find(c"cuMemPoolCreate", 11000, 0), (missing, 0, 2));
+    assert_eq!(find(c"cuTeapot", 13000, 0), (OK, 0, 1));
+    assert_eq!(find(c"cuMemAlloc_v2", 13000, 0), (OK, 0, 1));
+    assert_eq!(find(c"cuMemPoolCreate", 11000, 0), (OK, 0, 2));
+    assert_eq!(find(c"cuMemAlloc", -1, 0), (OK, alloc, 0));
     assert_eq!(find(c"cuMemAlloc", 13010, 0).0, INVALID_VALUE);
-    assert_eq!(find(c"cuMemAlloc", 13000, 3).0, INVALID_VALUE);
+    assert_eq!(find(c"cuMemAlloc", 13000, 4).0, INVALID_VALUE);
+    let mut address = std::ptr::without_provenance_mut::<c_void>(1);
+    let teapot = c"cuTeapot".as_ptr();
+    let answer = cu!(cuGetProcAddress(teapot, &raw mut address, 13000, 0));
+    let untouched = (CUresult::CUDA_ERROR_NOT_FOUND, 1);
+    assert_eq!((answer, address.addr()), untouched);
 }

@@ -153,5 +153,6 @@ fn access_is_given_and_taken_as_measured() {
     assert_eq!(access(1), 3);
     assert_eq!(set(1, 0), OK);
     assert_eq!(access(1), 0);
-    assert_eq!(cu!(cuMemPoolSetAccess(f.pool, std::ptr::null(), 0)), OK);
+    let null = std::ptr::null();
+    assert_eq!(cu!(cuMemPoolSetAccess(f.pool, null, 0)), INVALID_VALUE);
 }

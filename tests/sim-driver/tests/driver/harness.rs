@@ -167,6 +167,13 @@ pub(crate) fn used(pool: CUmemoryPool) -> u64 {
     attribute(pool, 7)
 }
 
+/// Free memory of the current device.
+pub(crate) fn available() -> u64 {
+    let (mut free, mut total) = (0, 0);
+    assert_eq!(cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total)), OK);
+    free as u64
+}
+
 pub(crate) fn synchronise(stream: CUstream) {
     assert_eq!(cu!(cuStreamSynchronize(stream)), OK);
 }
@@ -224,26 +231,42 @@ impl Drop for Fixture {
 }
 
 /// Holds a stream until dropped or opened.
-pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);
+pub(crate) struct Gate(Arc<(Mutex<Held>, Condvar)>);
+
+#[derive(Default)]
+struct Held {
+    is_reached: bool,
+    is_open: bool,
+}
 
 impl Gate {
     pub(crate) fn hold(stream: CUstream) -> Self {
         unsafe extern "C" fn wait(argument: *mut c_void) {
             // SAFETY: `hold` made this pointer, for this one call.
-            let gate = unsafe { Arc::from_raw(argument.cast::<(Mutex<bool>, Condvar)>()) };
-            let mut open = gate.0.lock().expect("no panics");
-            while !*open {
-                open = gate.1.wait(open).expect("no panics");
+            let gate = unsafe { Arc::from_raw(argument.cast::<(Mutex<Held>, Condvar)>()) };
+            let mut held = gate.0.lock().expect("no panics");
+            held.is_reached = true;
+            gate.1.notify_all();
+            while !held.is_open {
+                held = gate.1.wait(held).expect("no panics");
             }
         }
-        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let gate = Arc::new((Mutex::default(), Condvar::new()));
         let argument = Arc::into_raw(Arc::clone(&gate)).cast_mut().cast();
         assert_eq!(cu!(cuLaunchHostFunc(stream, Some(wait), argument)), OK);
         Self(gate)
     }
 
+    /// Returns when the stream has got there.
+    pub(crate) fn wait(&self) {
+        let mut held = self.0.0.lock().expect("no panics");
+        while !held.is_reached {
+            held = self.0.1.wait(held).expect("no panics");
+        }
+    }
+
     pub(crate) fn open(&self) {
-        *self.0.0.lock().expect("no panics") = true;
+        self.0.0.lock().expect("no panics").is_open = true;
         self.0.1.notify_all();
     }
 }

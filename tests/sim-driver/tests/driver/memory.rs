@@ -52,25 +52,68 @@ fn pool_memory_tells_about_itself() {
 #[test]
 fn memory_is_taken_from_the_device_and_given_back() {
     let f = Fixture::new();
-    let info = || {
-        let (mut free, mut total) = (0, 0);
-        assert_eq!(cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total)), OK);
-        (free as u64, total as u64)
-    };
-    let (before, total) = info();
+    let before = available();
+    let total: usize = get!(cuDeviceTotalMem_v2(_, 0));
     assert_eq!(total, 150_109_880_320);
     let block = f.alloc(10 * MIB);
     let plain: CUdeviceptr = get!(cuMemAlloc_v2(_, 1));
-    assert_eq!(before - info().0, 34 * MIB);
+    assert_eq!(before - available(), 34 * MIB);
     f.free(block);
     assert_eq!(cu!(cuMemFree_v2(plain)), OK);
     synchronise(f.stream);
-    assert_eq!(info().0, before);
-    // More than the device has, less than the address space.
-    assert_eq!(
-        try_alloc(f.pool, total + 32 * MIB, f.stream),
-        Err(OUT_OF_MEMORY)
-    );
+    assert_eq!(available(), before);
+}
+
+/// Blocks up to 1 MiB share 2 MiB of the device.
+#[test]
+fn small_blocks_share_memory_of_the_device() {
+    let _turn = turn();
+    let before = available();
+    let blocks: [CUdeviceptr; 3] = [get!(cuMemAlloc_v2(_, 1)), get!(cuMemAlloc_v2(_, 1)), {
+        get!(cuMemAlloc_v2(_, 1 << 20))
+    }];
+    assert_eq!(blocks[1], blocks[0] + 512);
+    assert_eq!(before - available(), 2 * MIB);
+    let large: CUdeviceptr = get!(cuMemAlloc_v2(_, (1 << 20) + 1));
+    assert_eq!(before - available(), 4 * MIB);
+    for block in blocks.into_iter().chain([large]) {
+        assert_eq!(cu!(cuMemFree_v2(block)), OK);
+    }
+    assert_eq!(available(), before);
+}
+
+#[test]
+fn plain_memory_freed_in_a_stream_stays_until_a_synchronise() {
+    let f = Fixture::new();
+    let x: CUdeviceptr = get!(cuMemAlloc_v2(_, 64 << 20));
+    let before = available();
+    f.free(x);
+    assert_eq!(control().live().allocations, 0);
+    assert_eq!(cu!(cuMemsetD8Async(x, 1, 64, f.stream)), OK);
+    assert!(control().reports()[0].starts_with("after free"));
+    assert_eq!(cu!(cuMemFreeAsync(x, f.stream)), INVALID_VALUE);
+    assert_eq!(available(), before);
+    synchronise(f.stream);
+    assert_eq!(available(), before + 64 * MIB);
+    assert_eq!(cu!(cuMemsetD8Async(x, 1, 64, f.stream)), INVALID_VALUE);
+}
+
+#[test]
+fn the_device_needs_access_to_memory_of_the_host() {
+    let f = Fixture::with(&CUmemPoolProps {
+        location: location(CUmemLocationType(2), 0),
+        ..props()
+    });
+    let block = f.alloc(100);
+    let memset = || cu!(cuMemsetD8Async(block, 1, 100, f.stream));
+    assert_eq!(memset(), INVALID_VALUE);
+    let wish = CUmemAccessDesc {
+        location: location(CUmemLocationType(1), 0),
+        flags: CUmemAccess_flags(3),
+    };
+    assert_eq!(cu!(cuMemPoolSetAccess(f.pool, &raw const wish, 1)), OK);
+    assert_eq!(memset(), OK);
+    f.free(block);
 }
 
 #[test]
@@ -81,7 +124,8 @@ fn a_free_may_take_what_the_other_kind_of_allocation_gave() {
     let block = f.alloc(1000);
     synchronise(f.stream);
     assert_eq!(cu!(cuMemFree_v2(block)), OK);
-    assert_eq!(used(f.pool), 0);
+    assert_eq!(used(f.pool), 1000, "the driver forgets to count it");
+    assert_eq!(control().live().bytes, 0);
     assert_eq!(control().reports(), Vec::<String>::new());
     assert_eq!(control().live().allocations, 0);
 }

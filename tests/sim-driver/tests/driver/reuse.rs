@@ -116,19 +116,99 @@ fn an_event_before_the_free_does_not_help() {
     cu!(cuStreamDestroy_v2(other));
 }
 
+/// Only what everybody has seen freed joins with what another freed.
 #[test]
-fn neighbours_freed_by_different_streams_join() {
+fn neighbours_freed_by_different_streams_join_when_both_were_seen() {
     let f = Fixture::with(&CUmemPoolProps {
         maxSize: (64 * MIB) as usize,
         ..props()
     });
+    for flag in 1..=3 {
+        assert_eq!(set_attribute(f.pool, flag, 0), OK);
+    }
     let other = stream();
     let (a, b) = (f.alloc(30 * MIB), alloc(f.pool, 30 * MIB, other));
     f.free(a);
     free(b, other);
+    let refused = Err(OUT_OF_MEMORY);
     synchronise(other);
-    // `a` is this stream's own, `b` anybody's; neither is enough.
+    assert_eq!(try_alloc(f.pool, 60 * MIB, f.stream), refused);
+    synchronise(f.stream);
     assert_eq!(f.alloc(60 * MIB), a);
     f.free(a);
+    cu!(cuStreamDestroy_v2(other));
+}
+
+#[test]
+fn a_query_that_succeeds_frees_nothing_for_others() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    for flag in 1..=3 {
+        assert_eq!(set_attribute(f.pool, flag, 0), OK);
+    }
+    let (other, event) = (stream(), event());
+    let block = f.alloc(40 * MIB);
+    f.free(block);
+    assert_eq!(cu!(cuEventRecord(event, f.stream)), OK);
+    assert_eq!(cu!(cuStreamQuery(f.stream)), OK);
+    assert_eq!(cu!(cuEventQuery(event)), OK);
+    assert_eq!(try_alloc(f.pool, 40 * MIB, other), Err(OUT_OF_MEMORY));
+    assert_eq!(cu!(cuEventSynchronize(event)), OK);
+    assert_eq!(try_alloc(f.pool, 40 * MIB, other), Ok(block));
+    free(block, other);
+    cu!(cuEventDestroy_v2(event));
+    cu!(cuStreamDestroy_v2(other));
+}
+
+/// To destroy a stream that is done is to synchronise with it.
+#[test]
+fn what_a_destroyed_stream_freed_is_anybodys_once_it_ran() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: (64 * MIB) as usize,
+        ..props()
+    });
+    for flag in 1..=3 {
+        assert_eq!(set_attribute(f.pool, flag, 0), OK);
+    }
+    let other = stream();
+    let gate = Gate::hold(other);
+    let block = alloc(f.pool, 40 * MIB, other);
+    free(block, other);
+    assert_eq!(cu!(cuStreamDestroy_v2(other)), OK);
+    assert_eq!(try_alloc(f.pool, 40 * MIB, f.stream), Err(OUT_OF_MEMORY));
+    gate.open();
+    let start = std::time::Instant::now();
+    while reserved(f.pool) > 0 && start.elapsed().as_secs() < 5 {
+        std::thread::yield_now();
+    }
+    assert_eq!(reserved(f.pool), 0, "and the threshold holds");
+    assert_eq!(try_alloc(f.pool, 40 * MIB, f.stream), Ok(block));
+    f.free(block);
+}
+
+#[test]
+fn a_synchronise_shrinks_the_pools_that_its_stream_used() {
+    let f = Fixture::new();
+    let (second, other) = (pool(&props()), stream());
+    let (a, b) = (f.alloc(MIB), alloc(second, MIB, other));
+    f.free(a);
+    free(b, other);
+    synchronise(f.stream);
+    assert_eq!((reserved(f.pool), reserved(second)), (0, 32));
+    synchronise(other);
+    assert_eq!(reserved(second), 0);
+    // Seen long ago, and now above the threshold.
+    assert_eq!(set_attribute(second, 4, u64::MAX), OK);
+    let b = alloc(second, MIB, other);
+    free(b, other);
+    synchronise(other);
+    assert_eq!(set_attribute(second, 4, 0), OK);
+    synchronise(f.stream);
+    assert_eq!(reserved(second), 32);
+    synchronise(other);
+    assert_eq!(reserved(second), 0);
+    assert_eq!(cu!(cuMemPoolDestroy(second)), OK);
     cu!(cuStreamDestroy_v2(other));
 }

@@ -29,16 +29,42 @@ fn notes() -> Vec<usize> {
 fn a_host_function_holds_its_stream_and_no_other() {
     let _turn = turn();
     let (a, b) = (stream(), stream());
+    let x: CUdeviceptr = get!(cuMemAlloc_v2(_, 64));
     let gate = Gate::hold(a);
     note(a, 1);
-    note(b, 2);
+    assert_eq!(cu!(cuMemsetD8Async(x, 1, 64, b)), OK);
     synchronise(b);
     assert_eq!(cu!(cuStreamQuery(a)), NOT_READY);
-    assert_eq!(notes(), [2]);
+    assert_eq!(notes(), []);
     gate.open();
     synchronise(a);
     assert_eq!(cu!(cuStreamQuery(a)), OK);
     assert_eq!(notes(), [1]);
+    assert_eq!(cu!(cuMemFree_v2(x)), OK);
+    cu!(cuStreamDestroy_v2(a));
+    cu!(cuStreamDestroy_v2(b));
+}
+
+/// Measured: streams of one context share the thread that calls host functions.
+#[test]
+fn host_functions_of_one_context_run_one_at_a_time() {
+    let turn = turn();
+    let (a, b) = (stream(), stream());
+    let made = handle!(cuCtxCreate_v2(_, 0, 0));
+    let there = stream();
+    let gate = Gate::hold(a);
+    // Who comes first holds the thread.
+    gate.wait();
+    note(b, 1);
+    note(there, 2);
+    synchronise(there);
+    assert_eq!(cu!(cuStreamQuery(b)), NOT_READY);
+    assert_eq!(notes(), [2]);
+    gate.open();
+    synchronise(b);
+    assert_eq!(notes(), [1]);
+    assert_eq!(cu!(cuCtxDestroy_v2(made)), OK);
+    assert_eq!(handle!(cuCtxGetCurrent(_)), turn.context);
     cu!(cuStreamDestroy_v2(a));
     cu!(cuStreamDestroy_v2(b));
 }
@@ -111,9 +137,11 @@ fn the_legacy_stream_takes_turns_with_blocking_streams() {
     note(blocking, 1);
     note(null, 2);
     note(CU_STREAM_PER_THREAD, 3);
-    note(free_running, 4);
+    let x: CUdeviceptr = get!(cuMemAllocAsync(_, 64, free_running));
+    assert_eq!(cu!(cuMemsetD8Async(x, 1, 64, free_running)), OK);
+    free(x, free_running);
     synchronise(free_running);
-    assert_eq!(notes(), [4]);
+    assert_eq!(notes(), []);
     assert_eq!(cu!(cuStreamQuery(null)), NOT_READY);
     gate.open();
     synchronise(CU_STREAM_PER_THREAD);
