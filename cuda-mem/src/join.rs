@@ -25,6 +25,7 @@ impl StreamRef<'_> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
         order(earlier.into(), *self)
     }

@@ -22,7 +22,7 @@ pub struct Usage {
 pub struct PoolStats {
     /// Device memory that the pool holds, handed out or not.
     pub reserved: Usage,
-    /// Memory handed out and not freed: the bytes asked for, without rounding.
+    /// Memory handed out and not freed: the bytes asked for (on an H200 without any rounding).
     pub used: Usage,
 }
 

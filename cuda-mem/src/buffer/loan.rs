@@ -111,6 +111,7 @@ impl<T: Pod> Loan<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
         self.span().fill(value)
     }
@@ -120,6 +121,7 @@ impl<T: Pod> Loan<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias = "cuMemsetD8Async")]
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         self.span().fill_bytes(value)
     }
@@ -129,6 +131,7 @@ impl<T: Pod> Loan<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
         self.span().copy_from(from)
     }
@@ -138,6 +141,7 @@ impl<T: Pod> Loan<'_, T> {
     /// # Errors
     ///
     /// As there.
+    #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.span().copy_to(to)
     }

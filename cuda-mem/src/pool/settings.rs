@@ -18,6 +18,7 @@ use crate::error::Bytes;
 /// assert_eq!(ReleaseThreshold::Bytes(64 << 20).to_string(), "64.0 MiB");
 /// assert_eq!(ReleaseThreshold::default(), ReleaseThreshold::Never);
 /// ```
+#[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReleaseThreshold {
     /// Give nothing back by itself; only trimming and destroying the pool do. The default here,
