@@ -51,6 +51,7 @@ mod driver;
 mod error;
 mod event;
 mod join;
+mod pointer;
 mod pool;
 mod raw;
 mod report;
@@ -65,6 +66,7 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
+pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{
     CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, ReleaseThreshold, ReusePolicy,
 };

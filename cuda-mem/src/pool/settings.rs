@@ -89,6 +89,9 @@ bitflags! {
 }
 
 impl ReusePolicy {
+    /// No flag: memory moves between streams only after the host has seen the free done.
+    pub const NONE: Self = Self::empty();
+
     /// Each flag with the driver's attribute for it.
     pub(super) const ATTRIBUTES: [(Self, CUmemPool_attribute); 3] = [
         (

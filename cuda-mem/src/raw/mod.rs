@@ -9,6 +9,7 @@ pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod init;
+pub(crate) mod pointer;
 pub(crate) mod pool;
 pub(crate) mod stream;
 

@@ -7,6 +7,7 @@ mod device;
 mod failure;
 mod foreign;
 mod order;
+mod pointer;
 mod pool;
 mod reuse;
 
@@ -40,6 +41,8 @@ pub fn all() -> Vec<Test> {
             the_current_pool_is_the_default_until_another_is_set,
             a_plain_allocation_comes_from_the_current_pool,
             a_pool_that_somebody_else_made_is_only_a_handle;
+        pointer: an_address_of_a_pool_knows_pool_and_range,
+            memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
             no_policy_reuses_nothing_pending, event_dependencies_are_followed,
             a_finished_free_is_seen_opportunistically, an_internal_dependency_waits;
@@ -61,6 +64,7 @@ pub fn all() -> Vec<Test> {
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;
+        pointer: plain_memory_has_no_pool;
     });
     all
 }

@@ -45,7 +45,7 @@ fn must_be(address: u64, block: &DeviceBuffer<u8>) -> Result<()> {
 
 pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::empty())?;
+    let pool = small_pool(lab, ReusePolicy::NONE)?;
     let stream = lab.stream()?;
     let held = hold(&stream)?;
     let address = free_block(&pool, &stream)?;
@@ -57,7 +57,7 @@ pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
 
 pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::empty())?;
+    let pool = small_pool(lab, ReusePolicy::NONE)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let address = free_block(&pool, &first)?;
     first.synchronize()?;
@@ -66,7 +66,7 @@ pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
 
 pub(super) fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::empty())?;
+    let pool = small_pool(lab, ReusePolicy::NONE)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let held = hold(&first)?;
     free_block(&pool, &first)?;

@@ -8,12 +8,13 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 25] = [
+const LAYERS: [&str; 26] = [
     "error",
     "report",
     "raw",
     "driver",
     "device",
+    "pointer",
     "visible",
     "context",
     "stream",
