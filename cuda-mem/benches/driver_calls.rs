@@ -95,12 +95,8 @@ fn method() -> String {
 
 fn open() -> Result<(Driver, &'static str)> {
     match Driver::load() {
-        // Somebody may have named the simulator as the driver to load.
-        Ok(driver) => {
-            let path = driver.library_path().unwrap_or(std::path::Path::new(""));
-            let simulated = cuda_sim::control::Control::open(path).is_ok();
-            Ok((driver, if simulated { "simulated" } else { "gpu" }))
-        }
+        Ok(driver) if cuda_sim::is_simulator(driver.library_path()) => Ok((driver, "simulated")),
+        Ok(driver) => Ok((driver, "gpu")),
         Err(error) => {
             eprintln!(
                 "no GPU driver ({error}); the simulated driver's figures say nothing about a GPU"

@@ -85,9 +85,7 @@ impl Lab {
     fn gpu() -> Result<Self> {
         let driver = Driver::load()?;
         ensure!(driver.device_count()? > 0, "the driver has no device");
-        let simulated = driver
-            .library_path()
-            .is_some_and(|path| Control::open(path).is_ok());
+        let simulated = cuda_sim::is_simulator(driver.library_path());
         ensure!(!simulated, "the driver that was found is the simulated one");
         Ok(Self {
             driver,

@@ -145,6 +145,21 @@ mod faults {
         Ok(())
     }
 
+    pub(crate) fn a_buffer_that_another_stream_could_not_free_is_as_before(
+        lab: &Lab,
+    ) -> Result<()> {
+        let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+        let buffer = pool.alloc_from(&home, &[7_u8; 100])?;
+        let control = lab.control()?;
+        control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+        let Err(failed) = buffer.free_on(&other) else {
+            bail!("the failure was lost");
+        };
+        let buffer = failed.object.context("the buffer was not given back")?;
+        ensure!(*buffer.stream() == home && buffer.to_vec()? == [7; 100]);
+        Ok(())
+    }
+
     pub(crate) fn a_pool_that_could_not_be_closed_comes_back(lab: &Lab) -> Result<()> {
         let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
         control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -285,6 +300,14 @@ mod faults {
         ensure!(waited == Err(ErrorKind::InvalidValue));
         let mut buffer = pool.alloc::<u8>(&lab.stream()?, 10)?;
         ensure!(buffer.on(&foreign).is_err());
+        let Err(failed) = buffer.free_on(&foreign) else {
+            bail!("freed on a stream of another driver");
+        };
+        ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+        failed
+            .object
+            .context("the buffer was not given back")?
+            .free()?;
         Ok(())
     }
 }
@@ -292,6 +315,7 @@ mod faults {
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         faults: every_call_fails_once, a_buffer_that_could_not_be_freed_comes_back,
+            a_buffer_that_another_stream_could_not_free_is_as_before,
             a_pool_that_could_not_be_closed_comes_back,
             what_may_be_released_is_not_released_again,
             a_source_remembers_a_copy_that_it_could_not_wait_for,

@@ -16,8 +16,7 @@ pub(crate) fn open() -> Result<Backend> {
     let error = match Driver::load() {
         Ok(driver) => {
             return Ok(Backend {
-                // Somebody may have named the simulated driver as the one to load.
-                simulated: is_simulated(driver),
+                simulated: cuda_sim::is_simulator(driver.library_path()),
                 driver,
                 reason: None,
             });
@@ -40,10 +39,4 @@ pub(crate) fn open() -> Result<Backend> {
         simulated: true,
         reason: Some(error.to_string()),
     })
-}
-
-fn is_simulated(driver: Driver) -> bool {
-    driver
-        .library_path()
-        .is_some_and(|path| cuda_sim::control::Control::open(path).is_ok())
 }

@@ -106,14 +106,9 @@ impl Pool {
             unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
                 .map_err(|error| explain(error, bytes, self, stream))?
         };
-        Ok(DeviceBuffer {
-            address,
-            len,
-            stream: stream.clone(),
-            pool: self.clone(),
-            owed: Mutex::new(Vec::new()),
-            element: PhantomData,
-        })
+        // SAFETY: allocated just now for this many elements, from this pool in this stream; nobody
+        // else has the address.
+        Ok(unsafe { DeviceBuffer::from_raw(self, stream, address, len) })
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.

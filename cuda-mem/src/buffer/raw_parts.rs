@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use crate::error::{Error, Failed, Result};
+use crate::error::{Failed, Result};
 use crate::join::order;
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -32,10 +32,6 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free_on(mut self, other: &Stream) -> Result<(), Failed<Self>> {
-        if self.pool.device().driver() != other.device().driver() {
-            let text = "the buffer and the stream belong to two drivers".to_owned();
-            return Err(Failed::new(Error::invalid(text), self));
-        }
         let ordered = self
             .settle()
             .and_then(|()| order(self.stream.as_ref(), other.as_ref()));
@@ -43,8 +39,13 @@ impl<T: Pod> DeviceBuffer<T> {
             return Err(Failed::new(error, self));
         }
         // Freed there like its own: the order has just been made.
-        self.stream = other.clone();
-        self.free()
+        let home = std::mem::replace(&mut self.stream, other.clone());
+        self.free().map_err(|mut failed| {
+            if let Some(buffer) = &mut failed.object {
+                buffer.stream = home;
+            }
+            failed
+        })
     }
 
     /// Frees the memory and waits on the host until the buffer's stream has done so, so that every
@@ -97,6 +98,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// The memory must have been allocated from `pool`, be at least this large, aligned for `T`, valid
     /// at the present point of `stream`, and nobody else may free it. 0 stands for no bytes.
+    #[inline]
     pub unsafe fn from_raw(pool: &Pool, stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         Self {
             address,

@@ -54,4 +54,4 @@ mod table;
 mod visible;
 
 pub use control::{Control, ControlError, Live};
-pub use path::{LIBRARY_VARIABLE, library_path, use_if_no_driver};
+pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};

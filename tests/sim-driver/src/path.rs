@@ -1,6 +1,8 @@
 //! Where the built library lies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::control::Control;
 
 /// Names the library outright, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
@@ -27,6 +29,13 @@ pub fn library_path() -> Option<PathBuf> {
         .map(|folder| folder.join(FILE))
         .find(|path| path.is_file())
         .map(|path| path.canonicalize().unwrap_or(path))
+}
+
+/// Whether the driver that was opened as `path` is this simulator: somebody may have named it as the
+/// one to load.
+#[must_use]
+pub fn is_simulator(path: Option<&Path>) -> bool {
+    path.is_some_and(|path| Control::open(path).is_ok())
 }
 
 /// Lets programs that look for a driver find the simulator, if this machine has no driver. For the
