@@ -6,6 +6,7 @@ mod default_pool;
 mod device;
 mod failure;
 mod foreign;
+mod kinds;
 mod order;
 mod pointer;
 mod pool;
@@ -35,12 +36,16 @@ pub fn all() -> Vec<Test> {
             no_threshold_keeps_the_memory, trimming_needs_the_free_to_be_seen,
             trimming_keeps_what_is_asked_and_what_lives, trimming_to_more_than_held_is_nothing,
             high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
-            closing_waits_for_the_last_buffer, handles_may_be_dropped_in_any_order,
+            a_pool_with_two_handles_is_not_closed,
+            a_buffer_outlives_its_pool, handles_may_be_dropped_in_any_order,
             many_threads_share_a_pool;
         default_pool: the_default_pool_serves_and_keeps_its_settings,
             the_current_pool_is_the_default_until_another_is_set,
             a_plain_allocation_comes_from_the_current_pool,
             a_pool_that_somebody_else_made_is_only_a_handle;
+        kinds: support_says_what_building_does, every_kind_serves_a_stream,
+            memory_of_a_host_pool_is_the_hosts, what_does_not_go_together_is_refused,
+            a_pool_tells_what_it_was_made_with;
         pointer: an_address_of_a_pool_knows_pool_and_range,
             memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
