@@ -3,14 +3,17 @@
 mod buffer;
 mod context;
 mod default_pool;
+mod default_streams;
 mod device;
 mod failure;
 mod foreign;
 mod kinds;
 mod order;
+mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod threshold;
 
 use crate::run::Test;
 use crate::{tests, tests_alone};
@@ -57,6 +60,17 @@ pub fn all() -> Vec<Test> {
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went,
             freeing_on_another_stream_is_ordered, freeing_at_once_serves_every_stream,
             memory_goes_out_of_hand_and_comes_back;
+        threshold: a_scope_raises_the_threshold_and_puts_it_back,
+            the_highest_of_several_scopes_holds, scopes_of_several_threads_end_in_any_order,
+            a_scope_keeps_memory_that_goes_afterwards,
+            handles_of_the_default_pool_share_their_scopes;
+        default_streams: default_streams_serve_without_a_current_context,
+            default_streams_put_back_what_was_current,
+            default_streams_of_a_context_are_told_apart,
+            a_threads_own_stream_is_refused_elsewhere,
+            a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
+            a_held_stream_does_not_hold_the_default_streams;
+        plain: borrowed_memory_is_used_and_not_freed;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
             a_stream_taken_over_is_destroyed_with_its_last_handle,
             a_view_of_a_stream_orders_like_the_stream,
@@ -70,6 +84,7 @@ pub fn all() -> Vec<Test> {
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;
         pointer: plain_memory_has_no_pool;
+        plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });
     all
 }
