@@ -5,7 +5,7 @@ use std::fmt;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
-use super::DeviceBuffer;
+use super::{Debt, DeviceBuffer};
 use crate::copy::Span;
 use crate::error::{Error, Result};
 use crate::join::order;
@@ -60,7 +60,10 @@ impl<T: Pod> DeviceBuffer<T> {
         self.settle()?;
         if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.debts().push(other.clone());
+            self.debts().push(Debt {
+                stream: other.clone(),
+                reads: false,
+            });
         }
         Ok(Loan {
             buffer: self,
@@ -71,7 +74,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
 impl<T: Pod> DeviceBuffer<T> {
     /// `Ok` if work on the stream's device may touch the memory.
-    fn require_reach(&self, other: &Stream) -> Result<()> {
+    pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
         let (ours, theirs) = (self.stream.device(), other.device());
         if ours == theirs || self.address == 0 && ours.driver() == theirs.driver() {
             return Ok(());
@@ -170,7 +173,14 @@ impl<T: Pod> Loan<'_, T> {
     fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // used or freed there: `on` has noted the debt. The span borrows the loan.
-        unsafe { Span::new(self.buffer.address, self.buffer.len, self.stream) }
+        unsafe {
+            Span::new(
+                self.buffer.address,
+                self.buffer.len,
+                self.stream,
+                self.buffer.device.is_some(),
+            )
+        }
     }
 }
 
