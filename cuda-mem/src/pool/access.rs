@@ -260,7 +260,7 @@ impl Inner {
                 flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
             })
             .collect();
-        if entries.is_empty() || self.has_live_memory() {
+        if entries.is_empty() || self.has_live_memory()? {
             return Ok(());
         }
         // SAFETY: the pool is live, and no memory of it is handed out.

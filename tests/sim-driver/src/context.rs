@@ -177,7 +177,7 @@ fn release_primary(device: c_int) -> Answer {
 /// Ends the primary context whoever holds it.
 fn reset_primary(device: c_int) -> Answer {
     let id = {
-        let mut state = state()?;
+        let state = state()?;
         let ordinal = state.ordinal(device)?;
         let device = &state.devices[ordinal];
         match (device.primary, device.retains) {
