@@ -103,6 +103,7 @@ pub(crate) fn contexts_of_copies(lab: &Lab) -> Result<()> {
                 } else {
                     cu!(lab, cuMemcpyPeerAsync(to, there, from, here, LEN, queue))
                 };
+                let queue = if waits { CU_STREAM_LEGACY } else { queue };
                 let answer = and_synchronise(lab, code, queue);
                 let there = answer == "SUCCESS" && two.holds(lab, to, 0, LEN, 2)?;
                 lab.say(&part, arrived(&answer, there));
@@ -176,6 +177,7 @@ fn each_copy(
                     format!(" on the stream of {stream}")
                 };
                 let label = format!("{part}: {what} from {from} to {to}{on}");
+                let queue = if number > 2 { CU_STREAM_LEGACY } else { queue };
                 let answer = and_synchronise(lab, code, queue);
                 if code != OK || answer != "SUCCESS" {
                     lab.say(label, &answer);

@@ -319,3 +319,66 @@ pub(crate) fn destroyed(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
+
+/// A default pool that is named for the first time while a pool of the program's is current.
+pub(crate) fn named_late(lab: &Lab) -> Result<()> {
+    for (kind, place) in [
+        (1, (1, 0)),
+        (1, (2, 0)),
+        (1, (3, 0)),
+        (2, (0, 0)),
+        (2, (1, 0)),
+    ] {
+        let part = format!("type {kind}, location {} {}", place.0, place.1);
+        lab.alone(&part, || {
+            let (code, pool) = lab.pool_with(&CUmemPoolProps {
+                allocType: CUmemAllocationType(kind),
+                location: location(CUmemLocationType(place.0), place.1),
+                ..CUmemPoolProps::default()
+            });
+            lab.fine("cuMemPoolCreate", code)?;
+            lab.fine("cuMemSetMemPool", set(lab, kind, place, pool))?;
+            let (_, first) = ask(lab, true, kind, place);
+            let own = yes(first == pool);
+            let (_, again) = ask(lab, true, kind, place);
+            let same = yes(first == again);
+            let end = name(cu!(lab, cuMemPoolDestroy(pool)));
+            let (_, then) = ask(lab, true, kind, place);
+            let kept = yes(first == then);
+            let (code, now) = ask(lab, false, kind, place);
+            let current = yes(now == then);
+            Ok(format!(
+                "the program's {own}, the same again {same}, destroy {end}, the same then {kept}, \
+                 current {}, the default {current}",
+                name(code)
+            ))
+        });
+    }
+    Ok(())
+}
+
+/// A managed pool that is made current by the function of the device.
+pub(crate) fn managed_of_device(lab: &Lab) -> Result<()> {
+    let default = of_device(lab, true)?;
+    let (code, pool) = lab.pool_with(&CUmemPoolProps {
+        allocType: CUmemAllocationType(2),
+        location: location(CUmemLocationType(1), 0),
+        ..CUmemPoolProps::default()
+    });
+    lab.fine("cuMemPoolCreate", code)?;
+    lab.code("set", cu!(lab, cuDeviceSetMemPool(0, pool)));
+    let which = |found: CUmemoryPool| match found {
+        found if found == pool => "that one",
+        found if found == default => "the device's default",
+        _ => "another",
+    };
+    lab.say("of the device", which(of_device(lab, false)?));
+    for kind in [1, 2] {
+        let (code, found) = ask(lab, false, kind, (1, 0));
+        let found = which(found);
+        lab.say(format!("type {kind}"), format!("{}, {found}", name(code)));
+    }
+    lab.code("destroy", cu!(lab, cuMemPoolDestroy(pool)));
+    lab.say("of the device then", which(of_device(lab, false)?));
+    Ok(())
+}

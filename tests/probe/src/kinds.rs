@@ -387,3 +387,52 @@ pub(crate) fn sync_memops(lab: &Lab) -> Result<()> {
     );
     Ok(())
 }
+
+/// Entries for the host in lists of accesses, which pools of the host take.
+pub(crate) fn host_entries(lab: &Lab) -> Result<()> {
+    for (kind, place) in [(1, 2), (1, 3), (2, 1)] {
+        let (code, pool) = lab.pool_with(&props(kind, place, 0));
+        lab.fine("cuMemPoolCreate", code)?;
+        for (location_kind, id) in [(2, 0), (2, 7), (3, 0), (3, 99), (4, 0), (0, 0)] {
+            for flags in [0, 1, 2, 3] {
+                let code = set_access(lab, pool, &[wish(location_kind, id, flags)]);
+                let mut now = CUmemAccess_flags(77);
+                let mut host = location(CUmemLocationType(2), 0);
+                let asked = cu!(lab, cuMemPoolGetAccess(&raw mut now, pool, &raw mut host));
+                lab.say(
+                    format!(
+                        "type {kind}, location {place}, access of {location_kind} {id} to {flags}"
+                    ),
+                    format!("{}, the host's is {}, {}", name(code), name(asked), now.0),
+                );
+            }
+        }
+        lab.end_pool(pool)?;
+    }
+    Ok(())
+}
+
+/// The extent of a host pool's block, without and with access of the device.
+pub(crate) fn host_ranges(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for kind in [2, 3] {
+        let pool = pool_at(lab, kind, 0, 0)?;
+        let block = lab.alloc(pool, 1000, stream)?;
+        for flags in [0, 3] {
+            let code = set_access(lab, pool, &[wish(1, 0, flags)]);
+            lab.fine("cuMemPoolSetAccess", code)?;
+            let (mut base, mut len) = (0, 0);
+            let code = cu!(
+                lab,
+                cuMemGetAddressRange_v2(&raw mut base, &raw mut len, block)
+            );
+            lab.say(
+                format!("location {kind}, access {flags}"),
+                format!("{}, {len} B", name(code)),
+            );
+        }
+        lab.free(block, stream)?;
+        lab.end_pool(pool)?;
+    }
+    Ok(())
+}

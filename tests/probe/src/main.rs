@@ -89,12 +89,12 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true hosts: host, host_numa));
     all.extend(
         questions!(true kinds: made, reserved_bytes, at_first, device_attributes,
-        host_numbers, sync_memops),
+        host_numbers, sync_memops, host_entries, host_ranges),
     );
     all.extend(questions!(false kinds: without_access, with_access, access_taken, pinned));
     all.extend(
         questions!(true current: by_location, nulls, set_own, of_the_device, elsewhere,
-        without_context),
+        without_context, managed_of_device),
     );
     all.extend(
         questions!(true defaults: calls, other_context, order, order_of_contexts,
@@ -135,7 +135,7 @@ fn questions() -> Vec<Question> {
         questions!(true events: fresh, flags, pending, times, other_context,
         destroy_with_work),
     );
-    all.extend(questions!(false current: destroyed));
+    all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));
     all.extend(

@@ -5,6 +5,7 @@ mod alloc;
 mod attributes;
 mod create;
 mod fit;
+mod place;
 mod runs;
 mod space;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use crate::memory::Mapping;
 use crate::state::{HandleKind, State, from_handle};
 
 pub(crate) use create::Properties;
+pub(crate) use place::Place;
 pub(crate) use runs::Runs;
 pub(crate) use space::{Block, Space};
 
@@ -28,11 +30,12 @@ pub(crate) use space::{Block, Space};
 pub(crate) type PoolId = u64;
 
 /// What the files of this folder export.
-pub(crate) static EXPORTS: [&[&Export]; 4] = [
+pub(crate) static EXPORTS: [&[&Export]; 5] = [
     access::EXPORTS,
     alloc::EXPORTS,
     attributes::EXPORTS,
     create::EXPORTS,
+    place::EXPORTS,
 ];
 
 /// A pool without a limit of its own reserves the device's memory this many times, so that holes
@@ -65,6 +68,11 @@ impl Pool {
     /// Where its range begins.
     pub(crate) fn base(&self) -> u64 {
         self.mapping.base()
+    }
+
+    /// Whether an address lies in its range.
+    pub(crate) fn holds(&self, address: u64) -> bool {
+        self.mapping.contains(address)
     }
 
     /// Whether its memory is the host's.
