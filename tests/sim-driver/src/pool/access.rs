@@ -11,9 +11,9 @@ use super::Pool;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
-const NONE: u32 = 0;
+pub(super) const NONE: u32 = 0;
 const READ: u32 = 1;
-const READWRITE: u32 = 3;
+pub(super) const READWRITE: u32 = 3;
 
 impl Pool {
     /// What a device may do here, as the pool says. Measured: a managed pool says that nobody may
@@ -31,47 +31,57 @@ impl Pool {
     }
 }
 
-/// The device of one entry of a request; none in one for the host, which pools of host or managed
-/// memory take and ignore.
-fn device_of(state: &State, has_host: bool, wish: &CUmemAccessDesc) -> Answer<Option<usize>> {
+/// Whose access an entry of a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Device(usize),
+    /// The host, of whatever number.
+    Host,
+    Nobody,
+}
+
+/// What kind of pool a request is about, as far as its answers differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Device(usize),
+    Host,
+    Managed,
+}
+
+fn who(state: &State, of: Of, wish: &CUmemAccessDesc) -> Answer<Who> {
     let (kind, id): (_, c_int) = location_parts(wish.location);
-    match kind {
-        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => state.ordinal(id).map(Some),
-        CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
-        | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
-            if has_host =>
-        {
-            Ok(None)
-        }
-        _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+    match (kind, of) {
+        (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, _) => state.ordinal(id).map(Who::Device),
+        (_, Of::Device(_)) => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            _,
+        ) => Ok(Who::Host),
+        _ => Ok(Who::Nobody),
     }
 }
 
-/// The flags of one entry of a request, if that device may have them.
-fn flags_of(
-    state: &State,
-    owner: Option<usize>,
-    device: Option<usize>,
-    wish: &CUmemAccessDesc,
-) -> Answer<u32> {
+/// The flags of one entry of a request, if that one may have them. As measured, but for devices
+/// that are no peers.
+fn flags_of(state: &State, of: Of, who: Who, wish: &CUmemAccessDesc) -> Answer<u32> {
     let flags = wish.flags.0;
-    if ![NONE, READ, READWRITE].contains(&flags) {
-        return Err(INVALID_VALUE);
+    match (of, who) {
+        _ if ![NONE, READ, READWRITE].contains(&flags) => Err(INVALID_VALUE),
+        // Nobody takes anything from the owner.
+        (Of::Device(owner), Who::Device(device)) if owner == device && flags == NONE => {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        (Of::Host, Who::Host) if flags == NONE => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        _ if flags == READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (_, Who::Nobody) => Err(INVALID_VALUE),
+        (Of::Device(owner), Who::Device(device))
+            if owner != device && !state.are_peers(owner, device) =>
+        {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        _ => Ok(flags),
     }
-    if owner.is_some() && owner == device && flags == NONE {
-        // Measured: the owner's access cannot be taken away.
-        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
-    }
-    if flags == READ {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    if let (Some(owner), Some(device)) = (owner, device)
-        && owner != device
-        && !state.are_peers(owner, device)
-    {
-        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
-    }
-    Ok(flags)
 }
 
 exports! {
@@ -79,23 +89,33 @@ exports! {
         _, pool: CUmemoryPool, wishes: In<CUmemAccessDesc>, count: usize
     ) {
         let mut state = state()?;
-        let of = state.pool(pool)?;
-        let (owner, has_host) = (of.device, of.device.is_none());
+        let asked = state.pool(pool)?;
+        let of = match asked.device {
+            Some(device) => Of::Device(device),
+            None if asked.is_host() => Of::Host,
+            None => Of::Managed,
+        };
         let wishes = wishes.required()?.read_all(count)?;
         // The whole list is checked before any of it counts, all devices first.
-        let devices: Vec<Option<usize>> = wishes
+        let named: Vec<Who> = wishes
             .iter()
-            .map(|wish| device_of(&state, has_host, wish))
+            .map(|wish| who(&state, of, wish))
             .collect::<Answer<_>>()?;
-        let wishes: Vec<(Option<usize>, u32)> = devices
+        let wishes: Vec<(Who, u32)> = named
             .iter()
             .zip(&wishes)
-            .map(|(device, wish)| Ok((*device, flags_of(&state, owner, *device, wish)?)))
+            .map(|(who, wish)| Ok((*who, flags_of(&state, of, *who, wish)?)))
             .collect::<Answer<_>>()?;
         let pool = state.pool(pool)?;
-        let wishes = wishes.into_iter();
-        pool.access
-            .extend(wishes.filter_map(|(device, flags)| Some((device?, flags))));
+        for (who, flags) in wishes {
+            match who {
+                Who::Device(device) => {
+                    pool.access.insert(device, flags);
+                }
+                Who::Host => pool.host_access = flags,
+                Who::Nobody => {}
+            }
+        }
         Ok(())
     }
 
@@ -112,7 +132,7 @@ exports! {
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                if state.pool(pool)?.is_host() { READWRITE } else { NONE }
+                state.pool(pool)?.host_access
             }
             _ => return Err(INVALID_VALUE),
         };

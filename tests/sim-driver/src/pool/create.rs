@@ -45,6 +45,11 @@ impl Properties {
         self.kind == MANAGED
     }
 
+    /// Whether the memory is the host's.
+    pub(super) fn is_host(&self) -> bool {
+        [HOST, HOST_NUMA].contains(&self.location.0) && !self.is_managed()
+    }
+
     /// The device that the memory comes from.
     pub(super) fn device(&self) -> Option<usize> {
         let (kind, id) = self.location;
@@ -184,12 +189,12 @@ exports! {
         let mut state = state()?;
         let device = state.ordinal(device).map_err(unknown_device)?;
         state.check_pools()?;
-        // Measured: a managed pool that prefers the device is taken as well.
+        // Measured: a managed pool that prefers the device is taken too, and is then the current
+        // one for managed memory there.
         let (kind, id) = state.pool(pool)?.properties.location;
         if kind != DEVICE || usize::try_from(id) != Ok(device) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        state.devices[device].current_pool = Some(from_handle(pool));
-        Ok(())
+        state.set_current(pool)
     }
 }

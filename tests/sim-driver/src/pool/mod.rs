@@ -14,7 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::c_int;
 
-use cuda_driver_sys::{CUmemLocationType, CUmemoryPool, CUresult};
+use cuda_driver_sys::{CUmemoryPool, CUresult};
 
 use crate::clock::{Past, StreamId};
 use crate::export::{Answer, Export, INVALID_VALUE};
@@ -62,6 +62,8 @@ pub(crate) struct Pool {
     pub(crate) users: HashSet<StreamId>,
     /// Access of devices, other than what every pool of this kind has.
     access: BTreeMap<usize, u32>,
+    /// What the pool says of the host's.
+    host_access: u32,
 }
 
 impl Pool {
@@ -77,11 +79,7 @@ impl Pool {
 
     /// Whether its memory is the host's.
     pub(crate) fn is_host(&self) -> bool {
-        matches!(
-            self.properties.location.0,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
-                | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
-        ) && !self.properties.is_managed()
+        self.properties.is_host()
     }
 }
 
@@ -101,6 +99,11 @@ impl State {
             capacity = capacity.min(wanted.max(1 << 30));
         }
         let capacity = capacity.next_multiple_of(chunk);
+        let host_access = if properties.is_host() {
+            access::READWRITE
+        } else {
+            access::NONE
+        };
         let pool = Pool {
             properties,
             device,
@@ -112,6 +115,7 @@ impl State {
             threshold: 0,
             users: HashSet::new(),
             access: BTreeMap::new(),
+            host_access,
         };
         let id = self.new_handle(HandleKind::Pool);
         self.ranges.insert(pool.base(), id);

@@ -94,11 +94,15 @@ impl State {
         }
     }
 
-    fn set_current_at(&mut self, place: Place, pool: CUmemoryPool) -> Answer {
+    /// The place that a pool's own properties name.
+    fn place_of_pool(&mut self, pool: CUmemoryPool) -> Answer<Place> {
         let properties = self.pool(pool)?.properties;
-        if Place::find(self, properties.kind, properties.location) != Ok(place) {
-            return Err(INVALID_VALUE);
-        }
+        Place::find(self, properties.kind, properties.location)
+    }
+
+    /// Makes a pool the current one of its place.
+    pub(super) fn set_current(&mut self, pool: CUmemoryPool) -> Answer {
+        let place = self.place_of_pool(pool)?;
         let id = from_handle(pool);
         match place.device() {
             Some(device) => {
@@ -137,6 +141,9 @@ exports! {
     ) {
         let mut state = state()?;
         let place = state.place_of(location, kind)?;
-        state.set_current_at(place, pool)
+        if state.place_of_pool(pool) != Ok(place) {
+            return Err(INVALID_VALUE);
+        }
+        state.set_current(pool)
     }
 }
