@@ -50,7 +50,7 @@ pub fn all() -> Vec<Test> {
             a_pool_that_somebody_else_made_is_only_a_handle;
         kinds: support_says_what_building_does, every_kind_serves_a_stream,
             memory_of_a_host_pool_is_the_hosts, what_does_not_go_together_is_refused,
-            a_pool_tells_what_it_was_made_with;
+            a_pool_tells_what_it_was_made_with, default_pools_are_found_by_place_and_type;
         pointer: an_address_of_a_pool_knows_pool_and_range,
             memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
