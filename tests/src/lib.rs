@@ -8,4 +8,5 @@
 pub mod contract;
 pub mod hold;
 pub mod lab;
+pub mod random;
 pub mod run;

@@ -1,0 +1,727 @@
+//! A driver and the model of it, side by side.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{
+    Context, DeviceBuffer, ErrorKind, Event, MemoryPool, ReleaseThreshold, ReusePolicy, Stream,
+};
+
+use super::model::{Effect, Grain, Model, Reuses};
+use super::order::{Mark, Order, STREAMS};
+use super::step::{End, LARGE, Lend, Settings, Step};
+use crate::hold::{Held, hold};
+use crate::lab::Lab;
+
+/// What a sequence may ask for in all: memory must not run out, because then the driver takes back
+/// what every pool of the device keeps.
+const BUDGET: u64 = 1 << 30;
+
+/// Patterns are written to and read from this much at both ends of a block.
+const EDGE: usize = 1 << 10;
+
+const POOLS: usize = 3;
+const EVENTS: usize = 2;
+
+/// What lives longer than a sequence.
+#[derive(Debug)]
+pub(super) struct Ground {
+    context: Context,
+    streams: [Stream; STREAMS],
+    /// Keeps what blocks held at their free. It never moves memory between streams, so that it adds
+    /// no order to them.
+    witnesses: MemoryPool,
+    grain: Grain,
+}
+
+impl Ground {
+    pub(super) fn new(lab: &Lab) -> Result<Self> {
+        let context = lab.context()?;
+        let streams = [context.stream()?, context.stream()?, context.stream()?];
+        let pool = lab.pool()?;
+        let byte = pool.alloc::<u8>(&streams[0], 1)?;
+        let used = pool.stats()?.used.current;
+        let next = pool.alloc::<u8>(&streams[0], 1)?;
+        let grain = Grain {
+            used,
+            room: next.as_raw().abs_diff(byte.as_raw()),
+        };
+        drop((byte, next));
+        let witnesses = MemoryPool::builder(&lab.device()?)
+            .reuse(ReusePolicy::NONE)
+            .build()?;
+        Ok(Self {
+            context,
+            streams,
+            witnesses,
+            grain,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Pool {
+    /// `None` once the handle was dropped.
+    handle: Option<MemoryPool>,
+    model: Model,
+}
+
+#[derive(Debug)]
+struct Block {
+    buffer: DeviceBuffer<u8>,
+    /// In `World::pools`.
+    pool: usize,
+    stream: usize,
+    /// Streams whose loan was leaked.
+    owed: Vec<usize>,
+    pattern: u8,
+    name: usize,
+}
+
+impl Block {
+    fn end(&self) -> u64 {
+        self.buffer.as_raw() + self.buffer.len() as u64
+    }
+}
+
+/// The driver and the model during one sequence.
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    ground: &'a Ground,
+    /// Dropped first: everything else may wait for it.
+    gate: Option<Held>,
+    order: Order,
+    events: [(Event, Mark); EVENTS],
+    pools: Vec<Pool>,
+    blocks: Vec<Block>,
+    witnesses: Vec<(DeviceBuffer<u8>, u8, usize)>,
+    asked: u64,
+    names: usize,
+    /// What was done so far, a step a line.
+    pub(super) story: Vec<String>,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(ground: &'a Ground) -> Result<Self> {
+        let event = || Ok::<_, cuda_mem::Error>((ground.context.event()?, Mark::default()));
+        Ok(Self {
+            ground,
+            gate: None,
+            order: Order::default(),
+            events: [event()?, event()?],
+            pools: Vec::new(),
+            blocks: Vec::new(),
+            witnesses: Vec::new(),
+            asked: 0,
+            names: 0,
+            story: Vec::new(),
+        })
+    }
+
+    /// Does one step and checks everything that can be checked then.
+    pub(super) fn step(&mut self, step: &Step) -> Result<()> {
+        let (pool, effect) = self.perform(step)?;
+        self.check(pool, effect)
+    }
+
+    /// Ends the sequence: everything is freed, seen, given back, and every pattern was intact.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.let_go();
+        while !self.blocks.is_empty() {
+            self.end(0, End::Drop)?;
+        }
+        self.synchronise_all()?;
+        self.check(None, Effect::Synchronise)?;
+        for (witness, pattern, name) in self.witnesses.drain(..) {
+            let bytes = witness.to_vec()?;
+            ensure!(
+                bytes == vec![pattern; bytes.len()],
+                "invariant 6: block {name} did not hold its pattern when it was freed"
+            );
+        }
+        for index in 0..self.pools.len() {
+            if let Some(handle) = self.pools[index].handle.clone() {
+                handle.trim_to(0)?;
+                self.check(Some(index), Effect::Trim(0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What all pools have handed out again.
+    pub(super) fn reuses(&self) -> Reuses {
+        let mut all = Reuses::default();
+        self.pools.iter().for_each(|pool| all += pool.model.reuses);
+        all
+    }
+
+    /// Waits on the host for everything, so that the next sequence begins with nothing pending.
+    pub(super) fn clear(ground: &Ground) -> Result<()> {
+        Ok(ground.context.synchronize()?)
+    }
+
+    fn check(&mut self, changed: Option<usize>, effect: Effect) -> Result<()> {
+        for (index, pool) in self.pools.iter_mut().enumerate() {
+            let Some(handle) = &pool.handle else { continue };
+            // A trim is about one pool, a synchronise about all.
+            let here = match effect {
+                Effect::Trim(_) if changed != Some(index) => Effect::None,
+                effect => effect,
+            };
+            let stats = handle.stats()?;
+            pool.model
+                .check(stats, here, &self.order)
+                .with_context(|| format!("pool {index}"))?;
+            pool.model.forget_synchronised(&self.order);
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, line: impl Into<String>) {
+        self.story.push(line.into());
+    }
+
+    /// What the step did to the numbers: of which pool, and what.
+    fn perform(&mut self, step: &Step) -> Result<(Option<usize>, Effect)> {
+        const NOTHING: (Option<usize>, Effect) = (None, Effect::None);
+        match *step {
+            Step::NewPool(settings) => self.new_pool(settings)?,
+            Step::DropPool(pool) => {
+                if let Some(index) = self.pool(pool) {
+                    self.say(format!("drop the handle of pool {index}"));
+                    self.pools[index].handle = None;
+                }
+            }
+            Step::SetPolicy(pool, policy) => {
+                if let Some((index, handle)) = self.handle(pool) {
+                    self.say(format!("pool {index}: policy {policy:?}"));
+                    handle.set_reuse_policy(policy)?;
+                    self.pools[index].model.policy = policy;
+                }
+            }
+            Step::SetThreshold(pool, threshold) => {
+                if let Some((index, handle)) = self.handle(pool) {
+                    self.say(format!("pool {index}: threshold {threshold}"));
+                    handle.set_release_threshold(threshold)?;
+                    self.pools[index].model.threshold = threshold;
+                }
+            }
+            Step::Trim(pool, keep) => {
+                if let Some((index, handle)) = self.handle(pool) {
+                    self.say(format!("pool {index}: trim to {keep}"));
+                    handle.trim_to(keep)?;
+                    return Ok((Some(index), Effect::Trim(keep)));
+                }
+            }
+            Step::ResetMarks(pool) => {
+                if let Some((index, handle)) = self.handle(pool) {
+                    self.say(format!("pool {index}: reset the high marks"));
+                    handle.reset_high_marks()?;
+                    self.pools[index].model.reset_marks();
+                }
+            }
+            Step::Alloc {
+                pool,
+                stream,
+                bytes,
+            } => {
+                if self.pools.is_empty() {
+                    self.new_pool(Settings {
+                        policy: ReusePolicy::DRIVER_DEFAULT,
+                        threshold: ReleaseThreshold::Never,
+                        max_size: None,
+                    })?;
+                }
+                if let Some(index) = self.pool(pool) {
+                    if let Some(block) = self.alloc(index, number(stream, STREAMS), bytes)? {
+                        self.fill(block)?;
+                    }
+                    return Ok((None, self.pressure_of(index)));
+                }
+            }
+            Step::End(block, end) => {
+                if let Some(block) = self.block(block) {
+                    return Ok((None, self.end(block, end)?));
+                }
+            }
+            Step::Rehome(block, stream) => {
+                if let Some(block) = self.block(block) {
+                    self.rehome(block, number(stream, STREAMS))?;
+                }
+            }
+            Step::Lend(block, stream, lend) => {
+                if let Some(block) = self.block(block) {
+                    self.lend(block, number(stream, STREAMS), lend)?;
+                }
+            }
+            Step::Fill(block) => {
+                if let Some(block) = self.block(block) {
+                    self.fill(block)?;
+                }
+            }
+            Step::Write(block) => return self.write(block),
+            Step::Read(block) => return self.read(block),
+            Step::Copy { from, stream } => {
+                if let Some(from) = self.block(from) {
+                    let pool = self.blocks[from].pool;
+                    self.copy(from, number(stream, STREAMS))?;
+                    return Ok((None, self.pressure_of(pool)));
+                }
+            }
+            Step::Wait { later, earlier } => {
+                let (later, earlier) = (number(later, STREAMS), number(earlier, STREAMS));
+                self.say(format!("stream {later} waits for stream {earlier}"));
+                self.ground.streams[later].wait_for(&self.ground.streams[earlier])?;
+                self.order.join(later, earlier);
+            }
+            Step::Record(event, stream) => {
+                let (event, stream) = (number(event, EVENTS), number(stream, STREAMS));
+                self.say(format!("record event {event} in stream {stream}"));
+                self.events[event].0.record(&self.ground.streams[stream])?;
+                self.events[event].1 = self.order.mark(stream);
+            }
+            Step::WaitEvent(stream, event) => {
+                let (event, stream) = (number(event, EVENTS), number(stream, STREAMS));
+                self.say(format!("stream {stream} waits for event {event}"));
+                self.ground.streams[stream].wait_event(&self.events[event].0)?;
+                let mark = self.events[event].1;
+                self.order.wait(stream, &mark);
+            }
+            Step::Query(stream) => {
+                let stream = number(stream, STREAMS);
+                self.say(format!("ask whether stream {stream} is done"));
+                self.query(stream)?;
+            }
+            Step::Synchronise(stream) => {
+                let stream = number(stream, STREAMS);
+                if self.order.flows(stream) {
+                    self.say(format!("synchronise stream {stream}"));
+                    self.synchronise(stream)?;
+                    return Ok((None, Effect::Synchronise));
+                }
+            }
+            Step::SynchroniseAll => {
+                if !self.order.is_held() {
+                    self.say("synchronise the context");
+                    self.synchronise_all()?;
+                    return Ok((None, Effect::Synchronise));
+                }
+            }
+            Step::Hold(stream) => {
+                let stream = number(stream, STREAMS);
+                if !self.order.is_held() {
+                    self.say(format!("hold stream {stream}"));
+                    self.gate = Some(hold(&self.ground.streams[stream])?);
+                    self.order.hold(stream);
+                }
+            }
+            Step::LetGo => {
+                if self.order.is_held() {
+                    self.say("let the held stream go");
+                    self.let_go();
+                }
+            }
+        }
+        Ok(NOTHING)
+    }
+
+    fn pool(&self, wanted: u8) -> Option<usize> {
+        let open: Vec<usize> = (0..self.pools.len())
+            .filter(|index| self.pools[*index].handle.is_some())
+            .collect();
+        (!open.is_empty()).then(|| open[number(wanted, open.len())])
+    }
+
+    fn handle(&self, wanted: u8) -> Option<(usize, MemoryPool)> {
+        let index = self.pool(wanted)?;
+        Some((index, self.pools[index].handle.clone()?))
+    }
+
+    /// Counted from the newest.
+    fn block(&self, wanted: u8) -> Option<usize> {
+        let last = self.blocks.len().checked_sub(1)?;
+        Some(last - number(wanted, self.blocks.len()))
+    }
+
+    fn new_pool(&mut self, settings: Settings) -> Result<()> {
+        let open = self.pools.iter().filter(|pool| pool.handle.is_some());
+        if open.count() >= POOLS {
+            return Ok(());
+        }
+        let Settings {
+            policy,
+            threshold,
+            max_size,
+        } = settings;
+        let index = self.pools.len();
+        self.say(format!(
+            "pool {index}: new, policy {policy:?}, threshold {threshold}, at most {max_size:?} bytes"
+        ));
+        let mut builder = MemoryPool::builder(&self.ground.context.device())
+            .reuse(policy)
+            .release_threshold(threshold);
+        if let Some(max_size) = max_size {
+            builder = builder.max_size(max_size);
+        }
+        self.pools.push(Pool {
+            handle: Some(builder.build()?),
+            model: Model::new(settings, self.ground.grain),
+        });
+        Ok(())
+    }
+
+    /// What an allocation from this pool may have done to all pools.
+    fn pressure_of(&self, pool: usize) -> Effect {
+        match self.pools[pool].model.max_size {
+            Some(_) => Effect::Pressure,
+            None => Effect::None,
+        }
+    }
+
+    /// Allocates, and checks where: invariants 5 and 8. `None` beyond the budget, or beyond what the
+    /// pool may hold.
+    fn alloc(&mut self, pool: usize, stream: usize, bytes: usize) -> Result<Option<usize>> {
+        if self.asked + bytes as u64 > BUDGET {
+            return Ok(None);
+        }
+        let Some(handle) = self.pools[pool].handle.clone() else {
+            return Ok(None);
+        };
+        self.asked += bytes as u64;
+        let what = format!("{bytes} bytes of pool {pool} on stream {stream}");
+        let buffer = match handle.alloc::<u8>(&self.ground.streams[stream], bytes) {
+            Ok(buffer) => buffer,
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                self.say(format!("no {what}: out of memory"));
+                self.pools[pool].model.refused(bytes as u64)?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let name = self.names;
+        self.names += 1;
+        let start = buffer.as_raw();
+        self.say(format!("block {name}: {what}, at {start:#x}"));
+        let block = Block {
+            buffer,
+            pool,
+            stream,
+            owed: Vec::new(),
+            pattern: 0,
+            name,
+        };
+        if bytes > 0 {
+            self.handed_out(&block)?;
+        } else {
+            ensure!(start == 0, "no bytes have an address");
+        }
+        self.blocks.push(block);
+        Ok(Some(self.blocks.len() - 1))
+    }
+
+    fn handed_out(&mut self, block: &Block) -> Result<()> {
+        let (start, end, stream) = (block.buffer.as_raw(), block.end(), block.stream);
+        let overlapped = self
+            .blocks
+            .iter()
+            .find(|other| other.buffer.as_raw() < end && start < other.end());
+        if let Some(other) = overlapped {
+            bail!("invariant 5: it overlaps block {}, which lives", other.name);
+        }
+        self.order.submit(stream);
+        let model = &mut self.pools[block.pool].model;
+        let behind_gate = model.allocated(&mut self.order, stream, start, end - start)?;
+        ensure!(
+            !behind_gate || !self.ground.streams[stream].is_done()?,
+            "invariant 8: the memory is freed behind the held stream, and stream {stream} does not \
+             wait for it"
+        );
+        Ok(())
+    }
+
+    /// Runs `work` on the checked parts of a block: all of it, or both ends.
+    fn on_edges(
+        &mut self,
+        block: usize,
+        mut work: impl FnMut(&mut DeviceBuffer<u8>) -> Result<()>,
+    ) -> Result<()> {
+        self.settle(block)?;
+        let block = &mut self.blocks[block];
+        if block.buffer.len() <= 2 * EDGE {
+            return work(&mut block.buffer);
+        }
+        for offset in [0, block.buffer.len() - EDGE] {
+            // SAFETY: a part of the live block, used in its stream while nobody else can use the
+            // block; it is taken out of hand again below, so nobody frees it.
+            let mut edge = unsafe {
+                DeviceBuffer::from_raw(
+                    block.buffer.pool(),
+                    block.buffer.stream(),
+                    block.buffer.as_raw() + offset as u64,
+                    EDGE,
+                )
+            };
+            let outcome = work(&mut edge);
+            // A part must not be freed, whatever went wrong.
+            match edge.into_raw() {
+                Ok(_) => {}
+                Err(failed) => std::mem::forget(failed.object),
+            }
+            outcome?;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, block: usize) -> Result<()> {
+        let block = &mut self.blocks[block];
+        block.buffer.settle()?;
+        for other in block.owed.drain(..) {
+            self.order.join(block.stream, other);
+        }
+        Ok(())
+    }
+
+    fn next_pattern(&mut self) -> u8 {
+        self.names += 1;
+        (self.names % 251) as u8
+    }
+
+    fn fill(&mut self, block: usize) -> Result<()> {
+        let pattern = self.next_pattern();
+        self.on_edges(block, |edge| Ok(edge.fill_bytes(pattern)?))?;
+        let block = &mut self.blocks[block];
+        block.pattern = pattern;
+        self.order.submit(block.stream);
+        let line = format!("fill block {} with {pattern}", block.name);
+        self.say(line);
+        Ok(())
+    }
+
+    fn write(&mut self, block: u8) -> Result<(Option<usize>, Effect)> {
+        let Some(block) = self.ready(block) else {
+            return Ok((None, Effect::None));
+        };
+        let pattern = self.next_pattern();
+        self.wait_until_done(self.blocks[block].stream)?;
+        self.on_edges(
+            block,
+            |edge| Ok(edge.copy_from(&vec![pattern; edge.len()])?),
+        )?;
+        self.blocks[block].pattern = pattern;
+        self.seen(block, "write to")
+    }
+
+    fn read(&mut self, block: u8) -> Result<(Option<usize>, Effect)> {
+        let Some(block) = self.ready(block) else {
+            return Ok((None, Effect::None));
+        };
+        self.wait_until_done(self.blocks[block].stream)?;
+        let (name, pattern) = (self.blocks[block].name, self.blocks[block].pattern);
+        self.on_edges(block, |edge| {
+            ensure!(
+                edge.to_vec()? == vec![pattern; edge.len()],
+                "invariant 6: block {name} does not hold its pattern"
+            );
+            Ok(())
+        })?;
+        self.seen(block, "read")
+    }
+
+    /// A block with bytes whose stream flows once its debts are paid.
+    fn ready(&mut self, block: u8) -> Option<usize> {
+        let index = self.block(block)?;
+        let block = &self.blocks[index];
+        let mut streams = block.owed.iter().chain([&block.stream]);
+        (!block.buffer.is_empty() && streams.all(|stream| self.order.flows(*stream)))
+            .then_some(index)
+    }
+
+    /// A copy from or to the host has synchronised the block's stream.
+    fn seen(&mut self, block: usize, what: &str) -> Result<(Option<usize>, Effect)> {
+        let line = format!("{what} block {}", self.blocks[block].name);
+        self.say(line);
+        self.order.submit(self.blocks[block].stream);
+        self.order.synchronise(self.blocks[block].stream);
+        Ok((None, Effect::Synchronise))
+    }
+
+    fn copy(&mut self, from: usize, stream: usize) -> Result<()> {
+        let (pool, bytes) = (self.blocks[from].pool, self.blocks[from].buffer.len());
+        if bytes == 0 || bytes > LARGE {
+            return Ok(());
+        }
+        let Some(to) = self.alloc(pool, stream, bytes)? else {
+            return Ok(());
+        };
+        let mut target = self.blocks.swap_remove(to);
+        let source = &mut self.blocks[from];
+        target.buffer.copy_from_buffer(&source.buffer)?;
+        target.pattern = source.pattern;
+        // The source's stream waits for its debts, but may not strike them off.
+        for other in &source.owed {
+            self.order.join(source.stream, *other);
+        }
+        self.order.join(stream, source.stream);
+        self.order.submit(stream);
+        self.order.join(source.stream, stream);
+        let line = format!("copy block {} to block {}", source.name, target.name);
+        self.blocks.push(target);
+        self.say(line);
+        Ok(())
+    }
+
+    fn lend(&mut self, block: usize, stream: usize, lend: Lend) -> Result<()> {
+        self.settle(block)?;
+        let pattern = self.next_pattern();
+        let other = self.ground.streams[stream].clone();
+        let block = &mut self.blocks[block];
+        let has_bytes = !block.buffer.is_empty();
+        let fill = block.buffer.len() <= LARGE;
+        let mut loan = block.buffer.on(&other)?;
+        if fill {
+            loan.fill_bytes(pattern)?;
+            block.pattern = pattern;
+        }
+        match lend {
+            Lend::Guard => drop(loan),
+            Lend::Leak => std::mem::forget(loan),
+        }
+        if has_bytes && stream != block.stream {
+            self.order.join(stream, block.stream);
+            self.order.submit(stream);
+            match lend {
+                Lend::Guard => self.order.join(block.stream, stream),
+                Lend::Leak => block.owed.push(stream),
+            }
+        }
+        let how = match lend {
+            Lend::Guard => "and take it back",
+            Lend::Leak => "and leak the loan",
+        };
+        let line = format!("lend block {} to stream {stream} {how}", block.name);
+        self.say(line);
+        Ok(())
+    }
+
+    fn rehome(&mut self, block: usize, stream: usize) -> Result<()> {
+        self.settle(block)?;
+        let mut block = self.blocks.swap_remove(block);
+        let line = format!("take block {} by hand to stream {stream}", block.name);
+        self.say(line);
+        let other = &self.ground.streams[stream];
+        other.wait_for(block.buffer.stream())?;
+        self.order.join(stream, block.stream);
+        let (pool, len) = (block.buffer.pool().clone(), block.buffer.len());
+        let address = block.buffer.into_raw().map_err(|failed| failed.error)?;
+        // SAFETY: the address was this block's a moment ago, and the other stream waits for all its
+        // uses; nobody else frees it.
+        block.buffer = unsafe { DeviceBuffer::from_raw(&pool, other, address, len) };
+        block.stream = stream;
+        self.blocks.push(block);
+        Ok(())
+    }
+
+    /// Frees a block, after taking down in its stream what it holds.
+    fn end(&mut self, index: usize, how: End) -> Result<Effect> {
+        self.settle(index)?;
+        let (name, pattern) = (self.blocks[index].name, self.blocks[index].pattern);
+        let witnesses = &self.ground.witnesses;
+        let mut taken = Vec::new();
+        self.on_edges(index, |edge| {
+            if !edge.is_empty() {
+                let mut witness = witnesses.alloc::<u8>(edge.stream(), edge.len())?;
+                witness.copy_from_buffer(edge)?;
+                taken.push((witness, pattern, name));
+            }
+            Ok(())
+        })?;
+        self.witnesses.append(&mut taken);
+        let block = self.blocks.swap_remove(index);
+        let (start, bytes) = (block.buffer.as_raw(), block.buffer.len() as u64);
+        let mut stream = block.stream;
+        let mut effect = Effect::None;
+        let how = match how {
+            End::FreeSync if !self.order.flows(stream) => End::Free,
+            how => how,
+        };
+        self.say(match how {
+            End::Drop => format!("drop block {name}"),
+            End::Free => format!("free block {name}"),
+            End::FreeOn(other) => {
+                format!("free block {name} on stream {}", number(other, STREAMS))
+            }
+            End::FreeSync => format!("free block {name} and wait"),
+        });
+        match how {
+            End::Drop => drop(block.buffer),
+            End::Free => block.buffer.free().map_err(|failed| failed.error)?,
+            End::FreeOn(other) => {
+                let other = number(other, STREAMS);
+                let freed = block.buffer.free_on(&self.ground.streams[other]);
+                freed.map_err(|failed| failed.error)?;
+                self.order.join(other, stream);
+                stream = other;
+            }
+            End::FreeSync => {
+                self.wait_until_done(stream)?;
+                block.buffer.free_sync().map_err(|failed| failed.error)?;
+                effect = Effect::Synchronise;
+            }
+        }
+        if bytes > 0 {
+            let model = &mut self.pools[block.pool].model;
+            model.freed(&mut self.order, stream, start, bytes);
+        }
+        if effect == Effect::Synchronise {
+            self.order.synchronise(stream);
+        }
+        Ok(effect)
+    }
+
+    /// A stream that is held must not say that it is done.
+    fn query(&self, stream: usize) -> Result<()> {
+        let done = self.ground.streams[stream].is_done()?;
+        ensure!(
+            !(done && self.order.is_behind_gate(&self.order.past(stream))),
+            "stream {stream} says that it is done, and waits for the held one"
+        );
+        Ok(())
+    }
+
+    /// Asks until a stream that nothing holds is done. If it never is, synchronising would hang.
+    fn wait_until_done(&self, stream: usize) -> Result<()> {
+        if !self.order.is_held() {
+            return Ok(());
+        }
+        let start = std::time::Instant::now();
+        while !self.ground.streams[stream].is_done()? {
+            ensure!(
+                start.elapsed().as_secs() < 10,
+                "stream {stream} is not done, and nothing in it waits for the held one"
+            );
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn synchronise(&mut self, stream: usize) -> Result<()> {
+        self.wait_until_done(stream)?;
+        self.ground.streams[stream].synchronize()?;
+        self.order.synchronise(stream);
+        Ok(())
+    }
+
+    fn synchronise_all(&mut self) -> Result<()> {
+        self.ground.context.synchronize()?;
+        self.order.synchronise_all();
+        Ok(())
+    }
+
+    fn let_go(&mut self) {
+        self.gate = None;
+        self.order.let_go();
+    }
+}
+
+/// `wanted` as the number of one of `count` things.
+fn number(wanted: u8, count: usize) -> usize {
+    usize::from(wanted) % count
+}
