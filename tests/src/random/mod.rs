@@ -26,6 +26,9 @@ const SEQUENCES: &str = "CUDA_MEM_TEST_SEQUENCES";
 /// Which sequences run: the same number gives the same ones.
 const SEED: &str = "CUDA_MEM_TEST_SEED";
 
+/// If it is set, every step is told before it is done: for a driver that crashes or hangs.
+const LOUD: &str = "CUDA_MEM_TEST_LOUD";
+
 const DEFAULT_SEED: u64 = 20_250_101;
 
 /// So many sequences take every way of reuse.
@@ -57,7 +60,7 @@ pub fn sequences(lab: &Lab) -> Result<()> {
     let count = u32::try_from(number_from(SEQUENCES, default)?)?;
     let seed = number_from(SEED, DEFAULT_SEED)?;
     println!("{count} random sequences, {SEED}={seed}");
-    let ground = Ground::new(lab)?;
+    let ground = Ground::new(lab, std::env::var_os(LOUD).is_some())?;
     let (steps, reuses) = (Cell::new(0_u64), Cell::new(Reuses::default()));
     let start = std::time::Instant::now();
     let config = Config {

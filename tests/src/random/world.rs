@@ -30,10 +30,12 @@ pub(super) struct Ground {
     /// no order to them.
     witnesses: MemoryPool,
     grain: Grain,
+    /// Tells every step on standard error before it is done: for a driver that crashes.
+    loud: bool,
 }
 
 impl Ground {
-    pub(super) fn new(lab: &Lab) -> Result<Self> {
+    pub(super) fn new(lab: &Lab, loud: bool) -> Result<Self> {
         let context = lab.context()?;
         let streams = [context.stream()?, context.stream()?, context.stream()?];
         let pool = lab.pool()?;
@@ -53,6 +55,7 @@ impl Ground {
             streams,
             witnesses,
             grain,
+            loud,
         })
     }
 }
@@ -118,6 +121,9 @@ impl<'a> World<'a> {
 
     /// Does one step and checks everything that can be checked then.
     pub(super) fn step(&mut self, step: &Step) -> Result<()> {
+        if self.ground.loud {
+            eprintln!("{step:?}");
+        }
         let (pool, effect) = self.perform(step)?;
         self.check(pool, effect)
     }
@@ -176,7 +182,11 @@ impl<'a> World<'a> {
     }
 
     fn say(&mut self, line: impl Into<String>) {
-        self.story.push(line.into());
+        let line = line.into();
+        if self.ground.loud {
+            eprintln!("    {line}");
+        }
+        self.story.push(line);
     }
 
     /// What the step did to the numbers: of which pool, and what.
