@@ -13,8 +13,8 @@ struct Freed {
     end: u64,
     point: Point,
     past: Past,
-    /// The driver may have seen it done while `ALLOW_OPPORTUNISTIC` was on. What it has seen once is
-    /// anybody's, also after the flag was taken away.
+    /// The driver may have seen it done: while `ALLOW_OPPORTUNISTIC` was on, or by a host function
+    /// behind it. What it has seen once is anybody's, also after the flag was taken away.
     may_be_seen: bool,
 }
 
@@ -49,8 +49,12 @@ pub(super) enum Effect {
     Synchronise,
     /// A trim that keeps this much.
     Trim(u64),
-    /// A pool could not grow: the driver may have taken back what any pool keeps (R80, R91).
+    /// A pool could not grow: the driver may have taken back what any pool keeps (R80, R91), and an
+    /// attempt that it gave up may have left a high mark (seen on an H200).
     Pressure,
+    /// A host function has run: the driver may count that as having seen the frees before it (an
+    /// H200 does).
+    HostFunction,
 }
 
 /// One pool, as it must be.
@@ -183,6 +187,18 @@ impl Model {
         });
     }
 
+    /// A host function ran in `stream`, behind everything there.
+    pub(super) fn host_function_ran(&mut self, order: &Order, stream: usize) {
+        for freed in &mut self.freed {
+            freed.may_be_seen |= order.follows(stream, freed.point);
+        }
+    }
+
+    /// Whether nothing lives, and the host has seen every free.
+    pub(super) fn is_at_rest(&self, order: &Order) -> bool {
+        self.live.is_empty() && (self.freed.iter()).all(|freed| order.is_synchronised(freed.point))
+    }
+
     /// The marks were set back.
     pub(super) fn reset_marks(&mut self) {
         self.stats.used.high = self.stats.used.current;
@@ -213,7 +229,7 @@ impl Model {
         ] {
             let high = before.high.max(now.current);
             ensure!(
-                now.high == high,
+                now.high == high || (effect == Effect::Pressure && now.high > high),
                 "invariants 2 and 7: {name} {now:?}, its high mark should be {high}"
             );
         }
@@ -221,12 +237,10 @@ impl Model {
     }
 
     fn check_reserved(&self, before: u64, now: u64, effect: Effect, order: &Order) -> Result<()> {
-        let empty = self.live.is_empty()
-            && (self.freed.iter()).all(|freed| order.is_synchronised(freed.point));
         match effect {
             Effect::Pressure => {}
             Effect::None => ensure!(now >= before, "R33: reserved fell from {before} to {now}"),
-            Effect::Synchronise => {
+            Effect::Synchronise | Effect::HostFunction => {
                 let may_fall = match self.threshold {
                     ReleaseThreshold::Never => false,
                     ReleaseThreshold::Bytes(bytes) => before > bytes,
@@ -243,7 +257,7 @@ impl Model {
                     "R36: {before} became {now}, keep {keep}"
                 );
                 ensure!(
-                    keep > 0 || !empty || now == 0,
+                    keep > 0 || !self.is_at_rest(order) || now == 0,
                     "invariant 3: {now} bytes are left, and nothing lives"
                 );
             }

@@ -30,12 +30,20 @@ pub(super) struct Ground {
     /// no order to them.
     witnesses: MemoryPool,
     grain: Grain,
-    /// Tells every step on standard error before it is done: for a driver that crashes.
-    loud: bool,
+    options: Options,
+}
+
+/// What the caller chooses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Tell every step on standard error before it is done: for a driver that crashes.
+    pub(super) loud: bool,
+    /// Drop handles of pools while blocks live or are still to be freed.
+    pub(super) early_ends: bool,
 }
 
 impl Ground {
-    pub(super) fn new(lab: &Lab, loud: bool) -> Result<Self> {
+    pub(super) fn new(lab: &Lab, options: Options) -> Result<Self> {
         let context = lab.context()?;
         let streams = [context.stream()?, context.stream()?, context.stream()?];
         let pool = lab.pool()?;
@@ -55,7 +63,7 @@ impl Ground {
             streams,
             witnesses,
             grain,
-            loud,
+            options,
         })
     }
 }
@@ -89,7 +97,6 @@ impl Block {
 #[derive(Debug)]
 pub(super) struct World<'a> {
     ground: &'a Ground,
-    /// Dropped first: everything else may wait for it.
     gate: Option<Held>,
     order: Order,
     events: [(Event, Mark); EVENTS],
@@ -121,7 +128,7 @@ impl<'a> World<'a> {
 
     /// Does one step and checks everything that can be checked then.
     pub(super) fn step(&mut self, step: &Step) -> Result<()> {
-        if self.ground.loud {
+        if self.ground.options.loud {
             eprintln!("{step:?}");
         }
         let (pool, effect) = self.perform(step)?;
@@ -159,11 +166,6 @@ impl<'a> World<'a> {
         all
     }
 
-    /// Waits on the host for everything, so that the next sequence begins with nothing pending.
-    pub(super) fn clear(ground: &Ground) -> Result<()> {
-        Ok(ground.context.synchronize()?)
-    }
-
     fn check(&mut self, changed: Option<usize>, effect: Effect) -> Result<()> {
         for (index, pool) in self.pools.iter_mut().enumerate() {
             let Some(handle) = &pool.handle else { continue };
@@ -183,7 +185,7 @@ impl<'a> World<'a> {
 
     fn say(&mut self, line: impl Into<String>) {
         let line = line.into();
-        if self.ground.loud {
+        if self.ground.options.loud {
             eprintln!("    {line}");
         }
         self.story.push(line);
@@ -195,7 +197,10 @@ impl<'a> World<'a> {
         match *step {
             Step::NewPool(settings) => self.new_pool(settings)?,
             Step::DropPool(pool) => {
-                if let Some(index) = self.pool(pool) {
+                if let Some(index) = self.pool(pool)
+                    && (self.ground.options.early_ends
+                        || self.pools[index].model.is_at_rest(&self.order))
+                {
                     self.say(format!("drop the handle of pool {index}"));
                     self.pools[index].handle = None;
                 }
@@ -319,8 +324,13 @@ impl<'a> World<'a> {
                 let stream = number(stream, STREAMS);
                 if !self.order.is_held() {
                     self.say(format!("hold stream {stream}"));
+                    // It runs when what came before has: the wait would never end otherwise.
                     self.gate = Some(hold(&self.ground.streams[stream])?);
+                    for pool in &mut self.pools {
+                        pool.model.host_function_ran(&self.order, stream);
+                    }
                     self.order.hold(stream);
+                    return Ok((None, Effect::HostFunction));
                 }
             }
             Step::LetGo => {
@@ -460,22 +470,16 @@ impl<'a> World<'a> {
         }
         for offset in [0, block.buffer.len() - EDGE] {
             // SAFETY: a part of the live block, used in its stream while nobody else can use the
-            // block; it is taken out of hand again below, so nobody frees it.
+            // block; a borrowed part is not freed.
             let mut edge = unsafe {
-                DeviceBuffer::from_raw(
-                    block.buffer.pool(),
+                DeviceBuffer::borrow_raw(
                     block.buffer.stream(),
                     block.buffer.as_raw() + offset as u64,
                     EDGE,
+                    (),
                 )
             };
-            let outcome = work(&mut edge);
-            // A part must not be freed, whatever went wrong.
-            match edge.into_raw() {
-                Ok(_) => {}
-                Err(failed) => std::mem::forget(failed.object),
-            }
-            outcome?;
+            work(&mut edge)?;
         }
         Ok(())
     }
@@ -619,11 +623,11 @@ impl<'a> World<'a> {
         let other = &self.ground.streams[stream];
         other.wait_for(block.buffer.stream())?;
         self.order.join(stream, block.stream);
-        let (pool, len) = (block.buffer.pool().clone(), block.buffer.len());
+        let len = block.buffer.len();
         let address = block.buffer.into_raw().map_err(|failed| failed.error)?;
         // SAFETY: the address was this block's a moment ago, and the other stream waits for all its
         // uses; nobody else frees it.
-        block.buffer = unsafe { DeviceBuffer::from_raw(&pool, other, address, len) };
+        block.buffer = unsafe { DeviceBuffer::from_raw(other, address, len) };
         block.stream = stream;
         self.blocks.push(block);
         Ok(())
@@ -728,6 +732,18 @@ impl<'a> World<'a> {
     fn let_go(&mut self) {
         self.gate = None;
         self.order.let_go();
+    }
+}
+
+/// Also after a failure, whatever was left: the gate first, because all else may wait for it, and the
+/// pools last, when nothing of them is in use or still to be freed.
+impl Drop for World<'_> {
+    fn drop(&mut self) {
+        self.gate = None;
+        self.blocks.clear();
+        self.witnesses.clear();
+        // If even that fails there is nothing to be done.
+        let _ = self.ground.context.synchronize();
     }
 }
 
