@@ -164,7 +164,10 @@ fn aliases(attribute: &Attribute) -> Vec<String> {
         return Vec::new();
     }
     let quoted = text.split('"').skip(1).step_by(2);
-    quoted.filter(|name| is_function(name)).map(str::to_owned).collect()
+    quoted
+        .filter(|name| is_function(name))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -179,7 +182,10 @@ mod tests {
             Symbol::new(c\"cuMemcpyDtoDAsync\", 3000),\n];\n";
         let found: Vec<_> = functions(list)?.into_iter().collect();
         let expected = [("cuMemAlloc", 2000), ("cuMemcpyDtoDAsync", 3000)];
-        assert_eq!(found, expected.map(|(name, since)| (name.to_owned(), since)));
+        assert_eq!(
+            found,
+            expected.map(|(name, since)| (name.to_owned(), since))
+        );
         assert!(functions("nothing").is_err());
         Ok(())
     }

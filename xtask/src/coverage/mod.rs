@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         functions: &find::functions(&versions)?,
         wrappers: &find::wrappers(&files),
         calls: &measure::run()?,
-        reasons: &rule::REASONS,
+        reasons: rule::REASONS,
     });
     for line in &wrong {
         println!("{line}");

@@ -30,14 +30,19 @@ pub(super) fn render(sources: &Sources<'_>) -> (String, Vec<String>) {
         if !family.patterns.is_empty() {
             let _ = writeln!(tables, "Rule: {}.\n", quoted(family.patterns));
         }
-        tables.push_str("| function | since | wrapper, or why there is none | tests |\n|---|---|---|---|\n");
+        tables.push_str(
+            "| function | since | wrapper, or why there is none | tests |\n|---|---|---|---|\n",
+        );
         for name in names {
             total += 1;
             let by = if sources.wrappers.called.contains(*name) {
                 wrapped += 1;
                 wrapper(sources.wrappers, name)
             } else {
-                let reason = sources.reasons.iter().find(|(pattern, _)| fits(pattern, name));
+                let reason = sources
+                    .reasons
+                    .iter()
+                    .find(|(pattern, _)| fits(pattern, name));
                 match reason {
                     Some((pattern, reason)) => {
                         used.insert(*pattern);
@@ -60,7 +65,9 @@ pub(super) fn render(sources: &Sources<'_>) -> (String, Vec<String>) {
     }
     for (pattern, reason) in sources.reasons {
         if !used.contains(pattern) {
-            wrong.push(format!("the reason for `{pattern}` ({reason}) is used by no function"));
+            wrong.push(format!(
+                "the reason for `{pattern}` ({reason}) is used by no function"
+            ));
         }
     }
     let mut page = head(total, wrapped, tested, sources.calls.len());
@@ -69,7 +76,9 @@ pub(super) fn render(sources: &Sources<'_>) -> (String, Vec<String>) {
     page.push_str("| functions | reason |\n|---|---|\n");
     for ((pattern, reason), names) in LEFT_OUT.iter().zip(&left_out) {
         if names.is_empty() {
-            wrong.push(format!("`{pattern}` is left out, and there is no such function"));
+            wrong.push(format!(
+                "`{pattern}` is left out, and there is no such function"
+            ));
         }
         let _ = writeln!(page, "| {} | {reason} |", quoted(names));
     }
@@ -126,11 +135,13 @@ fn wrapper(wrappers: &Wrappers, name: &str) -> String {
         let (of, method) = item.split_once("::").unwrap_or((item, ""));
         types.entry(of).or_default().push(method);
     }
-    let shown = types.into_iter().map(|(of, methods)| match methods.as_slice() {
-        [""] => format!("`{of}`"),
-        [method] => format!("`{of}::{method}`"),
-        methods => format!("`{of}::{{{}}}`", methods.join(", ")),
-    });
+    let shown = types
+        .into_iter()
+        .map(|(of, methods)| match methods.as_slice() {
+            [""] => format!("`{of}`"),
+            [method] => format!("`{of}::{method}`"),
+            methods => format!("`{of}::{{{}}}`", methods.join(", ")),
+        });
     shown.collect::<Vec<_>>().join(", ")
 }
 
@@ -142,7 +153,11 @@ fn tests(calls: &Calls, name: &str) -> String {
         .map(|(test, functions)| (functions.len(), test.as_str()))
         .collect();
     tests.sort_unstable();
-    let names: Vec<&str> = tests.iter().take(SHOWN_TESTS).map(|(_, test)| *test).collect();
+    let names: Vec<&str> = tests
+        .iter()
+        .take(SHOWN_TESTS)
+        .map(|(_, test)| *test)
+        .collect();
     match tests.len() {
         0 => String::new(),
         few if few <= SHOWN_TESTS => quoted(&names),
@@ -160,8 +175,17 @@ mod tests_of_the_page {
     use super::*;
 
     fn functions() -> Functions {
-        let names = ["cuMemPoolCreate", "cuMemcpyDtoA", "cuMemFreeAsync", "cuInit", "cuLinkCreate"];
-        names.map(|name| (name.to_owned(), 11020)).into_iter().collect()
+        let names = [
+            "cuMemPoolCreate",
+            "cuMemcpyDtoA",
+            "cuMemFreeAsync",
+            "cuInit",
+            "cuLinkCreate",
+        ];
+        names
+            .map(|name| (name.to_owned(), 11020))
+            .into_iter()
+            .collect()
     }
 
     fn wrappers() -> Wrappers {
@@ -209,6 +233,9 @@ mod tests_of_the_page {
         assert!(about(&wrong, "cuMemFreeAsync has neither"), "{wrong:?}");
         let (_, wrong) = rendered(&[("cuMemFree*", "later"), ("cuMemPool*", "later")]);
         assert!(!about(&wrong, "cuMemFreeAsync"), "{wrong:?}");
-        assert!(about(&wrong, "`cuMemPool*` (later) is used by no function"), "{wrong:?}");
+        assert!(
+            about(&wrong, "`cuMemPool*` (later) is used by no function"),
+            "{wrong:?}"
+        );
     }
 }
