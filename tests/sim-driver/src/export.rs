@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_attribute, CUevent, CUhostFn, CUmemPool_attribute, CUmemoryPool,
-    CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUhostFn, CUmemAllocationType,
+    CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
 };
 
 use crate::fault;
@@ -130,7 +130,9 @@ plain_arguments!(
     CUmemoryPool,
     CUhostFn,
     CUresult,
+    CUdevice_P2PAttribute,
     CUdevice_attribute,
+    CUmemAllocationType,
     CUpointer_attribute,
     CUmemPool_attribute,
 );

@@ -41,6 +41,7 @@ mod knobs;
 mod live;
 mod memory;
 mod path;
+mod peer;
 mod pointer;
 mod pool;
 mod proc_address;
