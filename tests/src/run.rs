@@ -130,6 +130,12 @@ fn trial(lab: &'static Lab, test: Test) -> Trial {
     })
 }
 
+/// Whether the tests write down what they call.
+#[must_use]
+pub fn writes_calls() -> bool {
+    std::env::var_os(CALLS).is_some()
+}
+
 /// Adds a line to `file`: the test, and every driver function that this process has called.
 fn write_calls(lab: &Lab, name: &str, file: &OsStr) -> Result<()> {
     let control = lab.control()?;

@@ -250,10 +250,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuMemcpy2D*", SHAPES),
     ("cuMemcpy3D*", SHAPES),
     ("cuMemsetD2D*", SHAPES),
-    (
-        "cuMemcpyAsync",
-        "leaves the direction open; the functions that name it are used",
-    ),
     ("cuMemcpy*", SYNCHRONOUS),
     ("cuMemset*", SYNCHRONOUS),
     ("cuCtxGetStreamPriorityRange", PRIORITIES),
