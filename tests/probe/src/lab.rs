@@ -82,6 +82,11 @@ impl Lab {
         println!("{}{space}{part}: {answer}", self.question);
     }
 
+    /// The beginning of the line of a part.
+    pub(crate) fn label(&self, part: &str) -> String {
+        format!("{} {part}", self.question)
+    }
+
     /// Prints a code.
     pub(crate) fn code(&self, part: impl Display, code: CUresult) {
         self.say(part, name(code));
@@ -89,7 +94,7 @@ impl Lab {
 
     /// Asks one part in a process of its own, which starts the driver for itself.
     pub(crate) fn alone(&self, part: &str, body: impl FnOnce() -> Result<String>) {
-        let label = format!("{} {part}", self.question);
+        let label = self.label(part);
         crate::child::ask(&label, crate::child::LIMIT, || {
             self.start()?;
             let answer = body()?;

@@ -13,6 +13,10 @@ mod events;
 mod gate;
 mod hosts;
 mod init;
+mod ipc;
+mod ipc_ends;
+mod ipc_events;
+mod ipc_pointers;
 mod joins;
 mod lab;
 mod memory;
@@ -24,6 +28,7 @@ mod pressure;
 mod reuse;
 mod streams;
 mod trim;
+mod twin;
 mod wrong;
 
 use std::path::PathBuf;
@@ -116,6 +121,16 @@ fn questions() -> Vec<Question> {
         questions!(true events: fresh, flags, pending, times, other_context,
         destroy_with_work),
     );
+    all.extend(questions!(true ipc: exports, descriptors, gives_back, fabric, no_context));
+    all.extend(questions!(false ipc: bad_imports, fabric_forged));
+    all.extend(questions!(true ipc_pointers: exports));
+    all.extend(questions!(false ipc_pointers: forged, misplaced, pools, twice));
+    all.extend(
+        questions!(false ipc_ends: importer_first, exporter_first, exporter_dies,
+        importer_dies, legacy),
+    );
+    all.extend(questions!(true ipc_events: handles));
+    all.extend(questions!(false ipc_events: wrong, order, recorded_again, ends, waits));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }
