@@ -117,7 +117,6 @@ pub(crate) fn exports(lab: &Lab) -> Result<()> {
     lab.fine("a shared pool of a host node", numa_code)?;
     let plain = lab.pool(0)?;
     let first = shared_pool(lab)?;
-    let (both_code, both) = shared(lab, DESCRIPTOR | FABRIC);
     let null = std::ptr::null_mut();
     for (what, pool) in [
         ("the default pool", default),
@@ -135,13 +134,6 @@ pub(crate) fn exports(lab: &Lab) -> Result<()> {
             }
         }
     }
-    lab.code("a pool of both kinds", both_code);
-    for kind in [1, 8, 9] {
-        lab.code(
-            format!("a pool of both kinds as {kind}"),
-            export(lab, both, kind, 0).0,
-        );
-    }
     for flags in [1, 2, u64::MAX] {
         let (code, _) = export(lab, first, 1, flags);
         lab.code(format!("with flags {flags}"), code);
@@ -155,54 +147,66 @@ pub(crate) fn exports(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A pool of both kinds of handle.
+pub(crate) fn both_kinds(lab: &Lab) -> Result<()> {
+    for kind in [1, 8, 9] {
+        lab.alone(&format!("as {kind}"), || {
+            let (code, pool) = shared(lab, DESCRIPTOR | FABRIC);
+            lab.fine("cuMemPoolCreate", code)?;
+            Ok(name(export(lab, pool, kind, 0).0))
+        });
+    }
+    lab.alone("as 1, again after a failure", || {
+        let (code, pool) = shared(lab, DESCRIPTOR | FABRIC);
+        lab.fine("cuMemPoolCreate", code)?;
+        let _ = export(lab, pool, 1, 0);
+        Ok(name(export(lab, pool, 1, 0).0))
+    });
+    Ok(())
+}
+
 pub(crate) fn descriptors(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
-    let start = open_descriptors();
-    let more = |part: &str| lab.say(part, open_descriptors() as i64 - start as i64);
+    let stream = lab.stream()?;
+    // A first round, for what the driver opens once.
+    drop(exported(lab)?);
+    let start = open_descriptors() as i64;
+    let pool = shared_pool(lab)?;
     let block = lab.alloc(pool, 1000, stream)?;
-    more("more after an allocation");
     let (first_code, first) = export(lab, pool, 1, 0);
     let (second_code, second) = export(lab, pool, 1, 0);
     lab.fine("the first export", first_code)?;
     lab.fine("the second export", second_code)?;
     let (first, second) = (own(first), own(second));
-    more("more after two exports");
-    lab.say(
-        "two exports are two",
-        yes(first.as_raw_fd() != second.as_raw_fd()),
-    );
+    let two = first.as_raw_fd() != second.as_raw_fd();
+    lab.say("two exports are two", yes(two));
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(first.as_raw_fd(), libc::F_GETFD) };
     lab.say("close-on-exec", yes(flags & libc::FD_CLOEXEC != 0));
-    let what = std::fs::read_link(format!("/proc/self/fd/{}", first.as_raw_fd()))?;
-    let what = what.to_string_lossy().into_owned();
-    lab.say(
-        "is a device of the driver",
-        yes(what.starts_with("/dev/nvidia")),
-    );
     drop(second);
     let (code, imported) = import(lab, first.as_raw_fd(), 1, 0);
     lab.code("import here", code);
+    lab.say("the import is the pool", yes(imported == pool));
     lab.say("open after the import", yes(is_open(first.as_raw_fd())));
-    more("more after the import");
     let (code, again) = import(lab, first.as_raw_fd(), 1, 0);
     lab.code("import again", code);
     lab.say("two imports are two", yes(imported != again));
-    more("more after two imports");
     drop(first);
     let (token_code, token) = token(lab, block);
     lab.fine("cuMemPoolExportPointer", token_code)?;
     let (code, address) = open(lab, imported, &token);
     lab.code("a pointer with the descriptor closed", code);
-    more("more with a pointer");
+    lab.say("at the same address", yes(address == block));
+    lab.code("fill it", write(lab, address, 3));
+    lab.say("the block reads", read(lab, block));
     lab.code("its free", cu!(lab, cuMemFreeAsync(address, stream)));
     lab.synchronise(stream)?;
-    lab.code("destroy the import", cu!(lab, cuMemPoolDestroy(imported)));
-    lab.code("destroy the other", cu!(lab, cuMemPoolDestroy(again)));
-    more("more after the imports' end");
+    for part in ["destroy", "destroy a second time", "destroy a third time"] {
+        lab.code(part, cu!(lab, cuMemPoolDestroy(imported)));
+    }
     lab.free(block, stream)?;
     lab.end_pool(pool)?;
-    more("more after the pool's end");
+    let more = open_descriptors() as i64 - start;
+    lab.say("descriptors more at the end", more);
     Ok(())
 }
 

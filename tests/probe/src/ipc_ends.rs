@@ -60,7 +60,6 @@ pub(crate) fn importer_first(lab: &Lab) -> Result<()> {
                 lab.code(format!("{part}, importer"), code);
                 lab.synchronise(stream)?;
                 if ask < 2 {
-                    lab.say(format!("{part}, importer uses"), size(lab.used(pool)?));
                     let code = cu!(lab, cuMemsetD8_v2(block, 1, 4));
                     lab.code(format!("{part}, importer fills after it"), code);
                     let code = cu!(lab, cuMemFreeAsync(block, stream));

@@ -255,6 +255,13 @@ pub(crate) fn ends(lab: &Lab) -> Result<()> {
                 lab.let_it_finish();
                 lab.code(format!("{part}, query"), cu!(lab, cuEventQuery(opened)));
                 lab.code(format!("{part}, stream"), cu!(lab, cuStreamQuery(stream)));
+                if pending && dies {
+                    std::thread::sleep(std::time::Duration::from_secs(3));
+                    let code = cu!(lab, cuEventQuery(opened));
+                    lab.code(format!("{part}, query three seconds later"), code);
+                    let code = cu!(lab, cuStreamQuery(stream));
+                    lab.code(format!("{part}, stream three seconds later"), code);
+                }
                 if !pending {
                     let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
                     lab.code(format!("{part}, wait"), code);

@@ -122,9 +122,12 @@ fn questions() -> Vec<Question> {
         destroy_with_work),
     );
     all.extend(questions!(true ipc: exports, descriptors, gives_back, fabric, no_context));
-    all.extend(questions!(false ipc: bad_imports, fabric_forged));
+    all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
     all.extend(questions!(true ipc_pointers: exports));
-    all.extend(questions!(false ipc_pointers: forged, misplaced, pools, twice));
+    all.extend(
+        questions!(false ipc_pointers: forged, misplaced, pools, pending_free,
+        twice),
+    );
     all.extend(
         questions!(false ipc_ends: importer_first, exporter_first, exporter_dies,
         importer_dies, legacy),

@@ -204,7 +204,11 @@ pub(crate) fn pair(
     child::ask(&label, child::LIMIT, || {
         let (ours, theirs) = Wire::pair()?;
         let name = format!("{label}, other process");
+        let closed_there = ours.0.as_raw_fd();
         let child = Child::start(&name, || {
+            // SAFETY: the copy that this process has inherited, which nothing here uses: the end
+            // of the first process must be seen.
+            unsafe { libc::close(closed_there) };
             lab.start()?;
             second(&theirs)
         });
