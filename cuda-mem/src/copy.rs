@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
 use crate::error::{Error, Result};
 use crate::raw;
@@ -54,7 +54,7 @@ impl<'a, T: Pod> Span<'a, T> {
         if self.bytes() == 0 {
             return Ok(());
         }
-        let _current = self.stream.context().bind()?;
+        let _current = self.stream.bind()?;
         call().map_err(|error| {
             error.asked(|| format!("{} bytes at {:#x}", self.bytes(), self.address))
         })
@@ -120,8 +120,27 @@ impl<'a, T: Pod> Span<'a, T> {
         })
     }
 
-    /// Submits a copy from `from`, a span of the same length and stream.
-    pub(crate) fn copy_from_span(&self, from: &Span<'_, T>) -> Result<()> {
+    /// Submits a copy from `from`, a span of the same length and stream. `contexts` are those of both,
+    /// if their memory is of two devices: then it works without access from one to the other (R64).
+    pub(crate) fn copy_from_span(
+        &self,
+        from: &Span<'_, T>,
+        contexts: Option<(CUcontext, CUcontext)>,
+    ) -> Result<()> {
+        if let Some((ours, theirs)) = contexts {
+            let (to, from) = ((self.address, ours), (from.address, theirs));
+            // SAFETY: both spans are valid at this point of the stream, whose context is current, and
+            // each is memory of its context's device.
+            return self.submit(|| unsafe {
+                raw::copy::between_devices(
+                    self.table(),
+                    to,
+                    from,
+                    self.bytes(),
+                    self.stream.as_raw(),
+                )
+            });
+        }
         self.submit(|| {
             // SAFETY: both spans are valid at this point of the stream, whose context is current;
             // they are different allocations, as one is borrowed mutably.

@@ -43,11 +43,18 @@ pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> 
         ));
     }
     let event = earlier.context().take_event()?;
-    // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
-    let outcome = unsafe { raw::event::record(driver.table(), event, earlier.as_raw()) }
+    let record = || {
+        let _current = earlier.enter()?;
+        // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
+        unsafe { raw::event::record(driver.table(), event, earlier.as_raw()) }
+    };
+    let wait = || {
+        let _current = later.enter()?;
         // SAFETY: the event was recorded just now, and both handles are live. The driver notes the
         // recording at this call, so the event may be used again at once.
-        .and_then(|()| unsafe { raw::stream::wait(driver.table(), later.as_raw(), event) });
+        unsafe { raw::stream::wait(driver.table(), later.as_raw(), event) }
+    };
+    let outcome = record().and_then(|()| wait());
     earlier.context().give_event(event);
     outcome
 }
