@@ -99,6 +99,7 @@ impl State {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
         self.orphan_streams(id);
+        self.sharing.end_context(id);
         for event in self.events.values_mut() {
             event.is_orphan |= event.context == id;
         }

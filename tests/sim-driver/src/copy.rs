@@ -44,7 +44,8 @@ impl State {
                 Place::Device
             });
         }
-        self.pool_at(address).map(|_| Place::Device)
+        let is_imported = self.imported_at(address).is_some();
+        (is_imported || self.pool_at(address).is_some()).then_some(Place::Device)
     }
 
     /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has nothing.
@@ -75,6 +76,9 @@ impl State {
                 sanitizer::access_after_free(&mut self.reports, access, freed);
             }
             return Ok(place);
+        }
+        if let Some(answer) = self.touch_imported(access) {
+            return answer.map(|()| place);
         }
         let device = self.stream(at.stream)?.device;
         let Self {

@@ -29,6 +29,8 @@ struct Facts {
     access: c_uint,
     /// Whether a device may use the address.
     is_reachable: bool,
+    /// Whether another process allocated it.
+    is_imported: bool,
 }
 
 /// What the plural query answers for an address that is not the driver's.
@@ -45,6 +47,7 @@ const NOTHING: Facts = Facts {
     is_legacy_ipc: false,
     access: 0,
     is_reachable: true,
+    is_imported: false,
 };
 
 impl State {
@@ -60,6 +63,25 @@ impl State {
                 device,
                 is_legacy_ipc: !allocation.is_host,
                 access: 3,
+                ..NOTHING
+            });
+        }
+        if let Some((id, imported, start, size)) = self.imported_block(address) {
+            let device = imported.device.unwrap_or(0);
+            let is_host = imported.device.is_none();
+            return Some(Facts {
+                address,
+                start,
+                size,
+                memory_type: if is_host { HOST } else { DEVICE },
+                device: c_int::try_from(device).unwrap_or(NO_DEVICE),
+                pool: id,
+                access: if is_host {
+                    3
+                } else {
+                    imported.access_of(device)
+                },
+                is_imported: true,
                 ..NOTHING
             });
         }
@@ -88,6 +110,7 @@ impl State {
                 pool.access_of(device)
             },
             is_reachable: pool.access_of(device) != 0,
+            is_imported: false,
         })
     }
 
@@ -109,12 +132,15 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         4 if facts.memory_type == DEVICE && !facts.is_managed => Err(INVALID_VALUE),
         4 => out.write::<*mut c_void>(to_handle(facts.address)),
         5 if facts.memory_type == DEVICE => Ok(()),
-        6 => flag(false),
+        6 => flag(facts.is_imported),
         // One allocation, one number: the address is never shared by two that live.
         7 | 20 => out.write(facts.start),
         8 => flag(facts.is_managed),
         9 => out.write(facts.device),
         10 => flag(facts.is_legacy_ipc),
+        // Measured: nothing is said of the mapping of imported memory.
+        18 if facts.is_imported => out.write(0_usize),
+        19 if facts.is_imported => out.write::<CUdeviceptr>(0),
         11 | 19 => out.write::<CUdeviceptr>(facts.start),
         12 | 18 => out.write(facts.size as usize),
         13 => flag(facts.size > 0),

@@ -9,7 +9,8 @@ use cuda_driver_sys::{
 
 use super::Pool;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
-use crate::state::{State, state};
+use crate::ipc::Imported;
+use crate::state::{State, from_handle, state};
 
 const NONE: u32 = 0;
 const READ: u32 = 1;
@@ -19,6 +20,41 @@ impl Pool {
     /// What a device may do here.
     pub(crate) fn access_of(&self, device: usize) -> u32 {
         if self.device == Some(device) || self.properties.is_managed() {
+            return READWRITE;
+        }
+        self.access.get(&device).copied().unwrap_or(NONE)
+    }
+}
+
+/// Of pools that were made here, and of imported ones.
+impl State {
+    fn owner_of(&mut self, pool: CUmemoryPool) -> Answer<Option<usize>> {
+        match self.sharing.imported.get(&from_handle(pool)) {
+            Some(imported) => Ok(imported.device),
+            None => Ok(self.pool(pool)?.device),
+        }
+    }
+
+    fn access_in(&mut self, pool: CUmemoryPool, device: usize) -> Answer<u32> {
+        match self.sharing.imported.get(&from_handle(pool)) {
+            Some(imported) => Ok(imported.access_of(device)),
+            None => Ok(self.pool(pool)?.access_of(device)),
+        }
+    }
+
+    fn grant(&mut self, pool: CUmemoryPool, wishes: Vec<(usize, u32)>) -> Answer {
+        match self.sharing.imported.get_mut(&from_handle(pool)) {
+            Some(imported) => imported.access.extend(wishes),
+            None => self.pool(pool)?.access.extend(wishes),
+        }
+        Ok(())
+    }
+}
+
+impl Imported {
+    /// What a device may do here: the access of the exporter's devices is not inherited.
+    pub(crate) fn access_of(&self, device: usize) -> u32 {
+        if self.device == Some(device) {
             return READWRITE;
         }
         self.access.get(&device).copied().unwrap_or(NONE)
@@ -68,7 +104,7 @@ exports! {
         _, pool: CUmemoryPool, wishes: In<CUmemAccessDesc>, count: usize
     ) {
         let mut state = state()?;
-        let owner = state.pool(pool)?.device;
+        let owner = state.owner_of(pool)?;
         let wishes = wishes.required()?.read_all(count)?;
         // The whole list is checked before any of it counts, all devices first.
         let devices: Vec<usize> = wishes
@@ -80,9 +116,7 @@ exports! {
             .zip(&wishes)
             .map(|(device, wish)| Ok((*device, flags_of(&state, owner, *device, wish)?)))
             .collect::<Answer<_>>()?;
-        let pool = state.pool(pool)?;
-        pool.access.extend(wishes);
-        Ok(())
+        state.grant(pool, wishes)
     }
 
     plain fn cuMemPoolGetAccess(
@@ -94,11 +128,11 @@ exports! {
         let flags = match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
                 let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
-                state.pool(pool)?.access_of(device)
+                state.access_in(pool, device)?
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                state.pool(pool)?;
+                state.owner_of(pool)?;
                 NONE
             }
             _ => return Err(INVALID_VALUE),
