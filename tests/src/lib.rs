@@ -9,3 +9,4 @@ pub mod contract;
 pub mod hold;
 pub mod lab;
 pub mod run;
+pub mod two;

@@ -17,8 +17,8 @@ pub use threshold::RaisedThreshold;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
@@ -83,6 +83,30 @@ struct Inner {
     /// Those that were given access by us.
     granted: Mutex<Vec<Device>>,
     scopes: Mutex<threshold::Scopes>,
+    /// An export failed in a way after which the driver must not be asked again.
+    export_failed: AtomicBool,
+}
+
+/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
+/// crashed a driver (R28).
+static ENDS: Mutex<()> = Mutex::new(());
+
+/// While this lives no pool is destroyed. An error in a fork, where another thread of the parent may
+/// have held the lock.
+#[cfg(target_os = "linux")]
+pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    Ok(ENDS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// # Safety
+/// As [`raw::pool::destroy`].
+unsafe fn destroy(driver: Driver, raw: CUmemoryPool) -> Result<()> {
+    let _ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller gives up the handle.
+    unsafe { raw::pool::destroy(driver.table(), raw) }
 }
 
 /// Who destroys the pool.
@@ -108,7 +132,7 @@ impl Drop for Inner {
         report::release("memory pool", || {
             let withdrawn = self.withdraw_access();
             // SAFETY: the last handle is gone. What was allocated stays valid until it is freed (R26).
-            unsafe { raw::pool::destroy(self.driver.table(), self.raw) }?;
+            unsafe { destroy(self.driver, self.raw) }?;
             withdrawn
         });
     }
@@ -131,6 +155,7 @@ impl Inner {
             reach: AtomicU64::new(reach),
             granted: Mutex::default(),
             scopes: Mutex::default(),
+            export_failed: AtomicBool::new(false),
         }
     }
 
@@ -185,6 +210,16 @@ impl MemoryPool {
         Self(Pool(inner))
     }
 
+    #[cfg(target_os = "linux")]
+    pub(crate) fn export_has_failed(&self) -> bool {
+        self.0.0.export_failed.load(Ordering::Relaxed)
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note_failed_export(&self) {
+        self.0.0.export_failed.store(true, Ordering::Relaxed);
+    }
+
     /// Destroys the pool now and says how it went, where dropping the last handle only reports.
     ///
     /// Buffers that are alive stay valid, and their memory goes back to the device when they have been
@@ -224,7 +259,7 @@ impl MemoryPool {
         default::forget(inner.raw);
         let destroyed = inner.withdraw_access().and_then(|()| {
             // SAFETY: this was the last handle. What was allocated stays valid until it is freed (R26).
-            unsafe { raw::pool::destroy(inner.driver.table(), inner.raw) }
+            unsafe { destroy(inner.driver, inner.raw) }
         });
         match destroyed {
             Ok(()) => {

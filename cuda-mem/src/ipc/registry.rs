@@ -1,0 +1,138 @@
+//! What this process has imported. The driver answers a second import of the same thing with the same
+//! handle or address, and the first release ends all of them (measured, R57): so uses are counted,
+//! and only the last one releases.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
+
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::join::order;
+use crate::pool;
+use crate::raw;
+use crate::stream::Stream;
+
+/// The imported pools, by handle.
+static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+struct Entry {
+    driver: Driver,
+    pool: usize,
+    users: usize,
+    pointers: HashMap<CUdeviceptr, Pointer>,
+}
+
+#[derive(Default)]
+struct Pointer {
+    users: usize,
+    /// Those of users that are gone: the memory is freed after what they have submitted.
+    ended: Vec<Stream>,
+}
+
+/// Calls that share something, one at a time with each other and with the end of any pool: together
+/// they crashed a driver (R28).
+fn alone<T>(work: impl FnOnce(&mut Vec<Entry>) -> Result<T>) -> Result<T> {
+    let _ends = pool::no_pool_ends()?;
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    work(&mut pools)
+}
+
+/// The entry of a pool that is in use.
+fn entry(pools: &mut [Entry], driver: Driver, pool: CUmemoryPool) -> Option<&mut Entry> {
+    let mut pools = pools.iter_mut();
+    pools.find(|entry| entry.pool == pool.addr() && entry.driver == driver)
+}
+
+/// Imports a pool and counts one more user of it.
+pub(super) fn import_pool(
+    driver: Driver,
+    import: impl FnOnce() -> Result<CUmemoryPool>,
+) -> Result<CUmemoryPool> {
+    alone(|pools| {
+        let pool = import()?;
+        match entry(pools, driver, pool) {
+            Some(entry) => entry.users += 1,
+            None => pools.push(Entry {
+                driver,
+                pool: pool.addr(),
+                users: 1,
+                pointers: HashMap::new(),
+            }),
+        }
+        Ok(pool)
+    })
+}
+
+/// One user of a pool less; the last one destroys it.
+pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
+    alone(|pools| {
+        let Some(index) = pools
+            .iter()
+            .position(|entry| entry.pool == pool.addr() && entry.driver == driver)
+        else {
+            return Ok(());
+        };
+        pools[index].users -= 1;
+        if pools[index].users > 0 {
+            return Ok(());
+        }
+        pools.swap_remove(index);
+        // SAFETY: nobody uses the pool any more, and no other pool ends meanwhile. The exporter's
+        // memory is not touched (R59).
+        unsafe { raw::pool::destroy(driver.table(), pool) }
+    })
+}
+
+/// Imports a pointer and counts one more user of it.
+pub(super) fn import_pointer(
+    driver: Driver,
+    pool: CUmemoryPool,
+    import: impl FnOnce() -> Result<CUdeviceptr>,
+) -> Result<CUdeviceptr> {
+    alone(|pools| {
+        let address = import()?;
+        if let Some(entry) = entry(pools, driver, pool) {
+            entry.pointers.entry(address).or_default().users += 1;
+        }
+        Ok(address)
+    })
+}
+
+/// One user of a pointer less, who used it in `stream`; the last one frees it, after the others.
+pub(super) fn release_pointer(
+    driver: Driver,
+    pool: CUmemoryPool,
+    address: CUdeviceptr,
+    stream: &Stream,
+) -> Result<()> {
+    let ended = alone(|pools| {
+        let entry = entry(pools, driver, pool);
+        let Some(entry) = entry else {
+            return Ok(None);
+        };
+        let Some(pointer) = entry.pointers.get_mut(&address) else {
+            return Ok(None);
+        };
+        pointer.users -= 1;
+        if pointer.users > 0 {
+            if !pointer.ended.contains(stream) {
+                pointer.ended.push(stream.clone());
+            }
+            return Ok(None);
+        }
+        // If this fails the mapping stays, rather than end under somebody's work.
+        for other in &pointer.ended {
+            order(other.as_ref(), stream.as_ref())?;
+        }
+        let _current = stream.enter()?;
+        // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
+        // stream's context is current (R8).
+        unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }?;
+        Ok(entry.pointers.remove(&address))
+    })?;
+    // Outside of the lock: what a stream keeps may be another import.
+    drop(ended);
+    Ok(())
+}
