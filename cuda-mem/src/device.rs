@@ -137,7 +137,7 @@ impl Device {
 
     /// An attribute that drivers know since `since`; `None` if this one is older. From that version
     /// on, a driver that does not know it is an error and not an answer.
-    fn query_since(
+    pub(crate) fn query_since(
         &self,
         attribute: CUdevice_attribute,
         since: CudaVersion,

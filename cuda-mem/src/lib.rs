@@ -61,7 +61,7 @@ mod report;
 mod stats;
 mod stream;
 
-pub use buffer::{DeviceBuffer, Loan};
+pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use context::{Context, Current, MemoryInfo};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;

@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 use cuda_driver_sys::CUcontext;
 
-use super::DeviceBuffer;
+use super::{Debt, DeviceBuffer};
 use crate::copy::Span;
 use crate::error::{Error, Result};
 use crate::join::order;
@@ -62,7 +62,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`copy_from`](Self::copy_from).
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
-        self.wait_for_debts()?;
+        self.wait_for_writers()?;
         self.span().copy_to(to)
     }
 
@@ -108,18 +108,22 @@ impl<T: Pod> DeviceBuffer<T> {
             return Ok(());
         }
         self.settle()?;
-        from.wait_for_debts()?;
+        from.wait_for_writers()?;
         order(from.stream.as_ref(), self.stream.as_ref())?;
         // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
         // debt below keeps it so until the copy has read it.
-        let source = unsafe { Span::new(from.address, from.len, &self.stream) };
+        let source =
+            unsafe { Span::new(from.address, from.len, &self.stream, from.device.is_some()) };
         let copied = self
             .span()
             .copy_from_span(&source, self.across_devices(from));
         // The source must not be changed or freed before the copy has read it.
         let ordered = order(self.stream.as_ref(), from.stream.as_ref());
         if ordered.is_err() {
-            from.debts().push(self.stream.clone());
+            from.debts().push(Debt {
+                stream: self.stream.clone(),
+                reads: true,
+            });
         }
         copied.and(ordered)
     }

@@ -5,11 +5,10 @@ use std::fmt;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
-use super::DeviceBuffer;
+use super::{Debt, DeviceBuffer};
 use crate::copy::Span;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
-use crate::pool::{Access, Pool};
 use crate::stream::Stream;
 use crate::{raw, report};
 
@@ -60,7 +59,10 @@ impl<T: Pod> DeviceBuffer<T> {
         self.settle()?;
         if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.debts().push(other.clone());
+            self.debts().push(Debt {
+                stream: other.clone(),
+                reads: false,
+            });
         }
         Ok(Loan {
             buffer: self,
@@ -71,21 +73,22 @@ impl<T: Pod> DeviceBuffer<T> {
 
 impl<T: Pod> DeviceBuffer<T> {
     /// `Ok` if work on the stream's device may touch the memory.
-    fn require_reach(&self, other: &Stream) -> Result<()> {
+    pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
         let (ours, theirs) = (self.stream.device(), other.device());
         if ours == theirs || self.address == 0 && ours.driver() == theirs.driver() {
             return Ok(());
         }
         if ours.driver() == theirs.driver() {
-            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+            let _current = other.bind()?;
+            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+            let table = theirs.driver().table();
             // SAFETY: the attribute is 8 bytes wide, and the memory is not freed.
-            let handle =
-                unsafe { raw::pointer::wide(ours.driver().table(), attribute, self.address) }?;
-            // Only a pool that is known to be alive can be asked.
-            if let Some(pool) = Pool::find(ours.driver(), handle)
-                && pool.access(&theirs)? == Access::ReadWrite
-            {
-                return Ok(());
+            let answer = unsafe { raw::pointer::wide(table, attribute, self.address) };
+            match answer {
+                Ok(_) => return Ok(()),
+                // The address has no meaning on the device of the current context (measured).
+                Err(error) if error.kind() == ErrorKind::InvalidValue => {}
+                Err(error) => return Err(error),
             }
         }
         Err(Error::invalid(format!(
@@ -170,7 +173,14 @@ impl<T: Pod> Loan<'_, T> {
     fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // used or freed there: `on` has noted the debt. The span borrows the loan.
-        unsafe { Span::new(self.buffer.address, self.buffer.len, self.stream) }
+        unsafe {
+            Span::new(
+                self.buffer.address,
+                self.buffer.len,
+                self.stream,
+                self.buffer.device.is_some(),
+            )
+        }
     }
 }
 

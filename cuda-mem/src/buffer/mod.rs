@@ -4,8 +4,10 @@ mod alloc;
 mod copies;
 mod loan;
 mod raw_parts;
+mod read_loan;
 
 pub use loan::Loan;
+pub use read_loan::ReadLoan;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -66,11 +68,19 @@ pub struct DeviceBuffer<T: Pod> {
     device: Option<Device>,
     /// Who has to be told of the end, if the memory is not the buffer's to free.
     keep: Option<Box<dyn Keep>>,
-    /// Streams that may still use the memory and that ours has not waited for yet: a loan was
-    /// leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
+    /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
+    /// was leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
     /// taken through shared borrows, never to allocate or free.
-    owed: Mutex<Vec<Stream>>,
+    owed: Mutex<Vec<Debt>>,
     element: PhantomData<T>,
+}
+
+/// A stream that may still use a buffer's memory.
+#[derive(Clone)]
+struct Debt {
+    stream: Stream,
+    /// It only reads, so that other readers need not wait for it.
+    reads: bool,
 }
 
 /// Keeps memory that is not a buffer's to free, such as another process's.
@@ -131,7 +141,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn settle(&mut self) -> Result<()> {
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
         while let Some(other) = owed.last() {
-            order(other.as_ref(), self.stream.as_ref())?;
+            order(other.stream.as_ref(), self.stream.as_ref())?;
             owed.pop();
         }
         Ok(())
@@ -199,11 +209,11 @@ impl<T: Pod> DeviceBuffer<T> {
     #[cold]
     fn settle_elsewhere(&mut self, error: Error) -> Result<()> {
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !self.stream.is_elsewhere() && !owed.iter().any(Stream::is_elsewhere) {
+        if !self.stream.is_elsewhere() && !owed.iter().any(|debt| debt.stream.is_elsewhere()) {
             return Err(error);
         }
         while let Some(other) = owed.last() {
-            other.context().synchronize()?;
+            other.stream.context().synchronize()?;
             owed.pop();
         }
         Ok(())
@@ -220,15 +230,17 @@ impl<T: Pod> DeviceBuffer<T> {
         self.stream.context().bind()
     }
 
-    /// As [`settle`](Self::settle), where the debts cannot be struck off; waiting twice is harmless.
-    fn wait_for_debts(&self) -> Result<()> {
+    /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
+    /// harmless, and other readers are none.
+    fn wait_for_writers(&self) -> Result<()> {
         // Cloned out: the driver is not called under the lock.
         let owed = self.debts().clone();
         owed.iter()
-            .try_for_each(|other| order(other.as_ref(), self.stream.as_ref()))
+            .filter(|debt| !debt.reads)
+            .try_for_each(|debt| order(debt.stream.as_ref(), self.stream.as_ref()))
     }
 
-    fn debts(&self) -> MutexGuard<'_, Vec<Stream>> {
+    fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -236,7 +248,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
         // the callers have settled what other streams may still do with it, and the span borrows
         // the buffer. The driver aligns to 256 bytes or more (R15).
-        unsafe { Span::new(self.address, self.len, &self.stream) }
+        unsafe { Span::new(self.address, self.len, &self.stream, self.device.is_some()) }
     }
 }
 
@@ -264,6 +276,7 @@ const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<DeviceBuffer<f32>>();
     shared::<Loan<'_, f32>>();
+    shared::<ReadLoan<'_, f32>>();
     shared::<MemoryPool>();
     shared::<PoolBuilder>();
     shared::<Stream>();

@@ -159,12 +159,15 @@ impl Inner {
         }
     }
 
-    /// Whether anything is handed out. If that cannot be told, it may be.
-    fn has_live_memory(&self) -> bool {
+    /// Whether anything is handed out. Drivers before 11.3 cannot tell; then it may be.
+    fn has_live_memory(&self) -> Result<bool> {
+        if self.driver.version() < CudaVersion::new(11, 3) {
+            return Ok(true);
+        }
         let used = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
         // SAFETY: the pool is live, and the attribute is 8 bytes wide.
         let used = unsafe { raw::pool::wide_attribute(self.driver.table(), self.raw, used) };
-        used.map_or(true, |bytes| bytes > 0)
+        Ok(used? > 0)
     }
 }
 

@@ -81,30 +81,36 @@ impl PoolBuilder {
                 return Ok(Some(pools));
             }
             // Drivers before 11.3 do not know the mask, which says nothing of what they can do (R2).
-            let mask = device.attribute(A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?;
+            let mask = device.query_since(
+                A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+                CudaVersion::new(11, 3),
+            )?;
             let offered = mask.map(|mask| HandleTypes::from_bits_retain(mask.cast_unsigned()));
             if offered.is_some_and(|offered| !offered.contains(self.handle_types)) {
                 return Ok(no);
             }
+            // The driver makes such a pool also where there is no such engine (measured).
+            let engine = A::CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK;
+            if self.hw_decompress && device.query_since(engine, CudaVersion::new(12, 8))? == Some(0)
+            {
+                return Ok(no);
+            }
         }
         // Which drivers know which attribute: R4. One that does not says nothing.
-        let (attribute, since) = match self.location {
-            Location::Host if pinned => {
-                (A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, (13, 0))
-            }
+        let (attribute, major, minor) = match self.location {
+            Location::Host if pinned => (A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0),
             Location::HostNuma(_) if pinned => (
                 A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
-                (12, 9),
+                12,
+                9,
             ),
             // Every device of the machine must have it (R5).
-            _ if !pinned => (A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, (8, 0)),
+            _ if !pinned => (A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 8, 0),
             _ => return Ok(None),
         };
-        if self.driver.version() < CudaVersion::new(since.0, since.1) {
-            return Ok(None);
-        }
+        let since = CudaVersion::new(major, minor);
         for device in self.driver.devices()? {
-            if device.attribute(attribute)? == Some(0) {
+            if device.query_since(attribute, since)? == Some(0) {
                 return Ok(no);
             }
         }
@@ -134,11 +140,14 @@ impl PoolBuilder {
                 unsafe { raw::pool::destroy(self.driver.table(), pool) }?;
                 Support::Yes
             }
-            // Not an answer about the machine: ask again next time.
-            Err(error) if !error.had_no_effect() => return Err(error),
             Err(error) => match error.code() {
-                Some(code) => Support::No(Reason::Refused(code)),
-                None => return Err(error),
+                // Anything else is no answer about the machine: ask again next time.
+                Some(code)
+                    if error.function() == Some("cuMemPoolCreate") && error.had_no_effect() =>
+                {
+                    Support::No(Reason::Refused(code))
+                }
+                _ => return Err(error),
             },
         };
         answers.push((question, answer));

@@ -49,6 +49,23 @@ pub(crate) unsafe fn on_device(
     unsafe { call!(table, cuMemcpyDtoDAsync_v2(to, from, bytes, stream)) }
 }
 
+/// A copy whose ends the driver finds out from the addresses. Host pools need it: the calls that name
+/// a direction refuse their memory (measured).
+///
+/// # Safety
+/// Each end must be valid for `bytes` at this point of `stream`, or, if it is the program's own memory,
+/// until the stream has been synchronised; the stream's context must be current.
+pub(crate) unsafe fn anywhere(
+    table: &Table,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { call!(table, cuMemcpyAsync(to, from, bytes, stream)) }
+}
+
 /// A copy between devices, whether they can reach each other or not.
 ///
 /// # Safety

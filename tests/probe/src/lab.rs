@@ -74,7 +74,6 @@ impl Lab {
             context: Cell::new(std::ptr::null_mut()),
         }
     }
-
     /// Prints one answer.
     pub(crate) fn say(&self, part: impl Display, answer: impl Display) {
         let part = part.to_string().replace(':', ",");

@@ -5,10 +5,13 @@
 //! the lines of a real driver are a record that the simulated one is compared with. Each question
 //! is asked in a process of its own, so that one that crashes or hangs costs only its own answer.
 
+mod across;
 mod attributes;
 mod child;
 mod contexts;
 mod copies;
+mod current;
+mod defaults;
 mod events;
 mod gate;
 mod hosts;
@@ -18,10 +21,12 @@ mod ipc_ends;
 mod ipc_events;
 mod ipc_pointers;
 mod joins;
+mod kinds;
 mod lab;
 mod memory;
 mod none;
 mod observe;
+mod peers;
 mod place;
 mod pools;
 mod pressure;
@@ -29,6 +34,7 @@ mod reuse;
 mod streams;
 mod trim;
 mod twin;
+mod two;
 mod wrong;
 
 use std::path::PathBuf;
@@ -87,6 +93,19 @@ fn questions() -> Vec<Question> {
     );
     all.extend(questions!(true hosts: host, host_numa));
     all.extend(
+        questions!(true kinds: made, reserved_bytes, at_first, device_attributes,
+        host_numbers, sync_memops, host_entries, host_ranges),
+    );
+    all.extend(questions!(false kinds: without_access, with_access, access_taken, pinned));
+    all.extend(
+        questions!(true current: by_location, nulls, set_own, of_the_device, elsewhere,
+        without_context, managed_of_device),
+    );
+    all.extend(
+        questions!(true defaults: calls, other_context, order, order_of_contexts,
+        two_threads, reuse, plain_memory),
+    );
+    all.extend(
         questions!(true place: fresh, tightest, equal, order_of_frees, own_or_tighter,
         fills_hole, grows_from),
     );
@@ -134,6 +153,17 @@ fn questions() -> Vec<Question> {
     );
     all.extend(questions!(true ipc_events: handles));
     all.extend(questions!(false ipc_events: wrong, order, recorded_again, ends, waits));
+    all.extend(questions!(false current: destroyed, named_late));
+    all.extend(questions!(true defaults: ended_thread));
+    all.extend(questions!(false defaults: wrong_frees));
+    all.extend(
+        questions!(false peers: devices, lists, enabled, host_memory, defaults, follows, handles, addresses,
+        reuse),
+    );
+    all.extend(
+        questions!(false across: copies, without_context, contexts_of_copies, copies_of_plain_memory, foreign_stream,
+        allocations, seen, events, waits),
+    );
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }
@@ -172,7 +202,9 @@ fn main() -> ExitCode {
     let options = match options() {
         Ok(options) => options,
         Err(error) => {
-            eprintln!("{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING]");
+            eprintln!(
+                "{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING[,BEGINNING]]"
+            );
             return ExitCode::from(2);
         }
     };
@@ -201,7 +233,8 @@ fn main() -> ExitCode {
         return ExitCode::from(NO_DRIVER);
     }
     for question in questions() {
-        if !question.name.starts_with(&options.only) {
+        let mut wanted = options.only.split(',');
+        if !wanted.any(|only| question.name.starts_with(only)) {
             continue;
         }
         let lab = Lab::new(library.table(), question.name);

@@ -1,7 +1,7 @@
 //! Contexts: the primary one of each device, others that a program makes, and which is current.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     flags: c_uint,
     pub(crate) legacy: Option<StreamId>,
     pub(crate) per_thread: HashMap<u64, StreamId>,
+    /// Contexts whose memory it may touch.
+    pub(crate) peers: HashSet<ContextId>,
     /// Held by the host function that runs.
     pub(crate) host_turn: Arc<Mutex<()>>,
 }
@@ -50,6 +52,7 @@ impl State {
             flags,
             legacy: None,
             per_thread: HashMap::new(),
+            peers: HashSet::new(),
             host_turn: Arc::default(),
         };
         self.contexts.insert(id, context);
@@ -98,6 +101,9 @@ impl State {
     fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
+        for context in self.contexts.values_mut() {
+            context.peers.remove(&id);
+        }
         self.orphan_streams(id);
         self.sharing.end_context(id);
         for event in self.events.values_mut() {
@@ -175,7 +181,33 @@ fn release_primary(device: c_int) -> Answer {
     })
 }
 
+/// Ends the primary context whoever holds it.
+fn reset_primary(device: c_int) -> Answer {
+    let id = {
+        let state = state()?;
+        let ordinal = state.ordinal(device)?;
+        let device = &state.devices[ordinal];
+        match (device.primary, device.retains) {
+            (_, 0) | (None, _) => return Ok(()),
+            (Some(id), _) => id,
+        }
+    };
+    finish(id, |state| {
+        let ordinal = state.ordinal(device)?;
+        state.devices[ordinal].retains = 0;
+        Ok(true)
+    })
+}
+
 exports! {
+    plain fn cuDevicePrimaryCtxReset(_, device: c_int) {
+        reset_primary(device)
+    }
+
+    plain fn cuDevicePrimaryCtxReset_v2(_, device: c_int) {
+        reset_primary(device)
+    }
+
     plain fn cuDevicePrimaryCtxRetain(_, out: Out<CUcontext>, device: c_int) {
         out.required()?;
         let mut state = state()?;

@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_attribute, CUevent, CUhostFn, CUipcEventHandle, CUipcMemHandle,
-    CUmemAllocationHandleType, CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult,
-    CUstream,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUhostFn, CUipcEventHandle,
+    CUipcMemHandle, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
+    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
 };
 
 use crate::fault;
@@ -134,7 +134,9 @@ plain_arguments!(
     CUipcMemHandle,
     CUmemAllocationHandleType,
     CUresult,
+    CUdevice_P2PAttribute,
     CUdevice_attribute,
+    CUmemAllocationType,
     CUpointer_attribute,
     CUmemPool_attribute,
 );

@@ -42,6 +42,7 @@ mod knobs;
 mod live;
 mod memory;
 mod path;
+mod peer;
 mod pointer;
 mod pool;
 mod proc_address;

@@ -61,13 +61,33 @@ impl Stream {
     }
 }
 
-/// A number for the calling thread.
-fn thread_number() -> u64 {
+/// The number of a thread, which takes the thread's streams with it.
+#[derive(Debug)]
+struct Thread(u64);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if crate::state::check_initialised().is_ok()
+            && let Ok(mut state) = state()
+        {
+            state.end_thread(self.0);
+        }
+    }
+}
+
+/// A number for the calling thread; none while the thread is ending.
+fn thread_number() -> Answer<u64> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     thread_local! {
-        static NUMBER: OnceCell<u64> = const { OnceCell::new() };
+        static NUMBER: OnceCell<Thread> = const { OnceCell::new() };
     }
-    NUMBER.with(|number| *number.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed)))
+    let number = |cell: &OnceCell<Thread>| {
+        let new = || Thread(NEXT.fetch_add(1, Ordering::Relaxed));
+        cell.get_or_init(new).0
+    };
+    NUMBER
+        .try_with(number)
+        .map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
 impl State {
@@ -99,7 +119,7 @@ impl State {
     pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
         let null_is_per_thread = call.per_thread && handle.is_null();
         if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
-            let (context, thread) = (self.current()?, thread_number());
+            let (context, thread) = (self.current()?, thread_number()?);
             if let Some(id) = self.context(context)?.per_thread.get(&thread) {
                 return Ok(*id);
             }
@@ -220,6 +240,29 @@ impl State {
             !gone
         });
         self.empty_graveyard();
+    }
+
+    /// Streams that nobody can name any more; their queues drain by themselves.
+    fn destroy_streams(&mut self, ids: &[StreamId]) {
+        for id in ids {
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.life = Life::Destroyed;
+            }
+            self.clocks.retire(*id);
+        }
+        // Measured: to destroy a stream that is done is to synchronise with it.
+        self.end_finished_streams();
+    }
+
+    /// Measured: the default streams of a thread end with it, as if it had destroyed them.
+    fn end_thread(&mut self, thread: u64) {
+        let contexts = self.contexts.values_mut();
+        let its: Vec<StreamId> = contexts
+            .filter_map(|context| context.per_thread.remove(&thread))
+            .collect();
+        if !its.is_empty() {
+            self.destroy_streams(&its);
+        }
     }
 
     /// What destroyed streams have finished counts as synchronised, without anybody asking.
@@ -354,13 +397,7 @@ exports! {
                 return Err(code);
             }
         }
-        if let Some(stream) = state.streams.get_mut(&id) {
-            // The queue drains by itself.
-            stream.life = Life::Destroyed;
-        }
-        state.clocks.retire(id);
-        // Measured: to destroy a stream that is done is to synchronise with it.
-        state.end_finished_streams();
+        state.destroy_streams(&[id]);
         Ok(())
     }
 

@@ -34,7 +34,9 @@ pub fn all() -> Vec<Test> {
             waiting_for_oneself_is_nothing, a_lent_buffer_waits_for_its_own_stream,
             the_own_stream_waits_for_the_borrower, a_leaked_loan_is_remembered,
             a_leaked_loan_is_remembered_by_the_free, lending_to_the_own_stream_adds_no_wait,
-            a_copy_between_buffers_orders_both_streams;
+            a_copy_between_buffers_orders_both_streams,
+            several_streams_read_at_a_time, a_leaked_read_loan_is_remembered,
+            streams_fork_and_join;
         pool: a_new_pool_holds_nothing, used_counts_the_bytes_asked_for,
             reserved_covers_used_and_highs_cover_both, settings_read_back_as_set,
             every_reuse_policy_reads_back, a_threshold_of_zero_gives_back_at_a_synchronise,
@@ -50,7 +52,7 @@ pub fn all() -> Vec<Test> {
             a_pool_that_somebody_else_made_is_only_a_handle;
         kinds: support_says_what_building_does, every_kind_serves_a_stream,
             memory_of_a_host_pool_is_the_hosts, what_does_not_go_together_is_refused,
-            a_pool_tells_what_it_was_made_with;
+            a_pool_tells_what_it_was_made_with, default_pools_are_found_by_place_and_type;
         pointer: an_address_of_a_pool_knows_pool_and_range,
             memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,

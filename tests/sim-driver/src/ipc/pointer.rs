@@ -125,9 +125,12 @@ impl State {
     }
 
     /// Checks an access to imported memory; `None` if the address is in no imported pool.
-    pub(crate) fn touch_imported(&mut self, access: Access) -> Option<Answer> {
+    pub(crate) fn touch_imported(&mut self, access: Access, device: usize) -> Option<Answer> {
         let address = access.address;
-        let (id, _) = self.imported_at(address)?;
+        let (id, pool) = self.imported_at(address)?;
+        if !pool.is_open_to(device) {
+            return Some(Err(INVALID_VALUE));
+        }
         let Some((_, _, start, size)) = self.imported_block(address) else {
             sanitizer::access_after_free(&mut self.reports, access, None);
             return Some(Err(INVALID_VALUE));

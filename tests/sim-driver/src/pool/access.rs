@@ -12,91 +12,106 @@ use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::ipc::Imported;
 use crate::state::{State, from_handle, state};
 
-const NONE: u32 = 0;
+pub(super) const NONE: u32 = 0;
 const READ: u32 = 1;
-const READWRITE: u32 = 3;
+pub(super) const READWRITE: u32 = 3;
 
 impl Pool {
-    /// What a device may do here.
-    pub(crate) fn access_of(&self, device: usize) -> u32 {
-        if self.device == Some(device) || self.properties.is_managed() {
-            return READWRITE;
-        }
-        self.access.get(&device).copied().unwrap_or(NONE)
-    }
-}
-
-/// Of pools that were made here, and of imported ones.
-impl State {
-    fn owner_of(&mut self, pool: CUmemoryPool) -> Answer<Option<usize>> {
-        match self.sharing.imported.get(&from_handle(pool)) {
-            Some(imported) => Ok(imported.device),
-            None => Ok(self.pool(pool)?.device),
-        }
-    }
-
-    fn access_in(&mut self, pool: CUmemoryPool, device: usize) -> Answer<u32> {
-        match self.sharing.imported.get(&from_handle(pool)) {
-            Some(imported) => Ok(imported.access_of(device)),
-            None => Ok(self.pool(pool)?.access_of(device)),
-        }
-    }
-
-    fn grant(&mut self, pool: CUmemoryPool, wishes: Vec<(usize, u32)>) -> Answer {
-        match self.sharing.imported.get_mut(&from_handle(pool)) {
-            Some(imported) => imported.access.extend(wishes),
-            None => self.pool(pool)?.access.extend(wishes),
-        }
-        Ok(())
-    }
-}
-
-impl Imported {
-    /// What a device may do here: the access of the exporter's devices is not inherited.
+    /// What a device may do here, as the pool says. Measured: a managed pool says that nobody may
+    /// do anything, until somebody sets it.
     pub(crate) fn access_of(&self, device: usize) -> u32 {
         if self.device == Some(device) {
             return READWRITE;
         }
         self.access.get(&device).copied().unwrap_or(NONE)
     }
+
+    /// Whether a device reaches the memory.
+    pub(crate) fn is_open_to(&self, device: usize) -> bool {
+        self.properties.is_managed() || self.access_of(device) != NONE
+    }
 }
 
-/// The device of one entry of a request.
-fn device_of(state: &State, wish: &CUmemAccessDesc) -> Answer<usize> {
+/// What kind of imported pool a request is about, and who may use it.
+impl State {
+    fn kind_of(&mut self, pool: CUmemoryPool) -> Answer<Of> {
+        if let Some(imported) = self.sharing.imported.get(&from_handle(pool)) {
+            return Ok(imported.device.map_or(Of::Host, Of::Device));
+        }
+        let asked = self.pool(pool)?;
+        Ok(match asked.device {
+            Some(device) => Of::Device(device),
+            None if asked.is_host() => Of::Host,
+            None => Of::Managed,
+        })
+    }
+}
+
+impl Imported {
+    /// What a device may do here: the access of the exporter's devices is not inherited.
+    fn access_of(&self, device: usize) -> u32 {
+        if self.device == Some(device) {
+            return READWRITE;
+        }
+        self.access.get(&device).copied().unwrap_or(NONE)
+    }
+
+    pub(crate) fn is_open_to(&self, device: usize) -> bool {
+        self.access_of(device) != NONE
+    }
+}
+
+/// Whose access an entry of a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Device(usize),
+    /// The host, of whatever number.
+    Host,
+    Nobody,
+}
+
+/// What kind of pool a request is about, as far as its answers differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Device(usize),
+    Host,
+    Managed,
+}
+
+fn who(state: &State, of: Of, wish: &CUmemAccessDesc) -> Answer<Who> {
     let (kind, id): (_, c_int) = location_parts(wish.location);
-    if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-        state.ordinal(id)
-    } else {
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    match (kind, of) {
+        (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, _) => state.ordinal(id).map(Who::Device),
+        (_, Of::Device(_)) => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            _,
+        ) => Ok(Who::Host),
+        _ => Ok(Who::Nobody),
     }
 }
 
-/// The flags of one entry of a request, if that device may have them.
-fn flags_of(
-    state: &State,
-    owner: Option<usize>,
-    device: usize,
-    wish: &CUmemAccessDesc,
-) -> Answer<u32> {
+/// The flags of one entry of a request, if that one may have them. As measured, but for devices
+/// that are no peers.
+fn flags_of(state: &State, of: Of, who: Who, wish: &CUmemAccessDesc) -> Answer<u32> {
     let flags = wish.flags.0;
-    if ![NONE, READ, READWRITE].contains(&flags) {
-        return Err(INVALID_VALUE);
+    match (of, who) {
+        _ if ![NONE, READ, READWRITE].contains(&flags) => Err(INVALID_VALUE),
+        // Nobody takes anything from the owner.
+        (Of::Device(owner), Who::Device(device)) if owner == device && flags == NONE => {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        (Of::Host, Who::Host) if flags == NONE => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        _ if flags == READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (_, Who::Nobody) => Err(INVALID_VALUE),
+        (Of::Device(owner), Who::Device(device))
+            if owner != device && !state.are_peers(owner, device) =>
+        {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        _ => Ok(flags),
     }
-    if owner == Some(device) {
-        return match flags {
-            // Measured: the owner's access cannot be taken away.
-            NONE => Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
-            READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-            _ => Ok(flags),
-        };
-    }
-    if flags == READ {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    if owner.is_some() && !state.knobs.peers {
-        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
-    }
-    Ok(flags)
 }
 
 exports! {
@@ -104,19 +119,37 @@ exports! {
         _, pool: CUmemoryPool, wishes: In<CUmemAccessDesc>, count: usize
     ) {
         let mut state = state()?;
-        let owner = state.owner_of(pool)?;
+        let of = state.kind_of(pool)?;
         let wishes = wishes.required()?.read_all(count)?;
         // The whole list is checked before any of it counts, all devices first.
-        let devices: Vec<usize> = wishes
+        let named: Vec<Who> = wishes
             .iter()
-            .map(|wish| device_of(&state, wish))
+            .map(|wish| who(&state, of, wish))
             .collect::<Answer<_>>()?;
-        let wishes: Vec<(usize, u32)> = devices
+        let wishes: Vec<(Who, u32)> = named
             .iter()
             .zip(&wishes)
-            .map(|(device, wish)| Ok((*device, flags_of(&state, owner, *device, wish)?)))
+            .map(|(who, wish)| Ok((*who, flags_of(&state, of, *who, wish)?)))
             .collect::<Answer<_>>()?;
-        state.grant(pool, wishes)
+        if let Some(imported) = state.sharing.imported.get_mut(&from_handle(pool)) {
+            for (who, flags) in wishes {
+                if let Who::Device(device) = who {
+                    imported.access.insert(device, flags);
+                }
+            }
+            return Ok(());
+        }
+        let pool = state.pool(pool)?;
+        for (who, flags) in wishes {
+            match who {
+                Who::Device(device) => {
+                    pool.access.insert(device, flags);
+                }
+                Who::Host => pool.host_access = flags,
+                Who::Nobody => {}
+            }
+        }
+        Ok(())
     }
 
     plain fn cuMemPoolGetAccess(
@@ -128,12 +161,19 @@ exports! {
         let flags = match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
                 let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
-                state.access_in(pool, device)?
+                match state.sharing.imported.get(&from_handle(pool)) {
+                    Some(imported) => imported.access_of(device),
+                    None => state.pool(pool)?.access_of(device),
+                }
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                state.owner_of(pool)?;
-                NONE
+                // Measured for an imported pool of a device; that of a host's is a guess.
+                if state.sharing.imported.contains_key(&from_handle(pool)) {
+                    NONE
+                } else {
+                    state.pool(pool)?.host_access
+                }
             }
             _ => return Err(INVALID_VALUE),
         };
