@@ -210,6 +210,41 @@ pub(crate) fn descriptors(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// How many ends two imports of one pool need.
+pub(crate) fn imported_twice(lab: &Lab) -> Result<()> {
+    // A first round, for what the driver opens once.
+    let warm = exported(lab)?;
+    let (_, warm) = import(lab, warm.as_raw_fd(), DESCRIPTOR, 0);
+    lab.fine("destroy", cu!(lab, cuMemPoolDestroy(warm)))?;
+    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+    let block = lab.alloc(pool, 1000, stream)?;
+    lab.fine("write", write(lab, block, 5))?;
+    let (code, descriptor) = export(lab, pool, DESCRIPTOR, 0);
+    lab.fine("export", code)?;
+    let descriptor = own(descriptor);
+    let (code, token) = token(lab, block);
+    lab.fine("token", code)?;
+    let start = open_descriptors() as i64;
+    let (_, first) = import(lab, descriptor.as_raw_fd(), DESCRIPTOR, 0);
+    let (_, second) = import(lab, descriptor.as_raw_fd(), DESCRIPTOR, 0);
+    lab.code("destroy once", cu!(lab, cuMemPoolDestroy(first)));
+    let more = open_descriptors() as i64 - start;
+    lab.say("descriptors more then", more);
+    let (code, address) = open(lab, second, &token);
+    lab.code("import a pointer then", code);
+    if code == OK {
+        lab.say("read then", read(lab, address));
+        let code = cu!(lab, cuMemFreeAsync(address, stream));
+        lab.code("free then", code);
+    }
+    let (code, third) = import(lab, descriptor.as_raw_fd(), DESCRIPTOR, 0);
+    lab.code("import again", code);
+    let (code, address) = open(lab, third, &token);
+    lab.code("import a pointer after that", code);
+    lab.say("read after that", read(lab, address));
+    Ok(())
+}
+
 /// What a driver says to a descriptor, and whether it took or leaked any.
 fn verdict(lab: &Lab, descriptor: c_int, kind: u32, flags: u64) -> String {
     let was_open = is_open(descriptor);

@@ -306,6 +306,54 @@ pub(crate) fn ends(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Whether a stream that waits for a dead process's recording can be ended.
+pub(crate) fn stuck(lab: &Lab) -> Result<()> {
+    type End = fn(&Lab, CUstream, CUevent) -> CUresult;
+    let ends: [(&str, End); 3] = [
+        ("cuStreamDestroy", |lab, stream, _| {
+            cu!(lab, cuStreamDestroy_v2(stream))
+        }),
+        ("cuEventDestroy", |lab, _, event| {
+            cu!(lab, cuEventDestroy_v2(event))
+        }),
+        ("cuDevicePrimaryCtxRelease", |lab, _, _| lab.release()),
+    ];
+    for (part, end) in ends {
+        pair(
+            lab,
+            part,
+            |other| {
+                let (opened, stream) = (other.wire.take_event(lab)?, lab.stream()?);
+                let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
+                lab.fine("cuStreamWaitEvent", code)?;
+                other.kill();
+                let (table, stream, opened) = (lab.table, stream.addr(), opened.addr());
+                let (told, answer) = std::sync::mpsc::channel();
+                let current = lab.context().addr();
+                std::thread::spawn(move || {
+                    let lab = Lab::new(table, "");
+                    let handle = std::ptr::without_provenance_mut;
+                    let _ = lab.current(handle(current).cast());
+                    let code = end(&lab, handle(stream).cast(), handle(opened).cast());
+                    // Nobody listens any more if it took too long.
+                    let _ = told.send(code);
+                });
+                let answer = answer.recv_timeout(std::time::Duration::from_secs(3));
+                lab.say(part, answer.map_or("waits".into(), name));
+                Ok(())
+            },
+            |wire| {
+                let (shared, stream) = (event(lab, SHARED)?, lab.stream()?);
+                let _gate = Gate::hold(lab, stream)?;
+                lab.record(shared, stream)?;
+                wire.send_event(lab, shared)?;
+                wire.wait()
+            },
+        );
+    }
+    Ok(())
+}
+
 /// Two opened events of one handle, and waiting on the host.
 pub(crate) fn waits(lab: &Lab) -> Result<()> {
     pair(

@@ -140,7 +140,9 @@ fn questions() -> Vec<Question> {
         questions!(true events: fresh, flags, pending, times, other_context,
         destroy_with_work),
     );
-    all.extend(questions!(true ipc: exports, descriptors, gives_back, fabric, no_context));
+    all.extend(
+        questions!(true ipc: exports, descriptors, imported_twice, gives_back, fabric, no_context),
+    );
     all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
     all.extend(questions!(true ipc_pointers: exports));
     all.extend(
@@ -152,7 +154,10 @@ fn questions() -> Vec<Question> {
         importer_dies, legacy),
     );
     all.extend(questions!(true ipc_events: handles));
-    all.extend(questions!(false ipc_events: wrong, order, recorded_again, ends, waits));
+    all.extend(
+        questions!(false ipc_events: wrong, order, recorded_again, ends, stuck,
+        waits),
+    );
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));

@@ -1,5 +1,6 @@
 //! Sharing memory with a process that dies, or that is not to be trusted.
 
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
@@ -9,11 +10,13 @@ use cuda_mem::{Channel, ErrorKind, Listener, Peers};
 use super::ipc::{receive, shared_pool};
 use crate::hold::hold;
 use crate::lab::{Lab, Skip};
-use crate::two::{go, two_processes, wait};
+use crate::two::{go, two_processes};
 
-/// Until this process is killed.
+/// Until this process is killed, or the other end is gone.
 fn for_ever(channel: &Channel) -> Result<()> {
-    wait(channel)
+    loop {
+        channel.receive()?;
+    }
 }
 
 pub(super) fn the_exporter_may_die(lab: &Lab) -> Result<()> {
@@ -47,10 +50,15 @@ pub(super) fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Res
         lab,
         "ipc_ends::the_exporter_may_die_before_anything_is_imported",
         |lab, exporter| {
-            exporter.wait()?; // everything is sent
+            let (here, there) = Channel::pair()?;
+            for _ in ["pool", "buffer"] {
+                let message = exporter.channel.receive()?;
+                let descriptors = message.descriptors.iter().map(|fd| fd.as_fd());
+                there.send(&message.bytes, &descriptors.collect::<Vec<_>>())?;
+            }
             exporter.kill()?;
             let stream = lab.stream()?;
-            let (_pool, buffer) = receive(lab, &exporter.channel, &stream)?;
+            let (_pool, buffer) = receive(lab, &here, &stream)?;
             ensure!(buffer.to_vec()? == [7; 1000], "the descriptor keeps it");
             let end = exporter.channel.receive();
             ensure!(end.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
@@ -58,7 +66,6 @@ pub(super) fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Res
         },
         |lab, channel| {
             let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
-            go(channel)?;
             channel.send_pool(&pool)?;
             let buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             channel.send_buffer(&buffer)?;
@@ -257,7 +264,7 @@ pub(super) fn a_message_has_bounds(_: &Lab) -> Result<()> {
     here.send(&most, &[])?;
     ensure!(there.receive()?.bytes == most);
     let file = std::fs::File::open("/dev/null")?;
-    let many = vec![std::os::fd::AsFd::as_fd(&file); Channel::MAX_DESCRIPTORS + 1];
+    let many = vec![file.as_fd(); Channel::MAX_DESCRIPTORS + 1];
     here.send(b"all", &many[1..])?;
     ensure!(there.receive()?.descriptors.len() == Channel::MAX_DESCRIPTORS);
     for outcome in [
@@ -284,7 +291,7 @@ pub(super) fn what_was_not_expected_is_refused(lab: &Lab) -> Result<()> {
     here.send_pool(&pool)?;
     let message = there.receive()?;
     let null = std::fs::File::open("/dev/null")?;
-    here.send(&message.bytes, &[std::os::fd::AsFd::as_fd(&null)])?;
+    here.send(&message.bytes, &[null.as_fd()])?;
     ensure!(there.receive_pool(&device).is_err_and(invalid));
     here.send(&message.bytes, &[])?;
     ensure!(there.receive_pool(&device).is_err_and(invalid));
