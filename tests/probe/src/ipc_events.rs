@@ -332,9 +332,10 @@ pub(crate) fn stuck(lab: &Lab) -> Result<()> {
                 let current = lab.context().addr();
                 std::thread::spawn(move || {
                     let lab = Lab::new(table, "");
-                    let handle = std::ptr::without_provenance_mut;
-                    let _ = lab.current(handle(current).cast());
-                    let code = end(&lab, handle(stream).cast(), handle(opened).cast());
+                    let _ = lab.current(std::ptr::without_provenance_mut(current));
+                    let stream = std::ptr::without_provenance_mut(stream);
+                    let opened = std::ptr::without_provenance_mut(opened);
+                    let code = end(&lab, stream, opened);
                     // Nobody listens any more if it took too long.
                     let _ = told.send(code);
                 });
