@@ -10,4 +10,5 @@ pub mod hold;
 pub mod lab;
 pub mod peers;
 pub mod run;
+pub mod sweep;
 pub mod two;

@@ -21,6 +21,7 @@ pub fn all() -> Vec<Test> {
             a_threads_default_streams_are_of_their_device;
         copies: bytes_are_copied_without_access, a_copy_orders_both_devices,
             a_copy_inside_the_other_device_needs_nothing;
+        samples: a_peer_works_on_what_the_owner_made;
         places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
             one_device_at_work_leaves_the_other_alone;
     }
@@ -309,6 +310,34 @@ mod copies {
         let mut target = pool.alloc::<u8>(&contexts[1].stream()?, 77)?;
         target.copy_from_buffer(&source)?;
         ensure!(target.to_vec()? == [8; 77]);
+        Ok(())
+    }
+}
+
+mod samples {
+    use super::*;
+
+    /// What CUDA's sample streamOrderedAllocationP2P checks: memory of one device is written by its
+    /// owner, changed by a peer, and read back by the owner, in one order.
+    pub(super) fn a_peer_works_on_what_the_owner_made(lab: &Lab) -> Result<()> {
+        let Pair {
+            devices, streams, ..
+        } = pair(lab)?;
+        let pool = MemoryPool::builder(&devices[0])
+            .accessible_from(&devices[1])
+            .build()?;
+        for round in 0..10_u32 {
+            let mut buffer = pool.alloc::<u32>(&streams[0], 1 << 18)?;
+            buffer.fill(round)?;
+            let mut seen = vec![0; 1 << 18];
+            {
+                let mut there = buffer.on(&streams[1])?;
+                there.copy_to(&mut seen)?;
+                there.fill(round + 100)?;
+            }
+            ensure!(seen.iter().all(|number| *number == round));
+            ensure!(buffer.to_vec()?.iter().all(|number| *number == round + 100));
+        }
         Ok(())
     }
 }

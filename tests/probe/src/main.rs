@@ -35,6 +35,7 @@ mod streams;
 mod trim;
 mod twin;
 mod two;
+mod views;
 mod wrong;
 
 use std::path::PathBuf;
@@ -91,12 +92,13 @@ fn questions() -> Vec<Question> {
         limit, largest_total, largest_block, kinds, default, destroyed_with_a_block,
         device_memory),
     );
-    all.extend(questions!(true hosts: host, host_numa));
+    all.extend(questions!(true hosts: host, host_numa, host_entries, host_ranges, sync_memops));
+    all.extend(questions!(false hosts: pinned));
     all.extend(
         questions!(true kinds: made, reserved_bytes, at_first, device_attributes,
-        host_numbers, sync_memops, host_entries, host_ranges),
+        host_numbers),
     );
-    all.extend(questions!(false kinds: without_access, with_access, access_taken, pinned));
+    all.extend(questions!(false kinds: without_access, with_access, access_taken));
     all.extend(
         questions!(true current: by_location, nulls, set_own, of_the_device, elsewhere,
         without_context, managed_of_device),
@@ -161,14 +163,12 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));
-    all.extend(
-        questions!(false peers: devices, lists, enabled, host_memory, defaults, follows, handles, addresses,
-        reuse),
-    );
+    all.extend(questions!(false peers: devices, lists, enabled, defaults, follows, handles, reuse));
     all.extend(
         questions!(false across: copies, without_context, contexts_of_copies, copies_of_plain_memory, foreign_stream,
         allocations, seen, events, waits),
     );
+    all.extend(questions!(false views: addresses, host_memory));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }

@@ -130,7 +130,7 @@ fn probe(arguments: &[&OsStr], devices: u32) -> String {
 }
 
 /// Topics that are asked of two devices, and have a record of their own.
-const OF_TWO_DEVICES: [&str; 2] = ["across", "peers"];
+const OF_TWO_DEVICES: [&str; 3] = ["across", "peers", "views"];
 
 /// All answers of the simulator about some topics, which are asked side by side: most of the time
 /// goes into showing that something does not happen.

@@ -53,6 +53,7 @@ mod slab;
 mod state;
 mod stream;
 mod table;
+mod thread;
 mod visible;
 
 pub use control::{Control, ControlError, Live};

@@ -1,10 +1,8 @@
 //! Streams: handles, the default streams, and how they are ordered with each other.
 
-use std::cell::OnceCell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUhostFn, CUresult, CUstream,
@@ -15,6 +13,7 @@ use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::{HostCall, Mark, Queue, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
+use crate::thread;
 
 /// Greatest to least; smaller is more urgent.
 pub(crate) const PRIORITIES: RangeInclusive<c_int> = -5..=0;
@@ -61,35 +60,6 @@ impl Stream {
     }
 }
 
-/// The number of a thread, which takes the thread's streams with it.
-#[derive(Debug)]
-struct Thread(u64);
-
-impl Drop for Thread {
-    fn drop(&mut self) {
-        if crate::state::check_initialised().is_ok()
-            && let Ok(mut state) = state()
-        {
-            state.end_thread(self.0);
-        }
-    }
-}
-
-/// A number for the calling thread; none while the thread is ending.
-fn thread_number() -> Answer<u64> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local! {
-        static NUMBER: OnceCell<Thread> = const { OnceCell::new() };
-    }
-    let number = |cell: &OnceCell<Thread>| {
-        let new = || Thread(NEXT.fetch_add(1, Ordering::Relaxed));
-        cell.get_or_init(new).0
-    };
-    NUMBER
-        .try_with(number)
-        .map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)
-}
-
 impl State {
     fn add_stream(
         &mut self,
@@ -119,7 +89,7 @@ impl State {
     pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
         let null_is_per_thread = call.per_thread && handle.is_null();
         if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
-            let (context, thread) = (self.current()?, thread_number()?);
+            let (context, thread) = (self.current()?, thread::number()?);
             if let Some(id) = self.context(context)?.per_thread.get(&thread) {
                 return Ok(*id);
             }
@@ -243,7 +213,7 @@ impl State {
     }
 
     /// Streams that nobody can name any more; their queues drain by themselves.
-    fn destroy_streams(&mut self, ids: &[StreamId]) {
+    pub(crate) fn destroy_streams(&mut self, ids: &[StreamId]) {
         for id in ids {
             if let Some(stream) = self.streams.get_mut(id) {
                 stream.life = Life::Destroyed;
@@ -252,17 +222,6 @@ impl State {
         }
         // Measured: to destroy a stream that is done is to synchronise with it.
         self.end_finished_streams();
-    }
-
-    /// Measured: the default streams of a thread end with it, as if it had destroyed them.
-    fn end_thread(&mut self, thread: u64) {
-        let contexts = self.contexts.values_mut();
-        let its: Vec<StreamId> = contexts
-            .filter_map(|context| context.per_thread.remove(&thread))
-            .collect();
-        if !its.is_empty() {
-            self.destroy_streams(&its);
-        }
     }
 
     /// What destroyed streams have finished counts as synchronised, without anybody asking.

@@ -15,6 +15,7 @@ mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod samples;
 mod threshold;
 
 use crate::run::Test;
@@ -75,6 +76,8 @@ pub fn all() -> Vec<Test> {
             a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
+        samples: vectors_come_and_go_in_the_order_of_a_stream,
+            a_threshold_keeps_memory_over_synchronisations;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
             a_stream_taken_over_is_destroyed_with_its_last_handle,
             a_view_of_a_stream_orders_like_the_stream,
