@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::Channel;
 
-use crate::lab::Lab;
+use crate::lab::{Lab, Skip};
+use crate::run::skip_in;
 
 /// Set in the other process.
 const OTHER: &str = "CUDA_MEM_TEST_OTHER";
@@ -83,6 +84,9 @@ impl Other {
         if let Some(output) = &mut child.stderr {
             output.read_to_string(&mut text)?;
         }
+        if let Some(skip) = skip_in(&text) {
+            return Err(skip.into());
+        }
         ensure!(
             status.success() && text.contains("1 passed"),
             "the other process ({status}):\n{text}"
@@ -98,6 +102,11 @@ impl Drop for Other {
             let _ = self.kill();
         }
     }
+}
+
+/// Whether this is the other process of some test.
+pub(crate) fn is_other() -> bool {
+    std::env::var_os(OTHER).is_some()
 }
 
 /// Waits until the process at the other end says so.
@@ -155,6 +164,7 @@ pub fn two_processes(
     match (outcome, end) {
         (Ok(()), end) => end,
         (Err(error), Ok(())) => Err(error),
+        (Err(_), Err(end)) if end.is::<Skip>() => Err(end),
         (Err(error), Err(end)) => Err(error.context(format!("{end:#}"))),
     }
 }
