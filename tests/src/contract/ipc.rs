@@ -15,6 +15,8 @@ use crate::two::{go, two_processes, wait};
 
 /// A pool that can be exported, or the reason why there is none.
 pub(super) fn shared_pool(lab: &Lab) -> Result<MemoryPool> {
+    // Earlier drivers do not say what kinds of handle there are (R2).
+    lab.need(11, 3)?;
     let device = lab.device()?;
     let types = device.capabilities()?.pool_handle_types;
     if !types.contains(HandleTypes::POSIX_FILE_DESCRIPTOR) {
@@ -254,6 +256,7 @@ pub(super) fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()>
 }
 
 pub(super) fn a_fabric_that_is_not_there_is_refused_and_stays_refused(lab: &Lab) -> Result<()> {
+    lab.need(12, 3)?;
     let builder = MemoryPool::builder(&lab.device()?)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC);
     let pool = match builder.build() {
