@@ -1,6 +1,6 @@
 //! What this process has imported. The driver answers a second import of the same thing with the same
-//! handle or address, and the first release ends all of them (measured, R57): so uses are counted,
-//! and only the last one releases.
+//! handle or address. Of pointers, the first release ends all of them (measured, R57): so uses are
+//! counted, and only the last one releases.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,6 +21,8 @@ struct Entry {
     driver: Driver,
     pool: usize,
     users: usize,
+    /// The driver counts too (measured): as many ends as imports.
+    imports: usize,
     pointers: HashMap<CUdeviceptr, Pointer>,
 }
 
@@ -53,11 +55,15 @@ pub(super) fn import_pool(
     alone(|pools| {
         let pool = import()?;
         match entry(pools, driver, pool) {
-            Some(entry) => entry.users += 1,
+            Some(entry) => {
+                entry.users += 1;
+                entry.imports += 1;
+            }
             None => pools.push(Entry {
                 driver,
                 pool: pool.addr(),
                 users: 1,
+                imports: 1,
                 pointers: HashMap::new(),
             }),
         }
@@ -78,10 +84,12 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
         if pools[index].users > 0 {
             return Ok(());
         }
-        pools.swap_remove(index);
-        // SAFETY: nobody uses the pool any more, and no other pool ends meanwhile. The exporter's
-        // memory is not touched (R59).
-        unsafe { raw::pool::destroy(driver.table(), pool) }
+        let imports = pools.swap_remove(index).imports;
+        (0..imports).try_for_each(|_| {
+            // SAFETY: nobody uses the pool any more, the driver counts one import less each time, and
+            // no other pool ends meanwhile. The exporter's memory is not touched (R59).
+            unsafe { raw::pool::destroy(driver.table(), pool) }
+        })
     })
 }
 
