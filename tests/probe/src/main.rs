@@ -6,11 +6,13 @@
 //! is asked in a process of its own, so that one that crashes or hangs costs only its own answer.
 
 mod attributes;
+mod capture;
 mod child;
 mod contexts;
 mod copies;
 mod events;
 mod gate;
+mod graphs;
 mod hosts;
 mod init;
 mod joins;
@@ -21,6 +23,7 @@ mod observe;
 mod place;
 mod pools;
 mod pressure;
+mod recorder;
 mod reuse;
 mod streams;
 mod trim;
@@ -115,6 +118,16 @@ fn questions() -> Vec<Question> {
     all.extend(
         questions!(true events: fresh, flags, pending, times, other_context,
         destroy_with_work),
+    );
+    all.extend(
+        questions!(true capture: global, thread_local, relaxed, global_other_thread,
+        thread_local_other_thread, relaxed_other_thread, ends, implicit, threads, joined,
+        destroyed, statistics, pool_is_gone),
+    );
+    all.extend(
+        questions!(true graphs: alloc, bad_allocs, add_node, frees, limits, moved, relaunch,
+        outlives, memory_steps, sizes, reuse, sharing, work, bytes, pointers, out_of_memory,
+        handles, running),
     );
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
