@@ -12,11 +12,14 @@ mod contexts;
 mod copies;
 mod events;
 mod gate;
+mod graph_memory;
+mod graph_work;
 mod graphs;
 mod hosts;
 mod init;
 mod joins;
 mod lab;
+mod meanwhile;
 mod memory;
 mod none;
 mod observe;
@@ -120,14 +123,24 @@ fn questions() -> Vec<Question> {
         destroy_with_work),
     );
     all.extend(
-        questions!(true capture: global, thread_local, relaxed, global_other_thread,
-        thread_local_other_thread, relaxed_other_thread, ends, implicit, threads, joined,
-        destroyed, statistics, pool_is_gone),
+        questions!(true meanwhile: global, thread_local, relaxed, global_other_thread,
+        thread_local_other_thread, relaxed_other_thread),
     );
     all.extend(
-        questions!(true graphs: alloc, bad_allocs, add_node, frees, limits, moved, relaunch,
-        outlives, memory_steps, sizes, reuse, sharing, work, bytes, pointers, out_of_memory,
-        handles, running),
+        questions!(true capture: ends, implicit, threads, joined, destroyed, statistics,
+        pool_is_gone, exchanged, afterwards),
+    );
+    all.extend(
+        questions!(true graphs: alloc, bad_allocs, null_accesses, add_node, frees, limits,
+        moved),
+    );
+    all.extend(
+        questions!(true graph_memory: relaunch, outlives, memory_steps, sizes, reuse,
+        sharing),
+    );
+    all.extend(
+        questions!(true graph_work: work, bytes, pointers, out_of_memory, handles,
+        running),
     );
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all

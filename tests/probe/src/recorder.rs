@@ -290,3 +290,23 @@ pub(crate) fn show(lab: &Lab, part: &str) -> Result<()> {
 pub(crate) fn trim_graphs(lab: &Lab) -> Result<()> {
     lab.fine("cuDeviceGraphMemTrim", cu!(lab, cuDeviceGraphMemTrim(0)))
 }
+
+/// A graph that leaves its memory allocated.
+pub(crate) struct Left {
+    pub(crate) graph: CUgraph,
+    pub(crate) exec: CUgraphExec,
+    pub(crate) address: CUdeviceptr,
+}
+
+pub(crate) fn left(lab: &Lab, bytes: u64, flags: u64) -> Result<Left> {
+    let graph = graph(lab)?;
+    let (node, address) = alloc_node(lab, graph, &[], bytes)?;
+    let (code, _) = try_memset_node(lab, graph, &[node], address, bytes);
+    lab.fine("cuGraphAddMemsetNode", code)?;
+    let exec = instantiate(lab, graph, flags)?;
+    Ok(Left {
+        graph,
+        exec,
+        address,
+    })
+}
