@@ -217,10 +217,6 @@ pub(crate) fn exchanged(lab: &Lab) -> Result<()> {
     lab.say("to relaxed", format!("{}, was {before}", name(code)));
     let (code, before) = exchange(lab, 7);
     lab.say("to 7", format!("{}, was {before}", name(code)));
-    lab.code(
-        "into null",
-        cu!(lab, cuThreadExchangeStreamCaptureMode(std::ptr::null_mut())),
-    );
     let (_, before) = exchange(lab, 0);
     lab.say("was", before);
     for (mode, number) in MODES {
@@ -242,7 +238,7 @@ pub(crate) fn exchanged(lab: &Lab) -> Result<()> {
             "synchronise elsewhere",
             cu!(lab, cuStreamSynchronize(other)),
         );
-        say("used", lab.used(pool).map_or(CUresult(999), |_| OK));
+        say("attribute", lab.used(pool).map_or(CUresult(999), |_| OK));
         say("trim", cu!(lab, cuMemPoolTrimTo(pool, 0)));
         say(
             "second free elsewhere",

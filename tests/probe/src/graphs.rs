@@ -398,7 +398,6 @@ pub(crate) fn moved(lab: &Lab) -> Result<()> {
         )
     };
     lab.code("ownership 0", add(parent, child, 0));
-    lab.code("ownership 2", add(parent, child, 2));
     lab.code("ownership 1", add(parent, child, 1));
     lab.say("nodes of the parent", kinds(lab, parent));
     lab.say("nodes of the child", kinds(lab, child));
