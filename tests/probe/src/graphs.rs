@@ -166,13 +166,19 @@ pub(crate) fn null_accesses(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+fn node_of(kind: CUgraphNodeType) -> CUgraphNodeParams {
+    CUgraphNodeParams {
+        type_: kind,
+        ..CUgraphNodeParams::default()
+    }
+}
+
 /// The newer call for all kinds of nodes.
 pub(crate) fn add_node(lab: &Lab) -> Result<()> {
     let graph = graph(lab)?;
     let mut node = std::ptr::null_mut();
     let none = std::ptr::null();
-    let mut params = CUgraphNodeParams_st::default();
-    params.type_ = CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_ALLOC);
     let from = alloc_params(1000);
     params.__bindgen_anon_1.alloc = CUDA_MEM_ALLOC_NODE_PARAMS_v2_st {
         poolProps: from.poolProps,
@@ -196,8 +202,7 @@ pub(crate) fn add_node(lab: &Lab) -> Result<()> {
     // SAFETY: this is the field that was written.
     let address = unsafe { params.__bindgen_anon_1.alloc.dptr };
     lab.say("an address", yes(address != 0));
-    let mut params = CUgraphNodeParams_st::default();
-    params.type_ = CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_FREE;
+    let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_FREE);
     params.__bindgen_anon_1.free.dptr = address;
     let before = [node];
     let mut after = std::ptr::null_mut();
@@ -378,8 +383,7 @@ pub(crate) fn moved(lab: &Lab) -> Result<()> {
     let set = try_memset_node(lab, child, &[node], address, 1000).1;
     free_node(lab, child, &[set], address)?;
     let add = |parent: CUgraph, child: CUgraph, ownership: i32| {
-        let mut params = CUgraphNodeParams_st::default();
-        params.type_ = CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_GRAPH;
+        let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_GRAPH);
         params.__bindgen_anon_1.graph = CUDA_CHILD_GRAPH_NODE_PARAMS_st {
             graph: child,
             ownership: CUgraphChildGraphNodeOwnership(ownership as _),

@@ -9,6 +9,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CUcontext, CUdeviceptr, CUstream};
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
+use crate::pool::Block;
 use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
@@ -19,7 +20,7 @@ const STAGED: usize = 2 << 20;
 
 /// What an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     Device,
     Pinned,
     Pageable,
@@ -27,7 +28,7 @@ enum Place {
 
 /// What the function's name says about one end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+pub(crate) enum Side {
     Host(u64),
     Device(u64),
     /// The address decides.
@@ -48,10 +49,21 @@ impl State {
     }
 
     /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has nothing.
-    fn touch(&mut self, what: &'static str, at: Point, side: Side, len: usize) -> Answer<Place> {
+    pub(crate) fn touch(
+        &mut self,
+        what: &'static str,
+        at: Point,
+        side: Side,
+        len: usize,
+    ) -> Answer<Place> {
         let (Side::Host(address) | Side::Device(address) | Side::Any(address)) = side;
         if address == 0 {
             return Err(INVALID_VALUE);
+        }
+        if let Some((start, block)) = self.graph_block(address) {
+            // Measured: known only from the launch to the free.
+            let block = block.ok_or(INVALID_VALUE)?.clone();
+            return self.touch_graph_block(what, at, (address, len as u64), (start, block));
         }
         let Some(place) = self.place(address) else {
             return match side {
@@ -110,6 +122,34 @@ impl State {
     }
 }
 
+impl State {
+    /// As [`touch`](Self::touch), for a live block of graph memory.
+    fn touch_graph_block(
+        &mut self,
+        what: &'static str,
+        at: Point,
+        (address, len): (u64, u64),
+        (start, mut block): (u64, Block),
+    ) -> Answer<Place> {
+        let access = Access {
+            what,
+            at,
+            address,
+            len,
+        };
+        sanitizer::access(&mut self.reports, &self.clocks, start, &mut block, access);
+        let is_inside = address + len <= start + block.size;
+        if let Some((_, Some(place))) = self.graph_block(address) {
+            *place = block;
+        }
+        if is_inside {
+            Ok(Place::Device)
+        } else {
+            Err(INVALID_VALUE)
+        }
+    }
+}
+
 /// How long the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
@@ -128,14 +168,18 @@ fn copy((handle, call): (CUstream, Call), to: Side, from: Side, len: usize, wait
         if len == 0 && wait != Wait::Done {
             return Ok(());
         }
+        let (Side::Host(to_at) | Side::Device(to_at) | Side::Any(to_at)) = to;
+        let (Side::Host(from_at) | Side::Device(from_at) | Side::Any(from_at)) = from;
+        if state.is_recording(id)? {
+            return state.record_copy(id, to_at, from_at, len);
+        }
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
         if len > 0 {
             target = state.touch("copy to", at, to, len)?;
             source = state.touch("copy from", at, from, len)?;
         }
-        let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
-        let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
+        let (to, from) = (to_at, from_at);
         let queue = &state.stream(id)?.queue;
         let is_up = source == Place::Pageable && target != Place::Pageable;
         let staged = is_up && len + queue.staged() <= STAGED;
@@ -157,11 +201,7 @@ fn copy((handle, call): (CUstream, Call), to: Side, from: Side, len: usize, wait
 }
 
 fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usize) -> Answer {
-    let size = match pattern {
-        Pattern::D8(_) => 1,
-        Pattern::D16(_) => 2,
-        Pattern::D32(_) => 4,
-    };
+    let size = pattern.size();
     let len = count.checked_mul(size).ok_or(INVALID_VALUE)?;
     let mut state = state()?;
     let id: StreamId = state.resolve(handle, call)?;
@@ -170,6 +210,9 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
     }
     if !to.is_multiple_of(size as u64) {
         return Err(INVALID_VALUE);
+    }
+    if state.is_recording(id)? {
+        return state.record_fill(id, to, pattern, count);
     }
     let at = state.begin(id)?;
     state.touch("memset", at, Side::Device(to), len)?;

@@ -58,6 +58,9 @@ impl State {
         if self.stream(id)?.context != context {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
+        if self.record_event(from_handle(event), id)? {
+            return Ok(());
+        }
         self.begin(id)?;
         let queue = Arc::clone(&self.stream(id)?.queue);
         let time = Arc::new(OnceLock::new());
@@ -123,6 +126,7 @@ exports! {
         let mut state = state()?;
         let answer = state.event(event).map(|_| ());
         state.events.remove(&from_handle(event));
+        state.forget_captured_event(from_handle(event));
         answer
     }
 
@@ -139,6 +143,8 @@ exports! {
 
     plain fn cuEventQuery(_, event: CUevent) {
         let mut state = state()?;
+        state.event(event)?;
+        state.refuse_captured_event(from_handle(event))?;
         match state.event(event)?.recorded.clone() {
             Some(recorded) if !recorded.mark.is_reached() => Err(CUresult::CUDA_ERROR_NOT_READY),
             Some(recorded) => {
@@ -150,7 +156,12 @@ exports! {
     }
 
     plain fn cuEventSynchronize(_, event: CUevent) {
-        let recorded = state()?.event(event)?.recorded.clone();
+        let recorded = {
+            let mut state = state()?;
+            let recorded = state.event(event)?.recorded.clone();
+            state.refuse_captured_event(from_handle(event))?;
+            recorded
+        };
         if let Some(recorded) = recorded {
             recorded.mark.wait();
             state()?.observe(&[recorded.past]);

@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_attribute, CUevent, CUhostFn, CUmemPool_attribute, CUmemoryPool,
-    CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice_attribute, CUevent, CUgraph, CUgraphExec, CUgraphMem_attribute,
+    CUgraphNode, CUhostFn, CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -133,6 +134,11 @@ plain_arguments!(
     CUdevice_attribute,
     CUpointer_attribute,
     CUmemPool_attribute,
+    CUgraph,
+    CUgraphNode,
+    CUgraphExec,
+    CUgraphMem_attribute,
+    CUstreamCaptureMode,
 );
 
 /// A pointer through which a result is handed back.
@@ -181,6 +187,11 @@ impl<T> Out<T> {
         }
     }
 
+    /// The place for one element of a list.
+    pub(crate) fn at(self, index: usize) -> Self {
+        Self(self.0.wrapping_add(index))
+    }
+
     /// The pointer, for inputs that the header forgot to make `const`.
     pub(crate) fn as_input(self) -> In<T> {
         In(self.0)
@@ -219,6 +230,12 @@ impl<T> FromC for In<T> {
     type C = *const T;
 
     unsafe fn from_c(raw: *const T) -> Self {
+        Self(raw)
+    }
+}
+
+impl<T> In<T> {
+    pub(crate) fn new(raw: *const T) -> Self {
         Self(raw)
     }
 }

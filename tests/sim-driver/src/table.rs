@@ -1,7 +1,9 @@
 //! All exports, by name.
 
 use crate::export::Export;
-use crate::{alloc, context, copy, device, event, init, pointer, pool, proc_address, stream};
+use crate::{
+    alloc, context, copy, device, event, graph, init, pointer, pool, proc_address, stream,
+};
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
@@ -16,7 +18,11 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         proc_address::EXPORTS,
         stream::EXPORTS,
     ];
-    files.into_iter().chain(pool::EXPORTS).flatten()
+    files
+        .into_iter()
+        .chain(pool::EXPORTS)
+        .chain(graph::EXPORTS)
+        .flatten()
 }
 
 /// The export with this real name (`cuMemAlloc_v2`, not `cuMemAlloc`).

@@ -20,6 +20,18 @@ pub(crate) struct Block {
     pub(crate) accesses: Vec<Point>,
 }
 
+impl Block {
+    /// A block outside any pool.
+    pub(crate) fn new(size: u64, allocated: Point) -> Self {
+        Self {
+            size,
+            len: size,
+            allocated,
+            accesses: Vec::new(),
+        }
+    }
+}
+
 /// A range that was freed in stream order, and not yet seen freed by the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Freed {
