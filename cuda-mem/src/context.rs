@@ -8,7 +8,7 @@ use cuda_driver_sys::{CUcontext, CUevent};
 
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::{raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share.
@@ -58,10 +58,18 @@ impl Drop for Retained {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
         }
-        // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
-        // clone of it, so this is after all of that.
-        report::release("context", || unsafe {
-            raw::context::release(table, self.device.as_raw())
+        report::release("context", || {
+            // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
+            // clone of it, so this is after all of that.
+            let released = unsafe { raw::context::release(table, self.device.as_raw()) };
+            match released {
+                // Somebody has released more than they retained: it is gone, and nothing is left to do.
+                Err(error) if error.kind() == ErrorKind::InvalidContext => {
+                    report::too_late();
+                    Ok(())
+                }
+                released => released,
+            }
         });
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
 use crate::error::{Error, Result};
 use crate::raw;
@@ -15,20 +15,29 @@ pub(crate) struct Span<'a, T> {
     address: CUdeviceptr,
     len: usize,
     stream: &'a Stream,
+    /// It is known to be a device's; else the driver has to find out where it is.
+    on_device: bool,
     element: PhantomData<T>,
 }
 
 impl<'a, T: Pod> Span<'a, T> {
     /// # Safety
     ///
-    /// `address` must be that of `len` elements of device memory, aligned for `T`, or 0 for none.
+    /// `address` must be that of `len` elements of device memory, aligned for `T`, or 0 for none; and
+    /// memory of a device if `on_device` says so.
     /// While the span lives they must be valid at the present point of `stream`, whatever is
     /// submitted to it; written through the span only if the caller has them exclusively.
-    pub(crate) unsafe fn new(address: CUdeviceptr, len: usize, stream: &'a Stream) -> Self {
+    pub(crate) unsafe fn new(
+        address: CUdeviceptr,
+        len: usize,
+        stream: &'a Stream,
+        on_device: bool,
+    ) -> Self {
         Self {
             address,
             len,
             stream,
+            on_device,
             element: PhantomData,
         }
     }
@@ -54,7 +63,7 @@ impl<'a, T: Pod> Span<'a, T> {
         if self.bytes() == 0 {
             return Ok(());
         }
-        let _current = self.stream.context().bind()?;
+        let _current = self.stream.bind()?;
         call().map_err(|error| {
             error.asked(|| format!("{} bytes at {:#x}", self.bytes(), self.address))
         })
@@ -79,17 +88,16 @@ impl<'a, T: Pod> Span<'a, T> {
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
         let from: *const c_void = from.as_ptr().cast();
+        let (table, stream) = (self.table(), self.stream.as_raw());
         self.submit(|| {
-            // SAFETY: the span is valid at this point of its stream, whose context is current; the
-            // slice is valid until `finish` below, which returns after the copy.
-            let sent = unsafe {
-                raw::copy::to_device(
-                    self.table(),
-                    self.address,
-                    from,
-                    self.bytes(),
-                    self.stream.as_raw(),
-                )
+            let sent = if self.on_device {
+                // SAFETY: the span is valid at this point of its stream, whose context is current; the
+                // slice is valid until `finish` below, which returns after the copy.
+                unsafe { raw::copy::to_device(table, self.address, from, self.bytes(), stream) }
+            } else {
+                let from = from.expose_provenance() as CUdeviceptr;
+                // SAFETY: as above.
+                unsafe { raw::copy::anywhere(table, self.address, from, self.bytes(), stream) }
             };
             // Also after a failure: whatever was submitted reads a slice that we only borrowed.
             // The driver copies pageable memory before it returns, but not memory that happens to
@@ -103,36 +111,54 @@ impl<'a, T: Pod> Span<'a, T> {
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
         let to: *mut c_void = to.as_mut_ptr().cast();
+        let (table, stream) = (self.table(), self.stream.as_raw());
         self.submit(|| {
-            // SAFETY: the span is valid at this point of its stream, whose context is current; the
-            // slice is valid until `finish` below, and every bit pattern is a value of `T`.
-            let sent = unsafe {
-                raw::copy::to_host(
-                    self.table(),
-                    to,
-                    self.address,
-                    self.bytes(),
-                    self.stream.as_raw(),
-                )
+            let sent = if self.on_device {
+                // SAFETY: the span is valid at this point of its stream, whose context is current; the
+                // slice is valid until `finish` below, and every bit pattern is a value of `T`.
+                unsafe { raw::copy::to_host(table, to, self.address, self.bytes(), stream) }
+            } else {
+                let to = to.expose_provenance() as CUdeviceptr;
+                // SAFETY: as above.
+                unsafe { raw::copy::anywhere(table, to, self.address, self.bytes(), stream) }
             };
             let done = self.finish();
             sent.and(done)
         })
     }
 
-    /// Submits a copy from `from`, a span of the same length and stream.
-    pub(crate) fn copy_from_span(&self, from: &Span<'_, T>) -> Result<()> {
-        self.submit(|| {
-            // SAFETY: both spans are valid at this point of the stream, whose context is current;
-            // they are different allocations, as one is borrowed mutably.
-            unsafe {
-                raw::copy::on_device(
+    /// Submits a copy from `from`, a span of the same length and stream. `contexts` are those of both,
+    /// if their memory is of two devices: then it works without access from one to the other (R64).
+    pub(crate) fn copy_from_span(
+        &self,
+        from: &Span<'_, T>,
+        contexts: Option<(CUcontext, CUcontext)>,
+    ) -> Result<()> {
+        let from_device = from.on_device;
+        if let Some((ours, theirs)) = contexts {
+            let (to, from) = ((self.address, ours), (from.address, theirs));
+            // SAFETY: both spans are valid at this point of the stream, whose context is current, and
+            // each is memory of its context's device.
+            return self.submit(|| unsafe {
+                raw::copy::between_devices(
                     self.table(),
-                    self.address,
-                    from.address,
+                    to,
+                    from,
                     self.bytes(),
                     self.stream.as_raw(),
                 )
+            });
+        }
+        let (table, stream) = (self.table(), self.stream.as_raw());
+        self.submit(|| {
+            let (to, from, bytes) = (self.address, from.address, self.bytes());
+            if self.on_device && from_device {
+                // SAFETY: both spans are valid at this point of the stream, whose context is current;
+                // they are different allocations, as one is borrowed mutably.
+                unsafe { raw::copy::on_device(table, to, from, bytes, stream) }
+            } else {
+                // SAFETY: as above.
+                unsafe { raw::copy::anywhere(table, to, from, bytes, stream) }
             }
         })
     }

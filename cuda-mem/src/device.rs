@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bitflags::bitflags;
-use cuda_driver_sys::{CUdevice, CUdevice_attribute, CudaVersion};
+use cuda_driver_sys::{CUdevice, CUdevice_attribute, CUresult, CudaVersion};
 
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
@@ -137,7 +137,7 @@ impl Device {
 
     /// An attribute that drivers know since `since`; `None` if this one is older. From that version
     /// on, a driver that does not know it is an error and not an answer.
-    fn query_since(
+    pub(crate) fn query_since(
         &self,
         attribute: CUdevice_attribute,
         since: CudaVersion,
@@ -257,6 +257,8 @@ pub enum Reason {
     },
     /// The driver knows it, and says that this device has it not.
     Device,
+    /// Only trying tells, and the driver refused with this code.
+    Refused(CUresult),
 }
 
 impl Support {
@@ -283,6 +285,7 @@ impl fmt::Display for Reason {
                 write!(f, "needs CUDA {since}, the driver has {found}")
             }
             Self::Device => f.write_str("not on this device"),
+            Self::Refused(code) => write!(f, "tried, and the driver answered {code}"),
         }
     }
 }
@@ -298,7 +301,7 @@ pub struct Capabilities {
     /// Stream-ordered memory pools.
     pub memory_pools: Support,
     /// The kinds of handle by which a pool may be shared. A set bit is no proof: on some systems
-    /// only creating such a pool tells.
+    /// only creating such a pool tells, see [`PoolBuilder::support`](crate::PoolBuilder::support).
     pub pool_handle_types: HandleTypes,
     /// Physical memory and address ranges handled apart.
     pub virtual_memory: Support,
@@ -312,7 +315,8 @@ pub struct Capabilities {
     pub gpu_direct_rdma: Support,
     /// Device memory can be handed out as a dma-buf.
     pub dma_buf: Support,
-    /// Pools of host memory.
+    /// Pools of host memory, as the attribute says. For those of NUMA nodes and of managed memory, and
+    /// for certainty, see [`PoolBuilder::support`](crate::PoolBuilder::support).
     pub host_memory_pools: Support,
 }
 

@@ -94,6 +94,7 @@ impl Event {
                 stream.context()
             )));
         }
+        let _current = stream.enter()?;
         // SAFETY: both handles are live and of one context.
         unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
     }
@@ -176,6 +177,7 @@ impl StreamRef<'_> {
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
+        let _current = self.enter()?;
         // SAFETY: both handles are live and of one driver.
         unsafe { raw::stream::wait(self.context().driver().table(), self.as_raw(), event.raw) }
     }

@@ -1,5 +1,7 @@
 //! Ordering one stream after another.
 
+use cuda_driver_sys::CUevent;
+
 use crate::error::{Error, Result};
 use crate::raw;
 use crate::stream::{Stream, StreamRef};
@@ -16,6 +18,48 @@ impl Stream {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
         order(earlier.into(), self.as_ref())
+    }
+}
+
+impl Stream {
+    /// Makes everything that comes to `others` from now on wait for what is in this stream now: work
+    /// that spreads over several streams. The host does not wait. This stream is marked once, however
+    /// many there are; itself among them is left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_for`](Self::wait_for). Those before the one that failed wait.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// let (main, a, b) = (context.stream()?, context.stream()?, context.stream()?);
+    /// main.fork([&a, &b])?; // what comes to `a` and `b` runs after what is in `main` …
+    /// main.join([&a, &b])?; // … and what comes to `main` after both
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn fork<'a>(&self, others: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
+        let earlier = self.as_ref();
+        let mut others = others.into_iter().filter(|other| *other != self).peekable();
+        if others.peek().is_none() {
+            return Ok(());
+        }
+        let mark = Mark::after(earlier)?;
+        others.try_for_each(|other| mark.hold_back(other.as_ref()))
+    }
+
+    /// Makes everything that comes to this stream from now on wait for what is in each of `others` now.
+    /// The host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_for`](Self::wait_for). Those before the one that failed are waited for.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn join<'a>(&self, others: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
+        others
+            .into_iter()
+            .try_for_each(|other| self.wait_for(other))
     }
 }
 
@@ -36,18 +80,49 @@ pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> 
     if earlier == later {
         return Ok(());
     }
-    let driver = earlier.context().driver();
-    if driver != later.context().driver() {
-        return Err(Error::invalid(
-            "the two streams belong to two drivers".to_owned(),
-        ));
+    check_driver(earlier, later)?;
+    Mark::after(earlier)?.hold_back(later)
+}
+
+fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
+    if earlier.context().driver() == later.context().driver() {
+        return Ok(());
     }
-    let event = earlier.context().take_event()?;
-    // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
-    let outcome = unsafe { raw::event::record(driver.table(), event, earlier.as_raw()) }
-        // SAFETY: the event was recorded just now, and both handles are live. The driver notes the
+    Err(Error::invalid(
+        "the two streams belong to two drivers".to_owned(),
+    ))
+}
+
+/// A point of a stream that others can be made to wait for. The event goes back to the cache.
+struct Mark<'a> {
+    stream: StreamRef<'a>,
+    event: CUevent,
+}
+
+impl<'a> Mark<'a> {
+    /// Behind everything that is in the stream now.
+    fn after(stream: StreamRef<'a>) -> Result<Self> {
+        let context = stream.context();
+        let event = context.take_event()?;
+        let mark = Self { stream, event };
+        let _current = stream.enter()?;
+        // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
+        unsafe { raw::event::record(context.driver().table(), event, stream.as_raw()) }?;
+        Ok(mark)
+    }
+
+    fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
+        check_driver(self.stream, later)?;
+        let table = self.stream.context().driver().table();
+        let _current = later.enter()?;
+        // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
         // recording at this call, so the event may be used again at once.
-        .and_then(|()| unsafe { raw::stream::wait(driver.table(), later.as_raw(), event) });
-    earlier.context().give_event(event);
-    outcome
+        unsafe { raw::stream::wait(table, later.as_raw(), self.event) }
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        self.stream.context().give_event(self.event);
+    }
 }

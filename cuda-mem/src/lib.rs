@@ -51,6 +51,7 @@ mod driver;
 mod error;
 mod event;
 mod join;
+mod location;
 mod pointer;
 mod pool;
 mod raw;
@@ -58,7 +59,7 @@ mod report;
 mod stats;
 mod stream;
 
-pub use buffer::{DeviceBuffer, Loan};
+pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use context::{Context, Current, MemoryInfo};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;
@@ -66,9 +67,11 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
+pub use location::{AllocationType, Location};
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{
-    CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, ReleaseThreshold, ReusePolicy,
+    Access, CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, PoolProperties,
+    RaisedThreshold, ReleaseThreshold, ReusePolicy,
 };
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
 pub use stats::{PoolStats, Usage};

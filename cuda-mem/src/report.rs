@@ -86,7 +86,7 @@ pub(crate) fn failed(object: &'static str, error: &Error) {
         error.kind(),
         ErrorKind::Deinitialized | ErrorKind::ContextDestroyed
     ) {
-        TOO_LATE.fetch_add(1, Ordering::Relaxed);
+        too_late();
         return;
     }
     FAILURES.fetch_add(1, Ordering::Relaxed);
@@ -96,6 +96,12 @@ pub(crate) fn failed(object: &'static str, error: &Error) {
         // A panic out of `Drop` may abort the process; a broken hook must not do that.
         let _ = catch_unwind(AssertUnwindSafe(|| hook(&DropFailure { object, error })));
     }
+}
+
+/// Counts a drop that found nothing left to release.
+#[cold]
+pub(crate) fn too_late() {
+    TOO_LATE.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Whether this process came out of `fork` after the driver was initialised.

@@ -1,14 +1,15 @@
-//! Streams: owned, and borrowed from somebody else.
+//! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
-use cuda_driver_sys::{CUstream, CUstream_flags};
+use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_flags};
 
-use crate::context::Context;
+use crate::context::{Context, Current};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::{raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
@@ -41,6 +42,8 @@ enum Owner {
     Us,
     /// Somebody else; this keeps them alive.
     Foreign { _keep: Box<dyn Any + Send + Sync> },
+    /// Nobody: it is there as long as the context. If it is a thread's own, this is the thread.
+    Context(Option<ThreadId>),
 }
 
 // SAFETY: stream handles may be used from any thread (the driver locks inside); what keeps a
@@ -83,6 +86,53 @@ impl Context {
             owner: Owner::Us,
         })))
     }
+
+    /// The legacy default stream of this context. It waits for all streams that synchronise with it,
+    /// and they wait for it; those made by [`stream`](Self::stream) do not. It needs its context to be
+    /// current at every call, so this crate binds it around each, which costs tens of nanoseconds.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.legacy_stream();
+    /// let buffer = device.default_pool()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "CU_STREAM_LEGACY")]
+    #[must_use]
+    pub fn legacy_stream(&self) -> Stream {
+        self.default_stream(CU_STREAM_LEGACY, None)
+    }
+
+    /// The default stream that the calling thread has in this context. The driver knows it by one
+    /// handle for all threads, so it can be used on this thread only: elsewhere it answers an error.
+    /// A buffer of it that is dropped on another thread waits for the whole context there, and is
+    /// freed then.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// let stream = context.per_thread_stream();
+    /// stream.synchronize()?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| assert!(stream.synchronize().is_err()));
+    /// });
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "CU_STREAM_PER_THREAD")]
+    #[must_use]
+    pub fn per_thread_stream(&self) -> Stream {
+        self.default_stream(CU_STREAM_PER_THREAD, Some(std::thread::current().id()))
+    }
+
+    fn default_stream(&self, raw: CUstream, thread: Option<ThreadId>) -> Stream {
+        Stream(Arc::new(Inner {
+            context: self.clone(),
+            raw,
+            owner: Owner::Context(thread),
+        }))
+    }
 }
 
 impl Stream {
@@ -107,7 +157,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// `raw` must be a live stream of `context` (not a default stream) while `owner` is kept.
+    /// `raw` must be a live stream of `context` while `owner` is kept, and no default stream; for those
+    /// there are [`Context::legacy_stream`] and [`Context::per_thread_stream`].
     #[must_use]
     pub unsafe fn borrow_raw(
         context: &Context,
@@ -124,12 +175,39 @@ impl Stream {
     }
 
     /// A view that borrows this stream.
+    #[inline]
     #[must_use]
     pub fn as_ref(&self) -> StreamRef<'_> {
         StreamRef {
             context: &self.0.context,
             raw: self.0.raw,
+            thread: match self.0.owner {
+                Owner::Context(thread) => thread,
+                Owner::Us | Owner::Foreign { .. } => None,
+            },
         }
+    }
+
+    /// See [`StreamRef::enter`].
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Option<Current<'_>>> {
+        if is_default(self.0.raw) {
+            return self.as_ref().enter_default();
+        }
+        Ok(None)
+    }
+
+    /// Makes the stream's context current, which a copy needs (R64).
+    pub(crate) fn bind(&self) -> Result<Current<'_>> {
+        match self.enter()? {
+            Some(current) => Ok(current),
+            None => self.context().bind(),
+        }
+    }
+
+    /// Whether this is another thread's own stream, which nothing can be ordered with.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.as_ref().is_elsewhere()
     }
 
     /// The context of this stream.
@@ -194,6 +272,14 @@ impl fmt::Debug for Stream {
 pub struct StreamRef<'a> {
     context: &'a Context,
     raw: CUstream,
+    /// The thread whose own stream it is.
+    thread: Option<ThreadId>,
+}
+
+/// Whether a handle names a default stream of whatever context is current, and not one stream.
+#[inline]
+fn is_default(raw: CUstream) -> bool {
+    raw.addr() <= CU_STREAM_PER_THREAD.addr()
 }
 
 impl<'a> StreamRef<'a> {
@@ -201,11 +287,41 @@ impl<'a> StreamRef<'a> {
     ///
     /// # Safety
     ///
-    /// `raw` must be a live stream of `context` (not a default stream) for as long as the
-    /// reference is used.
+    /// `raw` must be a live stream of `context` for as long as the reference is used. Null and
+    /// `CU_STREAM_LEGACY` are the legacy default stream, `CU_STREAM_PER_THREAD` the calling thread's.
     #[must_use]
     pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
-        Self { context, raw }
+        Self {
+            context,
+            raw: if raw.is_null() { CU_STREAM_LEGACY } else { raw },
+            thread: (raw == CU_STREAM_PER_THREAD).then(|| std::thread::current().id()),
+        }
+    }
+
+    /// What a call with this stream needs: nothing, unless it is a default stream. Then its context
+    /// must be current (R8), and a thread's own stream can only be named on that thread.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Option<Current<'a>>> {
+        if is_default(self.raw) {
+            return self.enter_default();
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    fn enter_default(&self) -> Result<Option<Current<'a>>> {
+        if self.is_elsewhere() {
+            return Err(Error::invalid(format!(
+                "{self:?} is the own stream of another thread; use it there, or take a stream made by \
+                 `Context::stream`"
+            )));
+        }
+        self.context.bind().map(Some)
+    }
+
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.thread
+            .is_some_and(|thread| thread != std::thread::current().id())
     }
 
     /// The context of this stream.
@@ -227,6 +343,7 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
     }
@@ -238,6 +355,7 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
+        let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::query(self.context.driver().table(), self.raw) }
     }
@@ -257,8 +375,12 @@ impl<'a> From<&'a Stream> for StreamRef<'a> {
 impl PartialEq for StreamRef<'_> {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        // Handles of two drivers may have the same value.
-        self.raw == other.raw && self.context.driver() == other.context.driver()
+        // Handles of two drivers may have the same value, and those of default streams have it in
+        // every context.
+        self.raw == other.raw
+            && self.context.driver() == other.context.driver()
+            && (!is_default(self.raw)
+                || (self.thread == other.thread && self.context == other.context))
     }
 }
 

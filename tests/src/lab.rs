@@ -16,6 +16,17 @@ pub enum Backend {
     Gpu,
 }
 
+impl Backend {
+    /// What `CUDA_MEM_TEST_BACKEND` calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sim => "sim",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
 /// Held for reading by tests that look at what a pool keeps, and for writing by tests that change that
 /// for every pool: out of memory, the driver takes back what all pools of the device keep, and
 /// synchronising a context lets the host see the frees of all streams.

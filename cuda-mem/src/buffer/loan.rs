@@ -3,14 +3,15 @@
 use std::fmt;
 
 use bytemuck::Pod;
-use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
-use super::DeviceBuffer;
+use super::{Debt, DeviceBuffer};
 use crate::copy::Span;
 use crate::error::{Error, Result};
 use crate::join::order;
-use crate::report;
+use crate::pool::{Access, Pool};
 use crate::stream::Stream;
+use crate::{raw, report};
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Lends the buffer to `other`: everything that comes to `other` from now on waits for what is
@@ -23,8 +24,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `other` is on another device; else as
-    /// the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if `other` is of a device that has no access to
+    /// the memory; else as the driver answers.
     ///
     /// ```
     /// # use cuda_mem::{Driver, MemoryPool};
@@ -55,22 +56,45 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
-        if self.stream.device() != other.device() {
-            return Err(Error::invalid(format!(
-                "the buffer is on {:?} and the stream on {:?}; take a stream of the buffer's device",
-                self.stream.device(),
-                other.device()
-            )));
-        }
+        self.require_reach(other)?;
         self.settle()?;
         if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.debts().push(other.clone());
+            self.debts().push(Debt {
+                stream: other.clone(),
+                reads: false,
+            });
         }
         Ok(Loan {
             buffer: self,
             stream: other,
         })
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// `Ok` if work on the stream's device may touch the memory.
+    pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
+        let (ours, theirs) = (self.stream.device(), other.device());
+        if ours == theirs || self.address == 0 && ours.driver() == theirs.driver() {
+            return Ok(());
+        }
+        if ours.driver() == theirs.driver() {
+            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE;
+            // SAFETY: the attribute is 8 bytes wide, and the memory is not freed.
+            let handle =
+                unsafe { raw::pointer::wide(ours.driver().table(), attribute, self.address) }?;
+            // Only a pool that is known to be alive can be asked.
+            if let Some(pool) = Pool::find(ours.driver(), handle)
+                && pool.access(&theirs)? == Access::ReadWrite
+            {
+                return Ok(());
+            }
+        }
+        Err(Error::invalid(format!(
+            "the buffer is used on {ours:?}, and {theirs:?} has no access to it; take a stream of the \
+             buffer's device, or give access with `Pool::set_access`"
+        )))
     }
 }
 
@@ -149,7 +173,14 @@ impl<T: Pod> Loan<'_, T> {
     fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // used or freed there: `on` has noted the debt. The span borrows the loan.
-        unsafe { Span::new(self.buffer.address, self.buffer.len, self.stream) }
+        unsafe {
+            Span::new(
+                self.buffer.address,
+                self.buffer.len,
+                self.stream,
+                self.buffer.device.is_some(),
+            )
+        }
     }
 }
 

@@ -1,9 +1,13 @@
 //! Buffers: device memory that a stream's order gives and takes back.
 
+mod alloc;
+mod copies;
 mod loan;
 mod raw_parts;
+mod read_loan;
 
 pub use loan::Loan;
+pub use read_loan::ReadLoan;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,12 +16,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use crate::context::Context;
+use crate::context::{Context, Current};
 use crate::copy::Span;
-use crate::error::{Error, Failed, OutOfMemory, Result};
+use crate::device::Device;
+use crate::error::{Error, Failed, Result};
 use crate::event::Event;
 use crate::join::order;
-use crate::pool::{MemoryPool, Pool, PoolBuilder};
+use crate::pool::{MemoryPool, PoolBuilder};
 use crate::stream::{Stream, StreamRef};
 use crate::{raw, report};
 
@@ -27,7 +32,8 @@ use crate::{raw, report};
 /// free, so everything done with it goes to that stream; [`on`](Self::on) lends it to another one,
 /// in order. Dropping the buffer is one driver call and never waits.
 ///
-/// The buffer keeps its pool, its stream and their context alive.
+/// The buffer keeps its stream and the stream's context alive. It does not keep its pool: the driver
+/// lets what was allocated outlive that (R26).
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -58,117 +64,30 @@ pub struct DeviceBuffer<T: Pod> {
     address: CUdeviceptr,
     len: usize,
     stream: Stream,
-    pool: Pool,
-    /// Streams that may still use the memory and that ours has not waited for yet: a loan was
-    /// leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
+    /// The device whose memory it is; `None` for memory of the host and where it is not known.
+    device: Option<Device>,
+    /// Who has to be told of the end, if the memory is not the buffer's to free.
+    keep: Option<Box<dyn Keep>>,
+    /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
+    /// was leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
     /// taken through shared borrows, never to allocate or free.
-    owed: Mutex<Vec<Stream>>,
+    owed: Mutex<Vec<Debt>>,
     element: PhantomData<T>,
 }
 
-impl Pool {
-    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
-    ///
-    /// One driver call, no lock, no heap. Zero elements, or elements of no size, need no call at
-    /// all. Does not synchronise.
-    ///
-    /// # Errors
-    ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers;
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows or the stream is of
-    /// another device than the pool.
-    ///
-    /// ```
-    /// # use cuda_mem::{Driver, MemoryPool};
-    /// # cuda_sim::use_if_no_driver();
-    /// # let device = Driver::load()?.device(0)?;
-    /// # let stream = device.primary_context()?.stream()?;
-    /// # let pool = MemoryPool::builder(&device).build()?;
-    /// let buffer = pool.alloc::<f32>(&stream, 1 << 20)?;
-    /// assert_eq!(buffer.size_bytes(), 4 << 20);
-    /// # Ok::<(), cuda_mem::Error>(())
-    /// ```
-    #[doc(alias = "cuMemAllocFromPoolAsync")]
-    #[inline]
-    pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
-            return Err(too_large(len, size_of::<T>()));
-        };
-        if self.device() != stream.device() {
-            return Err(wrong_device(self, stream));
-        }
-        let address = if bytes == 0 {
-            0
-        } else {
-            let table = self.device().driver().table();
-            // SAFETY: pool and stream are live and of one driver; the buffer frees the memory once
-            // and lets only its stream, or one ordered with it, use it.
-            unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
-                .map_err(|error| explain(error, bytes, self, stream))?
-        };
-        // SAFETY: allocated just now for this many elements, from this pool in this stream; nobody
-        // else has the address.
-        Ok(unsafe { DeviceBuffer::from_raw(self, stream, address, len) })
-    }
-
-    /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
-    ///
-    /// # Errors
-    ///
-    /// As [`alloc`](Self::alloc).
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let mut buffer = self.alloc(stream, len)?;
-        buffer.zero()?;
-        Ok(buffer)
-    }
-
-    /// Allocates as many elements as `from` has and copies them in. Synchronises the stream: the
-    /// slice may be changed when this returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
-    pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
-        let mut buffer = self.alloc(stream, from.len())?;
-        buffer.copy_from(from)?;
-        Ok(buffer)
-    }
+/// A stream that may still use a buffer's memory.
+#[derive(Clone)]
+struct Debt {
+    stream: Stream,
+    /// It only reads, so that other readers need not wait for it.
+    reads: bool,
 }
 
-#[cold]
-fn too_large(len: usize, size: usize) -> Error {
-    Error::invalid(format!(
-        "{len} elements of {size} bytes are more than the address space has"
-    ))
-}
-
-#[cold]
-fn wrong_device(pool: &Pool, stream: &Stream) -> Error {
-    Error::invalid(format!(
-        "the pool is on {:?} and the stream on {:?} of its driver; take a stream of the pool's device",
-        pool.device(),
-        stream.device()
-    ))
-}
-
-/// Adds the numbers to an out-of-memory answer. They may fail too, and are left out then.
-#[cold]
-fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
-    error
-        .asked(|| format!("{bytes} bytes from {pool:?}"))
-        .with_memory(|| {
-            let stats = pool.stats().ok();
-            let device = stream.context().memory_info().ok();
-            OutOfMemory {
-                asked: bytes as u64,
-                pool_used: stats.map(|stats| stats.used.current),
-                pool_reserved: stats.map(|stats| stats.reserved.current),
-                pool_reserved_high: stats.map(|stats| stats.reserved.high),
-                device_free: device.map(|device| device.free),
-                device_total: device.map(|device| device.total),
-            }
-        })
+/// Keeps memory that is not a buffer's to free, such as another process's.
+pub(crate) trait Keep: Send + Sync {
+    /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
+    /// memory, work that is there already may still use it.
+    fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -196,10 +115,10 @@ impl<T: Pod> DeviceBuffer<T> {
         &self.stream
     }
 
-    /// The pool that the memory comes from.
+    /// The device whose memory this is; `None` for memory of the host, and if that is not known.
     #[must_use]
-    pub fn pool(&self) -> &Pool {
-        &self.pool
+    pub fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// The address on the device; 0 if there are no bytes. For kernels and other libraries, which
@@ -208,126 +127,6 @@ impl<T: Pod> DeviceBuffer<T> {
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
-    }
-
-    /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
-    /// Does not synchronise.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
-    pub fn fill(&mut self, value: T) -> Result<()> {
-        self.settle()?;
-        self.span().fill(value)
-    }
-
-    /// Submits a fill of all bytes with `value`. Does not synchronise.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
-        self.settle()?;
-        self.span().fill_bytes(value)
-    }
-
-    /// Submits a fill of all bytes with zero. Does not synchronise.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn zero(&mut self) -> Result<()> {
-        self.fill_bytes(0)
-    }
-
-    /// Copies a host slice of the same length into the buffer. Synchronises the stream: the slice
-    /// may be changed when this returns.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; else as the driver
-    /// answers.
-    #[doc(alias = "cuMemcpyHtoDAsync")]
-    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        self.settle()?;
-        self.span().copy_from(from)
-    }
-
-    /// Copies the buffer into a host slice of the same length. Synchronises the stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`copy_from`](Self::copy_from).
-    #[doc(alias = "cuMemcpyDtoHAsync")]
-    pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
-        self.wait_for_debts()?;
-        self.span().copy_to(to)
-    }
-
-    /// Copies the buffer into a new vector. Synchronises the stream.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias = "cuMemcpyDtoHAsync")]
-    pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len)
-            .map_err(|_| Error::host_memory(self.size_bytes()))?;
-        vec.resize(self.len, T::zeroed());
-        self.copy_to(&mut vec)?;
-        Ok(vec)
-    }
-
-    /// Submits a copy of another buffer of the same length and device, in the order of both
-    /// streams. Does not synchronise.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if lengths or devices differ; else as the
-    /// driver answers.
-    ///
-    /// ```
-    /// # use cuda_mem::{Driver, MemoryPool};
-    /// # cuda_sim::use_if_no_driver();
-    /// # let device = Driver::load()?.device(0)?;
-    /// # let context = device.primary_context()?;
-    /// # let pool = MemoryPool::builder(&device).build()?;
-    /// let source = pool.alloc_from(&context.stream()?, &[1u8, 2, 3])?;
-    /// let mut target = pool.alloc::<u8>(&context.stream()?, 3)?;
-    /// target.copy_from_buffer(&source)?;
-    /// assert_eq!(target.to_vec()?, [1, 2, 3]);
-    /// # Ok::<(), cuda_mem::Error>(())
-    /// ```
-    #[doc(alias = "cuMemcpyDtoDAsync")]
-    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
-        self.span().check_len(from.len, "source")?;
-        if self.pool.device() != from.pool.device() {
-            return Err(Error::invalid(format!(
-                "the buffer is on {:?} and the source on {:?}; a copy stays on one device",
-                self.pool.device(),
-                from.pool.device()
-            )));
-        }
-        if self.address == 0 {
-            return Ok(());
-        }
-        self.settle()?;
-        from.wait_for_debts()?;
-        order(from.stream.as_ref(), self.stream.as_ref())?;
-        // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
-        // debt below keeps it so until the copy has read it.
-        let source = unsafe { Span::new(from.address, from.len, &self.stream) };
-        let copied = self.span().copy_from_span(&source);
-        // The source must not be changed or freed before the copy has read it.
-        let ordered = order(self.stream.as_ref(), from.stream.as_ref());
-        if ordered.is_err() {
-            from.debts().push(self.stream.clone());
-        }
-        copied.and(ordered)
     }
 
     /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`]
@@ -342,7 +141,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn settle(&mut self) -> Result<()> {
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
         while let Some(other) = owed.last() {
-            order(other.as_ref(), self.stream.as_ref())?;
+            order(other.stream.as_ref(), self.stream.as_ref())?;
             owed.pop();
         }
         Ok(())
@@ -372,33 +171,76 @@ impl<T: Pod> DeviceBuffer<T> {
     #[inline]
     fn release(&mut self) -> Result<()> {
         // If this fails the memory leaks rather than be freed under another stream's work.
-        self.settle()?;
-        if self.address != 0 {
-            let table = self.pool.device().driver().table();
-            // SAFETY: the address is this buffer's, and every stream that used it was made to be
-            // waited for by this one (R13).
-            let freed = unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) };
-            if freed
-                .as_ref()
-                .err()
-                .is_none_or(|error| !error.had_no_effect())
-            {
-                self.address = 0;
-            }
-            return freed;
+        if let Err(error) = self.settle() {
+            self.settle_elsewhere(error)?;
+        }
+        if self.address == 0 {
+            return Ok(());
+        }
+        if let Some(keep) = self.keep.take() {
+            self.address = 0;
+            return keep.release(&self.stream);
+        }
+        let freed = self.free_in_order();
+        if freed
+            .as_ref()
+            .err()
+            .is_none_or(|error| !error.had_no_effect())
+        {
+            self.address = 0;
+        }
+        freed
+    }
+
+    #[inline]
+    fn free_in_order(&self) -> Result<()> {
+        let _current = match self.stream.enter() {
+            Ok(current) => current,
+            Err(error) => Some(self.enter_elsewhere(error)?),
+        };
+        let table = self.stream.device().driver().table();
+        // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
+        // by this one (R13). A default stream's context is current (R8).
+        unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }
+    }
+
+    /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
+    /// involved, which nothing here can be ordered with, the host waits instead.
+    #[cold]
+    fn settle_elsewhere(&mut self, error: Error) -> Result<()> {
+        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !self.stream.is_elsewhere() && !owed.iter().any(|debt| debt.stream.is_elsewhere()) {
+            return Err(error);
+        }
+        while let Some(other) = owed.last() {
+            other.stream.context().synchronize()?;
+            owed.pop();
         }
         Ok(())
     }
 
-    /// As [`settle`](Self::settle), where the debts cannot be struck off; waiting twice is harmless.
-    fn wait_for_debts(&self) -> Result<()> {
+    /// The buffer's stream cannot be entered. If it is another thread's own, this waits for everything
+    /// in its context; then this thread's own serves as well.
+    #[cold]
+    fn enter_elsewhere(&self, error: Error) -> Result<Current<'_>> {
+        if !self.stream.is_elsewhere() {
+            return Err(error);
+        }
+        self.stream.context().synchronize()?;
+        self.stream.context().bind()
+    }
+
+    /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
+    /// harmless, and other readers are none.
+    fn wait_for_writers(&self) -> Result<()> {
         // Cloned out: the driver is not called under the lock.
         let owed = self.debts().clone();
         owed.iter()
-            .try_for_each(|other| order(other.as_ref(), self.stream.as_ref()))
+            .filter(|debt| !debt.reads)
+            .try_for_each(|debt| order(debt.stream.as_ref(), self.stream.as_ref()))
     }
 
-    fn debts(&self) -> MutexGuard<'_, Vec<Stream>> {
+    fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -406,7 +248,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
         // the callers have settled what other streams may still do with it, and the span borrows
         // the buffer. The driver aligns to 256 bytes or more (R15).
-        unsafe { Span::new(self.address, self.len, &self.stream) }
+        unsafe { Span::new(self.address, self.len, &self.stream, self.device.is_some()) }
     }
 }
 
@@ -434,6 +276,7 @@ const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<DeviceBuffer<f32>>();
     shared::<Loan<'_, f32>>();
+    shared::<ReadLoan<'_, f32>>();
     shared::<MemoryPool>();
     shared::<PoolBuilder>();
     shared::<Stream>();

@@ -1,15 +1,16 @@
 //! Other ends of a buffer, and the way to memory of other libraries.
 
+use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::DeviceBuffer;
-use crate::error::{Failed, Result};
+use super::{DeviceBuffer, Keep};
+use crate::device::Device;
+use crate::error::{Error, Failed, Result};
 use crate::join::order;
-use crate::pool::Pool;
 use crate::stream::Stream;
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -66,7 +67,8 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle); the buffer comes back.
+    /// As [`settle`](Self::settle), and [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is
+    /// somebody else's ([`borrow_raw`](Self::borrow_raw), another process's); the buffer comes back.
     ///
     /// ```
     /// use cuda_mem::DeviceBuffer;
@@ -76,12 +78,16 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # let stream = device.primary_context()?.stream()?;
     /// let pool = device.default_pool()?;
     /// let address = pool.alloc_from(&stream, &[1u16, 2, 3])?.into_raw()?;
-    /// // SAFETY: the address and the number come from a buffer of this pool and stream.
-    /// let buffer = unsafe { DeviceBuffer::<u16>::from_raw(&pool, &stream, address, 3) };
+    /// // SAFETY: the address and the number come from a buffer of this stream.
+    /// let buffer = unsafe { DeviceBuffer::<u16>::from_raw(&stream, address, 3) };
     /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn into_raw(mut self) -> Result<CUdeviceptr, Failed<Self>> {
+        if self.keep.is_some() {
+            let text = format!("{self:?} is not ours to give out of hand");
+            return Err(Failed::new(Error::invalid(text), self));
+        }
         if let Err(error) = self.settle() {
             return Err(Failed::new(error, self));
         }
@@ -92,14 +98,16 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// Takes over `len` elements at `address`; they are freed in the order of `stream` when the buffer
-    /// is dropped.
+    /// is dropped. The memory may come from a pool, or from `cuMemAlloc`, which is freed in a stream's
+    /// order all the same.
     ///
     /// # Safety
     ///
-    /// The memory must have been allocated from `pool`, be at least this large, aligned for `T`, valid
-    /// at the present point of `stream`, and nobody else may free it. 0 stands for no bytes.
+    /// The memory must be at least this large, aligned for `T`, within reach of the stream's device,
+    /// valid at the present point of `stream`, and nobody else may free it. 0 stands for no bytes.
+    #[doc(alias = "cuMemFreeAsync")]
     #[inline]
-    pub unsafe fn from_raw(pool: &Pool, stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
+    pub unsafe fn from_raw(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         Self {
             address,
             len: if address == 0 && size_of::<T>() != 0 {
@@ -108,9 +116,88 @@ impl<T: Pod> DeviceBuffer<T> {
                 len
             },
             stream: stream.clone(),
-            pool: pool.clone(),
+            device: None,
+            keep: None,
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
         }
+    }
+
+    /// Uses `len` elements at `address` that belong to somebody else. `owner` is dropped with the
+    /// buffer; a reference-counted handle of the other library is what belongs there, or `()` if the
+    /// memory outlives everything anyway.
+    ///
+    /// Work that was submitted to `stream` may still use the memory when the owner is dropped. An owner
+    /// that frees it then must do so in the order of the stream, or wait for it.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be at least this large, aligned for `T`, within reach of the stream's device, and
+    /// valid from the present point of `stream` until `owner` is dropped and the stream has done what
+    /// is in it then. While the buffer lives nobody else may use the memory, except in an order with
+    /// the stream. 0 stands for no bytes.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use cuda_mem::DeviceBuffer;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let theirs = Arc::new(device.default_pool()?.alloc_from(&stream, &[1u16, 2, 3])?);
+    /// // SAFETY: the memory is that of `theirs`, which lives as long and frees in the same stream.
+    /// let view = unsafe {
+    ///     DeviceBuffer::<u16>::borrow_raw(&stream, theirs.as_raw(), 3, Arc::clone(&theirs))
+    /// };
+    /// assert_eq!(view.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub unsafe fn borrow_raw(
+        stream: &Stream,
+        address: CUdeviceptr,
+        len: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Self {
+        // SAFETY: the caller vouches for the memory and its owner.
+        unsafe {
+            Self::kept(
+                stream,
+                None,
+                address,
+                len,
+                Box::new(Borrowed { _owner: owner }),
+            )
+        }
+    }
+
+    /// As [`borrow_raw`](Self::borrow_raw), for an owner that is told the stream, and the device whose
+    /// memory it is.
+    ///
+    /// # Safety
+    ///
+    /// As there; what `keep` does when it is told must keep the rest of the promise.
+    pub(crate) unsafe fn kept(
+        stream: &Stream,
+        device: Option<Device>,
+        address: CUdeviceptr,
+        len: usize,
+        keep: Box<dyn Keep>,
+    ) -> Self {
+        // SAFETY: the caller vouches for the memory; it is not freed here.
+        let mut buffer = unsafe { Self::from_raw(stream, address, len) };
+        buffer.keep = Some(keep);
+        buffer.device = device;
+        buffer
+    }
+}
+
+/// The owner of memory that was lent to a buffer: only kept.
+struct Borrowed<O> {
+    _owner: O,
+}
+
+impl<O: Send + Sync> Keep for Borrowed<O> {
+    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+        Ok(())
     }
 }

@@ -1,31 +1,42 @@
 //! Making a pool.
 
-use cuda_driver_sys::{
-    CUmemAllocationType, CUmemLocationType, CUmemPoolProps, CudaVersion, location,
-};
+use cuda_driver_sys::{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS, CUmemAllocationHandleType};
+use cuda_driver_sys::{CUmemPoolProps, CUmemoryPool, CudaVersion};
 
-use super::{MemoryPool, ReleaseThreshold, ReusePolicy};
-use crate::device::Device;
+use super::{Access, MemoryPool, ReleaseThreshold, ReusePolicy};
+use crate::device::{Device, HandleTypes};
+use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::location::{AllocationType, Location};
 use crate::{raw, report};
 
 /// Describes a pool; [`build`](Self::build) makes it. From [`MemoryPool::builder`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder makes nothing until `build`"]
 pub struct PoolBuilder {
-    device: Device,
+    pub(super) driver: Driver,
+    pub(super) location: Location,
+    pub(super) allocation_type: AllocationType,
     release_threshold: ReleaseThreshold,
     reuse: Option<ReusePolicy>,
     max_size: Option<u64>,
+    pub(super) handle_types: HandleTypes,
+    pub(super) hw_decompress: bool,
+    access: Vec<Device>,
 }
 
 impl PoolBuilder {
-    pub(super) fn new(device: Device) -> Self {
+    pub(super) fn new(driver: Driver, location: Location, allocation_type: AllocationType) -> Self {
         Self {
-            device,
+            driver,
+            location,
+            allocation_type,
             release_threshold: ReleaseThreshold::default(),
             reuse: None,
             max_size: None,
+            handle_types: HandleTypes::empty(),
+            hw_decompress: false,
+            access: Vec::new(),
         }
     }
 
@@ -45,10 +56,36 @@ impl PoolBuilder {
         self
     }
 
-    /// The most bytes that the pool may hold; the driver may round up (to 32 MiB on an H200). Allocating beyond is
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Needs CUDA 12.2.
+    /// The most bytes that the pool may hold; the driver may round up (to 32 MiB on an H200).
+    /// Allocating beyond is [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Not for managed memory.
+    /// Needs CUDA 12.2.
     pub fn max_size(mut self, bytes: u64) -> Self {
         self.max_size = Some(bytes);
+        self
+    }
+
+    /// The kinds of handle by which the pool can be shared with other processes; none, unless told
+    /// otherwise. Not for [`Location::Host`]. [`HandleTypes::FABRIC`] needs CUDA 12.3.
+    pub fn handle_types(mut self, types: HandleTypes) -> Self {
+        self.handle_types = types;
+        self
+    }
+
+    /// Lets the decompression engine write to the pool's memory. Needs CUDA 12.8 and a device with the
+    /// engine.
+    #[doc(alias = "CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS")]
+    pub fn hw_decompress(mut self, enabled: bool) -> Self {
+        self.hw_decompress = enabled;
+        self
+    }
+
+    /// Gives a device read and write access from the start, which is cheaper than
+    /// [`set_access`](super::Pool::set_access) later. The pool's own device has it anyway.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn accessible_from(mut self, device: &Device) -> Self {
+        if !self.access.contains(device) {
+            self.access.push(*device);
+        }
         self
     }
 
@@ -56,9 +93,10 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no pools, or the driver
-    /// is too old for something that was asked for; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// for a maximum of 0; else as the driver answers. Nothing is left behind then.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the place has no pools, the driver is too
+    /// old for something that was asked for, or a device cannot be given access;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a maximum of 0 or what does not go
+    /// together; else as the driver answers. Nothing is left behind then.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -73,55 +111,127 @@ impl PoolBuilder {
     /// ```
     #[doc(alias = "cuMemPoolCreate")]
     pub fn build(self) -> Result<MemoryPool> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        self.device.require_pools()?;
-        let props = self.props()?;
-        // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
-        let raw = unsafe { raw::pool::create(self.device.driver().table(), &props) }
-            .map_err(|error| error.asked(|| format!("{self:?}")))?;
+        let raw = self.create()?;
         // Owned from here, so that a failure below destroys the pool.
-        let pool = MemoryPool::own(self.device, raw);
+        let place = (self.location, self.allocation_type);
+        let pool = MemoryPool::own(self.driver, place, raw);
         pool.set_release_threshold(self.release_threshold)?;
         let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
         if reuse != ReusePolicy::DRIVER_DEFAULT {
             pool.set_reuse_policy(reuse)?;
         }
+        let access: Vec<_> = self
+            .access
+            .iter()
+            .map(|device| (*device, Access::ReadWrite))
+            .collect();
+        pool.set_access(&access)?;
         Ok(pool)
     }
 
+    /// The driver's part: the caller destroys what comes back.
+    pub(super) fn create(&self) -> Result<CUmemoryPool> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if let Location::Device(device) = self.location {
+            device.require_pools()?;
+        }
+        let props = self.props()?;
+        // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
+        unsafe { raw::pool::create(self.driver.table(), &props) }
+            .map_err(|error| error.asked(|| format!("{self:?}")))
+    }
+
     fn default_reuse(&self) -> ReusePolicy {
-        if self.device.driver().version() < CudaVersion::new(11, 5) {
+        if self.driver.version() < CudaVersion::new(11, 5) {
             ReusePolicy::DRIVER_DEFAULT - ReusePolicy::ALLOW_OPPORTUNISTIC
         } else {
             ReusePolicy::DRIVER_DEFAULT
         }
     }
 
-    fn props(&self) -> Result<CUmemPoolProps> {
-        let mut props = CUmemPoolProps {
-            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: location(
-                CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                self.device.as_raw(),
+    /// What is asked for that only newer drivers know, and since when.
+    pub(super) fn newest_need(&self) -> Option<(&'static str, CudaVersion)> {
+        let needs = [
+            (
+                self.allocation_type == AllocationType::Managed,
+                "a pool of managed memory",
+                CudaVersion::new(13, 0),
             ),
+            (
+                self.location == Location::Host,
+                "a pool on the host",
+                CudaVersion::new(13, 0),
+            ),
+            (
+                self.hw_decompress,
+                "a pool for hardware decompression",
+                CudaVersion::new(12, 8),
+            ),
+            (
+                self.handle_types.contains(HandleTypes::FABRIC),
+                "a pool with fabric handles",
+                CudaVersion::new(12, 3),
+            ),
+            (
+                matches!(self.location, Location::HostNuma(_)),
+                "a pool on a NUMA node of the host",
+                CudaVersion::new(12, 2),
+            ),
+            (
+                self.max_size.is_some(),
+                "a maximum size of a pool",
+                CudaVersion::new(12, 2),
+            ),
+        ];
+        needs
+            .into_iter()
+            .find(|(asked, _, _)| *asked)
+            .map(|(_, what, since)| (what, since))
+    }
+
+    pub(super) fn props(&self) -> Result<CUmemPoolProps> {
+        if let Some((what, since)) = self.newest_need() {
+            self.driver.require_version(what, since)?;
+        }
+        self.check_together()?;
+        let max_size = self.max_size.unwrap_or(0);
+        Ok(CUmemPoolProps {
+            allocType: self.allocation_type.to_raw(),
+            handleTypes: CUmemAllocationHandleType(self.handle_types.bits()),
+            location: self.location.to_raw(),
+            maxSize: usize::try_from(max_size).unwrap_or(usize::MAX),
+            usage: if self.hw_decompress {
+                CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS as u16
+            } else {
+                0
+            },
             // Zero: what an older driver calls reserved must be.
             ..CUmemPoolProps::default()
-        };
-        if let Some(bytes) = self.max_size {
-            let since = CudaVersion::new(12, 2);
-            self.device
-                .driver()
-                .require_version("a maximum size of a pool", since)?;
-            if bytes == 0 {
-                return Err(Error::invalid(
-                    "a pool's maximum size must be more than 0 bytes; leave it out for no maximum"
-                        .to_owned(),
-                ));
+        })
+    }
+
+    /// What the driver would refuse without a word, or take and misunderstand.
+    fn check_together(&self) -> Result<()> {
+        let managed = self.allocation_type == AllocationType::Managed;
+        let wrong = match (self.location, self.max_size) {
+            (Location::Device(device), _) if device.driver() != self.driver => {
+                "a pool is made on a device of its own driver"
             }
-            props.maxSize = usize::try_from(bytes).unwrap_or(usize::MAX);
-        }
-        Ok(props)
+            (_, Some(0)) => {
+                "a pool's maximum size must be more than 0 bytes; leave it out for no maximum"
+            }
+            (_, Some(_)) if managed => "a pool of managed memory has no maximum size",
+            (Location::Anywhere, _) if !managed => {
+                "only managed memory can be anywhere; name a device or the host"
+            }
+            (Location::Host, _) if !self.handle_types.is_empty() => {
+                "a pool on the host cannot be shared by handles; name a NUMA node"
+            }
+            (Location::Invisible, _) => "a pool is made on a device that is visible",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!("{wrong} (asked: {self:?})")))
     }
 }

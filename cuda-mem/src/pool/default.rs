@@ -1,16 +1,18 @@
-//! The pool that a device has by itself, and the pool that is current on it.
+//! The pools that are there by themselves, and the pools that are current.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cuda_driver_sys::CUmemoryPool;
+use cuda_driver_sys::{CUmemoryPool, CudaVersion};
 
 use super::{Inner, MemoryPool, Owner, Pool};
 use crate::device::{Device, Support};
+use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::raw;
+use crate::location::{AllocationType, Location};
+use crate::{raw, report};
 
-/// The pool that a device has by itself. It is shared with every other user in the process, always
+/// The pool that a device, or another place, has by itself. It is shared with every other user in the process, always
 /// there, and cannot be destroyed or exported:
 ///
 /// ```compile_fail,E0599
@@ -30,11 +32,11 @@ impl Deref for DefaultPool {
     }
 }
 
-/// The pool that plain stream-ordered allocations of a device come from.
+/// The pool that plain stream-ordered allocations of a device, or another place, come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CurrentPool {
-    /// The device's own pool.
+    /// The pool that the place has by itself.
     Default(DefaultPool),
     /// A pool made by this crate.
     Owned(MemoryPool),
@@ -45,6 +47,10 @@ pub enum CurrentPool {
 /// The pools that are alive and ours, to recognise a handle that the driver answers.
 static POOLS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
 
+/// The default pools that were asked for. They live as long as the process, and all handles of one
+/// share what this crate knows of it.
+static DEFAULTS: Mutex<Vec<DefaultPool>> = Mutex::new(Vec::new());
+
 pub(super) fn remember(pool: &Arc<Inner>) {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     pools.push((pool.raw.addr(), Arc::downgrade(pool)));
@@ -52,17 +58,66 @@ pub(super) fn remember(pool: &Arc<Inner>) {
 
 /// Before the handle is destroyed: afterwards the driver may use it for another pool.
 pub(super) fn forget(raw: CUmemoryPool) {
+    // In a fork nobody may be left to unlock the list, and nobody can use it.
+    if report::is_forked() {
+        return;
+    }
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     pools.retain(|(known, _)| *known != raw.addr());
 }
 
-fn find(device: Device, raw: CUmemoryPool) -> Option<MemoryPool> {
+fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
     let pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = pools.iter().filter(|(known, _)| *known == raw.addr());
     known
         .filter_map(|(_, pool)| pool.upgrade())
-        .find(|pool| pool.device == device)
+        .find(|pool| pool.driver == driver)
         .map(|pool| MemoryPool(Pool(pool)))
+}
+
+impl Pool {
+    /// The pool behind a handle, if it is alive and this crate knows it.
+    pub(crate) fn find(driver: Driver, handle: u64) -> Option<Self> {
+        let raw: CUmemoryPool = std::ptr::without_provenance_mut(usize::try_from(handle).ok()?);
+        let defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let default = defaults
+            .iter()
+            .find(|pool| pool.as_raw() == raw && pool.driver() == driver);
+        match default {
+            Some(pool) => Some(pool.0.clone()),
+            None => find(driver, raw).map(|pool| pool.0),
+        }
+    }
+}
+
+/// The one value for a default pool's handle.
+fn default_of(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> DefaultPool {
+    let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = defaults
+        .iter()
+        .find(|pool| pool.as_raw() == raw && pool.driver() == driver);
+    if let Some(known) = known {
+        return known.clone();
+    }
+    let pool = DefaultPool(Pool(Arc::new(Inner::new(
+        driver,
+        place,
+        raw,
+        Owner::Nobody,
+    ))));
+    defaults.push(pool.clone());
+    pool
+}
+
+/// What a handle is that the driver answered as current.
+fn current_of(driver: Driver, raw: CUmemoryPool, default: DefaultPool) -> CurrentPool {
+    if raw == default.as_raw() {
+        return CurrentPool::Default(default);
+    }
+    match find(driver, raw) {
+        Some(pool) => CurrentPool::Owned(pool),
+        None => CurrentPool::Foreign(raw),
+    }
 }
 
 impl Device {
@@ -85,11 +140,8 @@ impl Device {
         self.require_pools()?;
         // SAFETY: the device is of this driver.
         let raw = unsafe { raw::pool::default(self.driver().table(), self.as_raw()) }?;
-        Ok(DefaultPool(Pool(Arc::new(Inner {
-            device: *self,
-            raw,
-            owner: Owner::Driver,
-        }))))
+        let place = (Location::Device(*self), AllocationType::Pinned);
+        Ok(default_of(self.driver(), place, raw))
     }
 
     /// The pool that plain stream-ordered allocations of this device come from.
@@ -102,13 +154,7 @@ impl Device {
         let default = self.default_pool()?;
         // SAFETY: the device is of this driver.
         let raw = unsafe { raw::pool::current(self.driver().table(), self.as_raw()) }?;
-        if raw == default.as_raw() {
-            return Ok(CurrentPool::Default(default));
-        }
-        Ok(match find(*self, raw) {
-            Some(pool) => CurrentPool::Owned(pool),
-            None => CurrentPool::Foreign(raw),
-        })
+        Ok(current_of(self.driver(), raw, default))
     }
 
     /// Makes `pool` the one that plain stream-ordered allocations of this device come from, also
@@ -133,7 +179,7 @@ impl Device {
     /// ```
     #[doc(alias = "cuDeviceSetMemPool")]
     pub fn set_current_pool(&self, pool: &Pool) -> Result<()> {
-        if pool.device() != *self {
+        if pool.device() != Some(*self) {
             return Err(Error::invalid(format!(
                 "{pool:?} cannot be current on {self:?}: a current pool is one of its device"
             )));
@@ -149,6 +195,95 @@ impl Device {
             Support::No(reason) => Err(Error::not_supported(format!(
                 "{self:?} has no memory pools: {reason}"
             ))),
+        }
+    }
+}
+
+impl Driver {
+    /// The pool that a place has by itself, for memory of this type. Needs CUDA 13.0; for devices and
+    /// pinned memory there is [`Device::default_pool`], which does not.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the driver is too old or the place has no
+    /// pools; [`InvalidValue`](crate::ErrorKind::InvalidValue) if no pool is of this place and type: managed
+    /// ones are [`Anywhere`](Location::Anywhere), pinned ones never. Else as the driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::{AllocationType, Driver, Location};
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// match driver.default_pool_at(Location::Host, AllocationType::Pinned) {
+    ///     Ok(pool) => assert_eq!(pool.location(), Location::Host),
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemGetDefaultMemPool")]
+    pub fn default_pool_at(
+        &self,
+        location: Location,
+        allocation_type: AllocationType,
+    ) -> Result<DefaultPool> {
+        self.require_pools_at(location)?;
+        let (place, kind) = (location.to_raw(), allocation_type.to_raw());
+        // SAFETY: the driver refuses a location that it does not know.
+        let raw = unsafe { raw::pool::default_at(self.table(), place, kind) }
+            .map_err(|error| error.asked(|| format!("{allocation_type:?}, {location}")))?;
+        Ok(default_of(*self, (location, allocation_type), raw))
+    }
+
+    /// The pool that plain stream-ordered allocations of this place and type come from. Needs CUDA
+    /// 13.0.
+    ///
+    /// # Errors
+    ///
+    /// As [`default_pool_at`](Self::default_pool_at).
+    #[doc(alias = "cuMemGetMemPool")]
+    pub fn current_pool_at(
+        &self,
+        location: Location,
+        allocation_type: AllocationType,
+    ) -> Result<CurrentPool> {
+        let default = self.default_pool_at(location, allocation_type)?;
+        let (place, kind) = (location.to_raw(), allocation_type.to_raw());
+        // SAFETY: as in `default_pool_at`.
+        let raw = unsafe { raw::pool::current_at(self.table(), place, kind) }
+            .map_err(|error| error.asked(|| format!("{allocation_type:?}, {location}")))?;
+        Ok(current_of(*self, raw, default))
+    }
+
+    /// Makes `pool` the current one of its own place and type. It does not keep the pool: when that is
+    /// destroyed, the default is current again (R25). Needs CUDA 13.0; for devices and pinned memory
+    /// there is [`Device::set_current_pool`], which does not.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the pool is of another driver; else as
+    /// [`default_pool_at`](Self::default_pool_at).
+    #[doc(alias = "cuMemSetMemPool")]
+    pub fn set_current_pool_at(&self, pool: &Pool) -> Result<()> {
+        if pool.driver() != *self {
+            return Err(Error::invalid(format!(
+                "{pool:?} belongs to another driver"
+            )));
+        }
+        self.require_pools_at(pool.location())?;
+        let (place, kind) = (pool.location().to_raw(), pool.allocation_type().to_raw());
+        // SAFETY: the pool is live and of this driver.
+        unsafe { raw::pool::set_current_at(self.table(), place, kind, pool.as_raw()) }
+            .map_err(|error| error.asked(|| format!("{pool:?}")))
+    }
+
+    fn require_pools_at(&self, location: Location) -> Result<()> {
+        let since = CudaVersion::new(13, 0);
+        self.require_version("the pool of a place and type", since)?;
+        match location {
+            Location::Device(device) if device.driver() != *self => Err(Error::invalid(format!(
+                "{device:?} belongs to another driver"
+            ))),
+            Location::Device(device) => device.require_pools(),
+            _ => Ok(()),
         }
     }
 }

@@ -1,21 +1,31 @@
 //! Memory pools: those that this process owns, and the one that a device has by itself.
 
+mod access;
 mod builder;
 mod default;
+mod properties;
 mod settings;
+mod support;
+mod threshold;
 
+pub use access::Access;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
+pub use properties::PoolProperties;
 pub use settings::{ReleaseThreshold, ReusePolicy};
+pub use threshold::RaisedThreshold;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
 use crate::device::Device;
+use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
+use crate::location::{AllocationType, Location};
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
 
@@ -29,8 +39,9 @@ pub struct Pool(Arc<Inner>);
 
 /// A memory pool that this process owns.
 ///
-/// A handle that can be cloned; the pool is destroyed when the last handle and the last buffer
-/// from it are gone. What can be done with it is mostly in [`Pool`].
+/// A handle that can be cloned; the pool is destroyed when the last handle is gone. Buffers that are
+/// alive then stay valid; their memory goes back to the device when they have been freed (R26). What can
+/// be done with a pool is mostly in [`Pool`].
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -61,17 +72,25 @@ impl Deref for MemoryPool {
 }
 
 struct Inner {
-    device: Device,
+    driver: Driver,
+    location: Location,
+    allocation_type: AllocationType,
     raw: CUmemoryPool,
     owner: Owner,
+    /// The devices whose work may touch the memory, a bit for each ordinal. A bit that is missing
+    /// means that the driver has to be asked.
+    reach: AtomicU64,
+    /// Those that were given access by us.
+    granted: Mutex<Vec<Device>>,
+    scopes: Mutex<threshold::Scopes>,
 }
 
 /// Who destroys the pool.
 enum Owner {
     /// We do, with the last handle.
     Us,
-    /// Nobody: it is the device's own.
-    Driver,
+    /// Nobody: it is there by itself, or gone already.
+    Nobody,
 }
 
 // SAFETY: pools belong to no thread: their functions take explicit handles and need no current
@@ -82,52 +101,112 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if matches!(self.owner, Owner::Driver) {
+        if matches!(self.owner, Owner::Nobody) {
             return;
         }
         default::forget(self.raw);
-        // SAFETY: buffers hold handles of the pool, so nothing of it is in use any more; frees that
-        // their streams have not reached yet complete all the same (R26).
-        report::release("memory pool", || unsafe {
-            raw::pool::destroy(self.device.driver().table(), self.raw)
+        report::release("memory pool", || {
+            let withdrawn = self.withdraw_access();
+            // SAFETY: the last handle is gone. What was allocated stays valid until it is freed (R26).
+            unsafe { raw::pool::destroy(self.driver.table(), self.raw) }?;
+            withdrawn
         });
+    }
+}
+
+impl Inner {
+    fn new(
+        driver: Driver,
+        (location, allocation_type): (Location, AllocationType),
+        raw: CUmemoryPool,
+        owner: Owner,
+    ) -> Self {
+        let reach = access::reach_at_first(location, allocation_type);
+        Self {
+            driver,
+            location,
+            allocation_type,
+            raw,
+            owner,
+            reach: AtomicU64::new(reach),
+            granted: Mutex::default(),
+            scopes: Mutex::default(),
+        }
+    }
+
+    /// Whether anything is handed out. Drivers before 11.3 cannot tell; then it may be.
+    fn has_live_memory(&self) -> Result<bool> {
+        if self.driver.version() < CudaVersion::new(11, 3) {
+            return Ok(true);
+        }
+        let used = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        let used = unsafe { raw::pool::wide_attribute(self.driver.table(), self.raw, used) };
+        Ok(used? > 0)
     }
 }
 
 impl MemoryPool {
     /// Starts the description of a pool on `device`.
     pub fn builder(device: &Device) -> PoolBuilder {
-        PoolBuilder::new(*device)
+        PoolBuilder::new(
+            device.driver(),
+            Location::Device(*device),
+            AllocationType::Pinned,
+        )
+    }
+
+    /// Starts the description of a pool anywhere, such as on the host.
+    ///
+    /// ```
+    /// use cuda_mem::{AllocationType, Driver, Location, MemoryPool};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let device = driver.device(0)?;
+    /// let builder = MemoryPool::builder_at(driver, Location::HostNuma(0), AllocationType::Pinned)
+    ///     .accessible_from(&device);
+    /// if builder.support()?.is_yes() {
+    ///     let stream = device.primary_context()?.stream()?;
+    ///     let buffer = builder.build()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    ///     assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn builder_at(
+        driver: Driver,
+        location: Location,
+        allocation_type: AllocationType,
+    ) -> PoolBuilder {
+        PoolBuilder::new(driver, location, allocation_type)
     }
 
     /// Takes over a pool that the driver made.
-    fn own(device: Device, raw: CUmemoryPool) -> Self {
-        let inner = Arc::new(Inner {
-            device,
-            raw,
-            owner: Owner::Us,
-        });
+    fn own(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> Self {
+        let inner = Arc::new(Inner::new(driver, place, raw, Owner::Us));
         default::remember(&inner);
         Self(Pool(inner))
     }
 
     /// Destroys the pool now and says how it went, where dropping the last handle only reports.
     ///
+    /// Buffers that are alive stay valid, and their memory goes back to the device when they have been
+    /// freed (R26).
+    ///
     /// # Errors
     ///
-    /// [`InUse`](crate::ErrorKind::InUse) while other handles or buffers exist. The pool comes back
-    /// with the error, unless the driver may have destroyed it nevertheless.
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist. The pool comes back with the
+    /// error, unless the driver may have destroyed it nevertheless.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
     /// # cuda_sim::use_if_no_driver();
     /// # let device = Driver::load()?.device(0)?;
-    /// # let stream = device.primary_context()?.stream()?;
     /// let pool = MemoryPool::builder(&device).build()?;
-    /// let buffer = pool.alloc::<u8>(&stream, 1)?;
+    /// let clone = pool.clone();
     /// let failed = pool.close().unwrap_err();
     /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
-    /// drop(buffer);
+    /// drop(clone);
     /// failed.object.expect("it was not touched").close()?;
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
@@ -136,7 +215,7 @@ impl MemoryPool {
         if report::is_forked() {
             return Err(Failed::new(Error::forked(), self));
         }
-        let inner = match Arc::try_unwrap(self.0.0) {
+        let mut inner = match Arc::try_unwrap(self.0.0) {
             Ok(inner) => inner,
             Err(shared) => {
                 // Another thread may have dropped its handle since.
@@ -146,11 +225,13 @@ impl MemoryPool {
             }
         };
         default::forget(inner.raw);
-        // SAFETY: this was the last handle, and buffers hold handles.
-        match unsafe { raw::pool::destroy(inner.device.driver().table(), inner.raw) } {
+        let destroyed = inner.withdraw_access().and_then(|()| {
+            // SAFETY: this was the last handle. What was allocated stays valid until it is freed (R26).
+            unsafe { raw::pool::destroy(inner.driver.table(), inner.raw) }
+        });
+        match destroyed {
             Ok(()) => {
-                // Its destructor would destroy the pool again. It owns nothing but the handle.
-                std::mem::forget(inner);
+                inner.owner = Owner::Nobody;
                 Ok(())
             }
             Err(error) if error.had_no_effect() => {
@@ -160,7 +241,7 @@ impl MemoryPool {
             }
             Err(error) => {
                 // The driver may have destroyed it all the same, and may use the handle again.
-                std::mem::forget(inner);
+                inner.owner = Owner::Nobody;
                 Err(Failed::lost(error))
             }
         }
@@ -168,14 +249,36 @@ impl MemoryPool {
 }
 
 impl Pool {
-    /// The device whose memory this is.
+    /// The driver that the pool belongs to.
     #[inline]
     #[must_use]
-    pub fn device(&self) -> Device {
-        self.0.device
+    pub fn driver(&self) -> Driver {
+        self.0.driver
     }
 
-    /// The driver's handle. It stays valid while this pool, a clone, or a buffer from it lives.
+    /// Where the memory is, or, of a managed pool, where it prefers to be.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0.location
+    }
+
+    /// How the memory is tied to its place.
+    #[must_use]
+    pub fn allocation_type(&self) -> AllocationType {
+        self.0.allocation_type
+    }
+
+    /// The device whose memory this is; `None` if it is not that of one device.
+    #[inline]
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        match (self.0.location, self.0.allocation_type) {
+            (Location::Device(device), AllocationType::Pinned) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// The driver's handle. It stays valid while this pool, or a clone, lives.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> CUmemoryPool {
@@ -193,20 +296,6 @@ impl Pool {
         Ok(ReleaseThreshold::from_bytes(bytes))
     }
 
-    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next
-    /// synchronisation of a stream, an event or a context, not now; see [`trim_to`](Self::trim_to).
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias = "cuMemPoolSetAttribute")]
-    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
-        self.set_wide(
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-            threshold.bytes(),
-        )
-    }
-
     /// When memory freed in one stream may be handed out in another without a host synchronise.
     ///
     /// # Errors
@@ -216,10 +305,9 @@ impl Pool {
     pub fn reuse_policy(&self) -> Result<ReusePolicy> {
         let mut policy = ReusePolicy::empty();
         for (flag, attribute) in ReusePolicy::ATTRIBUTES {
-            // SAFETY: the pool is live, and these attributes are flags.
-            policy.set(flag, unsafe {
-                raw::pool::flag(self.table(), self.0.raw, attribute)
-            }?);
+            // SAFETY: the pool is live, and these attributes are 4 bytes wide.
+            let on = unsafe { raw::pool::narrow_attribute(self.table(), self.0.raw, attribute) }?;
+            policy.set(flag, on != 0);
         }
         Ok(policy)
     }
@@ -307,14 +395,20 @@ impl Pool {
 
     fn require_stats(&self) -> Result<()> {
         let what = "the pool's statistics";
-        self.0
-            .device
-            .driver()
-            .require_version(what, CudaVersion::new(11, 3))
+        let since = CudaVersion::new(11, 3);
+        self.0.driver.require_version(what, since)
     }
 
+    #[inline]
     fn table(&self) -> &'static raw::Table {
-        self.0.device.driver().table()
+        self.0.driver.table()
+    }
+
+    fn write_threshold(&self, bytes: u64) -> Result<()> {
+        self.set_wide(
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            bytes,
+        )
     }
 
     /// Reads an attribute that is 8 bytes wide.
@@ -338,7 +432,7 @@ impl Pool {
 impl PartialEq for Pool {
     fn eq(&self, other: &Self) -> bool {
         // Handles of two drivers may have the same value.
-        self.0.raw == other.0.raw && self.0.device == other.0.device
+        self.0.raw == other.0.raw && self.0.driver == other.0.driver
     }
 }
 
@@ -346,6 +440,10 @@ impl Eq for Pool {}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({:p} on {:?})", self.0.raw, self.0.device)
+        write!(f, "Pool({:p} on {}", self.0.raw, self.0.location)?;
+        if self.0.allocation_type != AllocationType::Pinned {
+            write!(f, ", {:?}", self.0.allocation_type)?;
+        }
+        f.write_str(")")
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use cuda_driver_sys::{CUdeviceptr, CUstream};
+use cuda_driver_sys::{CUcontext, CUdeviceptr, CUstream};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -47,6 +47,44 @@ pub(crate) unsafe fn on_device(
 ) -> Result<()> {
     // SAFETY: the caller vouches for both ranges.
     unsafe { call!(table, cuMemcpyDtoDAsync_v2(to, from, bytes, stream)) }
+}
+
+/// A copy whose ends the driver finds out from the addresses. Host pools need it: the calls that name
+/// a direction refuse their memory (measured).
+///
+/// # Safety
+/// Each end must be valid for `bytes` at this point of `stream`, or, if it is the program's own memory,
+/// until the stream has been synchronised; the stream's context must be current.
+pub(crate) unsafe fn anywhere(
+    table: &Table,
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges.
+    unsafe { call!(table, cuMemcpyAsync(to, from, bytes, stream)) }
+}
+
+/// A copy between devices, whether they can reach each other or not.
+///
+/// # Safety
+/// Each range must be valid for `bytes` at this point of `stream` and be memory of its context's device;
+/// the stream's context must be current.
+pub(crate) unsafe fn between_devices(
+    table: &Table,
+    to: (CUdeviceptr, CUcontext),
+    from: (CUdeviceptr, CUcontext),
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for both ranges and contexts.
+    unsafe {
+        call!(
+            table,
+            cuMemcpyPeerAsync(to.0, to.1, from.0, from.1, bytes, stream)
+        )
+    }
 }
 
 /// # Safety

@@ -81,3 +81,18 @@ pub(crate) unsafe fn attribute(
     }?;
     Ok(value)
 }
+
+/// Whether `device` can be given access to memory of `peer`. A device is no peer of itself.
+///
+/// # Safety
+/// Both must come from [`get`] of the same driver.
+pub(crate) unsafe fn can_access_peer(
+    table: &Table,
+    device: CUdevice,
+    peer: CUdevice,
+) -> Result<bool> {
+    let mut able = 0;
+    // SAFETY: `able` is valid for a write of one int.
+    unsafe { call!(table, cuDeviceCanAccessPeer(&raw mut able, device, peer)) }?;
+    Ok(able != 0)
+}

@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use cuda_driver_sys::{CUdevice, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
+use cuda_driver_sys::{
+    CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemLocation,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
+};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -58,21 +61,22 @@ pub(crate) unsafe fn set_wide_attribute(
 }
 
 /// # Safety
-/// `pool` must be a live pool, and `attribute` one of the reuse flags: they are 4 bytes wide.
-pub(crate) unsafe fn flag(
+/// `pool` must be a live pool, and `attribute` one whose value is 4 bytes wide, as that of the reuse
+/// flags is.
+pub(crate) unsafe fn narrow_attribute(
     table: &Table,
     pool: CUmemoryPool,
     attribute: CUmemPool_attribute,
-) -> Result<bool> {
+) -> Result<c_int> {
     let mut value: c_int = 0;
     let out: *mut c_void = (&raw mut value).cast();
-    // SAFETY: `out` is valid for the 4 bytes that the driver writes for a flag.
+    // SAFETY: `out` is valid for the 4 bytes that the driver writes for these attributes.
     unsafe { call!(table, cuMemPoolGetAttribute(pool, attribute, out)) }?;
-    Ok(value != 0)
+    Ok(value)
 }
 
 /// # Safety
-/// As [`flag`].
+/// `pool` must be a live pool, and `attribute` one of the reuse flags.
 pub(crate) unsafe fn set_flag(
     table: &Table,
     pool: CUmemoryPool,
@@ -112,4 +116,85 @@ pub(crate) unsafe fn set_current(
 ) -> Result<()> {
     // SAFETY: the caller vouches for the handles.
     unsafe { call!(table, cuDeviceSetMemPool(device, pool)) }
+}
+
+/// # Safety
+/// `location` must name a place of the same driver; a wrong one answers INVALID_VALUE (R24).
+pub(crate) unsafe fn default_at(
+    table: &Table,
+    mut location: CUmemLocation,
+    allocation_type: CUmemAllocationType,
+) -> Result<CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    let location = &raw mut location;
+    // SAFETY: `pool` is valid for a write, and `location` for reads: the header forgot its `const`.
+    unsafe {
+        call!(
+            table,
+            cuMemGetDefaultMemPool(&raw mut pool, location, allocation_type)
+        )
+    }?;
+    Ok(pool)
+}
+
+/// # Safety
+/// As [`default_at`].
+pub(crate) unsafe fn current_at(
+    table: &Table,
+    mut location: CUmemLocation,
+    allocation_type: CUmemAllocationType,
+) -> Result<CUmemoryPool> {
+    let mut pool = std::ptr::null_mut();
+    let location = &raw mut location;
+    // SAFETY: as in `default_at`.
+    unsafe {
+        call!(
+            table,
+            cuMemGetMemPool(&raw mut pool, location, allocation_type)
+        )
+    }?;
+    Ok(pool)
+}
+
+/// # Safety
+/// As [`default_at`]; `pool` must be a live pool.
+pub(crate) unsafe fn set_current_at(
+    table: &Table,
+    mut location: CUmemLocation,
+    allocation_type: CUmemAllocationType,
+    pool: CUmemoryPool,
+) -> Result<()> {
+    let location = &raw mut location;
+    // SAFETY: as in `default_at`.
+    unsafe { call!(table, cuMemSetMemPool(location, allocation_type, pool)) }
+}
+
+/// # Safety
+/// `pool` must be a live pool.
+pub(crate) unsafe fn access(
+    table: &Table,
+    pool: CUmemoryPool,
+    mut location: CUmemLocation,
+) -> Result<CUmemAccess_flags> {
+    let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    let location = &raw mut location;
+    // SAFETY: `flags` is valid for a write, and `location` for reads.
+    unsafe { call!(table, cuMemPoolGetAccess(&raw mut flags, pool, location)) }?;
+    Ok(flags)
+}
+
+/// # Safety
+/// `pool` must be a live pool. Whoever loses access must not be using its memory.
+pub(crate) unsafe fn set_access(
+    table: &Table,
+    pool: CUmemoryPool,
+    entries: &[CUmemAccessDesc],
+) -> Result<()> {
+    // SAFETY: the list is valid for reads of its length.
+    unsafe {
+        call!(
+            table,
+            cuMemPoolSetAccess(pool, entries.as_ptr(), entries.len())
+        )
+    }
 }

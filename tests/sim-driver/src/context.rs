@@ -176,7 +176,33 @@ fn release_primary(device: c_int) -> Answer {
     })
 }
 
+/// Ends the primary context whoever holds it.
+fn reset_primary(device: c_int) -> Answer {
+    let id = {
+        let state = state()?;
+        let ordinal = state.ordinal(device)?;
+        let device = &state.devices[ordinal];
+        match (device.primary, device.retains) {
+            (_, 0) | (None, _) => return Ok(()),
+            (Some(id), _) => id,
+        }
+    };
+    finish(id, |state| {
+        let ordinal = state.ordinal(device)?;
+        state.devices[ordinal].retains = 0;
+        Ok(true)
+    })
+}
+
 exports! {
+    plain fn cuDevicePrimaryCtxReset(_, device: c_int) {
+        reset_primary(device)
+    }
+
+    plain fn cuDevicePrimaryCtxReset_v2(_, device: c_int) {
+        reset_primary(device)
+    }
+
     plain fn cuDevicePrimaryCtxRetain(_, out: Out<CUcontext>, device: c_int) {
         out.required()?;
         let mut state = state()?;

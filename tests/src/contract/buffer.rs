@@ -177,7 +177,7 @@ pub(super) fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
         ensure!(pool.stats()?.used.current == 6, "nobody has freed it");
     }
     // SAFETY: address and length are those of the buffer above.
-    let buffer = unsafe { cuda_mem::DeviceBuffer::<u16>::from_raw(&pool, &stream, address, 3) };
+    let buffer = unsafe { cuda_mem::DeviceBuffer::<u16>::from_raw(&stream, address, 3) };
     ensure!(buffer.to_vec()? == [1, 2, 3]);
     drop(buffer);
     if lab.need(11, 3).is_ok() {

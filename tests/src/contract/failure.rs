@@ -108,8 +108,8 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
     let child = unsafe { libc::fork() };
     if child == 0 {
         let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::Forked;
-        let made = MemoryPool::builder(&pool.device()).build();
-        let context = pool.device().primary_context();
+        let made = MemoryPool::builder(&stream.device()).build();
+        let context = stream.device().primary_context();
         let allocated = pool.alloc::<u8>(&stream, 10);
         let read = first.to_vec();
         let loaded = cuda_mem::Driver::load();

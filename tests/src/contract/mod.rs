@@ -3,13 +3,17 @@
 mod buffer;
 mod context;
 mod default_pool;
+mod default_streams;
 mod device;
 mod failure;
 mod foreign;
+mod kinds;
 mod order;
+mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod threshold;
 
 use crate::run::Test;
 use crate::{tests, tests_alone};
@@ -28,19 +32,25 @@ pub fn all() -> Vec<Test> {
             waiting_for_oneself_is_nothing, a_lent_buffer_waits_for_its_own_stream,
             the_own_stream_waits_for_the_borrower, a_leaked_loan_is_remembered,
             a_leaked_loan_is_remembered_by_the_free, lending_to_the_own_stream_adds_no_wait,
-            a_copy_between_buffers_orders_both_streams;
+            a_copy_between_buffers_orders_both_streams,
+            several_streams_read_at_a_time, a_leaked_read_loan_is_remembered,
+            streams_fork_and_join;
         pool: a_new_pool_holds_nothing, used_counts_the_bytes_asked_for,
             reserved_covers_used_and_highs_cover_both, settings_read_back_as_set,
             every_reuse_policy_reads_back, a_threshold_of_zero_gives_back_at_a_synchronise,
             no_threshold_keeps_the_memory, trimming_needs_the_free_to_be_seen,
             trimming_keeps_what_is_asked_and_what_lives, trimming_to_more_than_held_is_nothing,
             high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
-            closing_waits_for_the_last_buffer, handles_may_be_dropped_in_any_order,
+            a_pool_with_two_handles_is_not_closed,
+            a_buffer_outlives_its_pool, handles_may_be_dropped_in_any_order,
             many_threads_share_a_pool;
         default_pool: the_default_pool_serves_and_keeps_its_settings,
             the_current_pool_is_the_default_until_another_is_set,
             a_plain_allocation_comes_from_the_current_pool,
             a_pool_that_somebody_else_made_is_only_a_handle;
+        kinds: support_says_what_building_does, every_kind_serves_a_stream,
+            memory_of_a_host_pool_is_the_hosts, what_does_not_go_together_is_refused,
+            a_pool_tells_what_it_was_made_with;
         pointer: an_address_of_a_pool_knows_pool_and_range,
             memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
@@ -52,6 +62,17 @@ pub fn all() -> Vec<Test> {
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went,
             freeing_on_another_stream_is_ordered, freeing_at_once_serves_every_stream,
             memory_goes_out_of_hand_and_comes_back;
+        threshold: a_scope_raises_the_threshold_and_puts_it_back,
+            the_highest_of_several_scopes_holds, scopes_of_several_threads_end_in_any_order,
+            a_scope_keeps_memory_that_goes_afterwards,
+            handles_of_the_default_pool_share_their_scopes;
+        default_streams: default_streams_serve_without_a_current_context,
+            default_streams_put_back_what_was_current,
+            default_streams_of_a_context_are_told_apart,
+            a_threads_own_stream_is_refused_elsewhere,
+            a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
+            a_held_stream_does_not_hold_the_default_streams;
+        plain: borrowed_memory_is_used_and_not_freed;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
             a_stream_taken_over_is_destroyed_with_its_last_handle,
             a_view_of_a_stream_orders_like_the_stream,
@@ -65,6 +86,7 @@ pub fn all() -> Vec<Test> {
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;
         pointer: plain_memory_has_no_pool;
+        plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });
     all
 }

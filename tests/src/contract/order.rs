@@ -189,3 +189,54 @@ pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()
     ensure!(target.to_vec()? == [2; 4096] && source.to_vec()? == [9; 4096]);
     Ok(())
 }
+
+pub(super) fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
+    let (pool, home) = (lab.pool()?, lab.stream()?);
+    let (first, second) = (lab.stream()?, lab.stream()?);
+    let mut buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
+    let held = hold(&first)?;
+    {
+        let slow = buffer.read_on(&first)?;
+        let mut host = [0; 1000];
+        buffer.read_on(&second)?.copy_to(&mut host)?;
+        ensure!(host == [7; 1000], "readers do not wait for each other");
+        ensure!(slow.as_raw() == buffer.as_raw() && slow.len() == 1000);
+        ensure!(!first.is_done()?);
+    }
+    buffer.fill(8)?;
+    ensure!(!home.is_done()?, "the writer waits for the slow reader");
+    drop(held);
+    ensure!(buffer.to_vec()? == [8; 1000]);
+    Ok(())
+}
+
+pub(super) fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
+    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
+    std::mem::forget(buffer.read_on(&other)?);
+    let held = hold(&other)?;
+    drop(buffer);
+    ensure!(!home.is_done()?, "the free waits for the reader");
+    drop(held);
+    home.synchronize()?;
+    Ok(())
+}
+
+pub(super) fn streams_fork_and_join(lab: &Lab) -> Result<()> {
+    let (main, a, b) = (lab.stream()?, lab.stream()?, lab.stream()?);
+    let held = hold(&main)?;
+    main.fork([&a, &b, &main])?;
+    ensure!(!a.is_done()? && !b.is_done()?);
+    drop(held);
+    a.synchronize()?;
+    b.synchronize()?;
+    main.synchronize()?;
+    let held = hold(&b)?;
+    main.join([&a, &b, &main])?;
+    ensure!(!main.is_done()?);
+    drop(held);
+    main.synchronize()?;
+    main.fork([])?;
+    main.join([])?;
+    Ok(())
+}

@@ -8,12 +8,13 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "error",
     "report",
     "raw",
     "driver",
     "device",
+    "location",
     "pointer",
     "visible",
     "context",

@@ -1,0 +1,119 @@
+//! Allocation from a pool.
+
+use std::marker::PhantomData;
+use std::sync::Mutex;
+
+use bytemuck::Pod;
+
+use super::DeviceBuffer;
+use crate::error::{Error, OutOfMemory, Result};
+use crate::pool::Pool;
+use crate::raw;
+use crate::stream::Stream;
+
+impl Pool {
+    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
+    ///
+    /// One driver call, no lock, no heap. Zero elements, or elements of no size, need no call at
+    /// all. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), with the numbers;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or if the stream is of a
+    /// device that has no [access](Self::access) to the pool.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// # let pool = MemoryPool::builder(&device).build()?;
+    /// let buffer = pool.alloc::<f32>(&stream, 1 << 20)?;
+    /// assert_eq!(buffer.size_bytes(), 4 << 20);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    #[inline]
+    pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
+            return Err(too_large(len, size_of::<T>()));
+        };
+        if !self.reaches(stream.device()) {
+            self.require_reach(stream.device())?;
+        }
+        let address = if bytes == 0 {
+            0
+        } else {
+            let table = self.driver().table();
+            let _current = stream.enter()?;
+            // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
+            // the buffer frees the memory once and lets only its stream, or one ordered with it, use it.
+            unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
+                .map_err(|error| explain(error, bytes, self, stream))?
+        };
+        Ok(DeviceBuffer {
+            address,
+            len,
+            stream: stream.clone(),
+            device: self.device(),
+            keep: None,
+            owed: Mutex::new(Vec::new()),
+            element: PhantomData,
+        })
+    }
+
+    /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.alloc(stream, len)?;
+        buffer.zero()?;
+        Ok(buffer)
+    }
+
+    /// Allocates as many elements as `from` has and copies them in. Synchronises the stream: the
+    /// slice may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.alloc(stream, from.len())?;
+        buffer.copy_from(from)?;
+        Ok(buffer)
+    }
+}
+
+#[cold]
+fn too_large(len: usize, size: usize) -> Error {
+    Error::invalid(format!(
+        "{len} elements of {size} bytes are more than the address space has"
+    ))
+}
+
+/// Adds the numbers to an out-of-memory answer. They may fail too, and are left out then.
+#[cold]
+fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
+    error
+        .asked(|| format!("{bytes} bytes from {pool:?}"))
+        .with_memory(|| {
+            let stats = pool.stats().ok();
+            let device = if pool.device() == Some(stream.device()) {
+                stream.context().memory_info().ok()
+            } else {
+                None
+            };
+            OutOfMemory {
+                asked: bytes as u64,
+                pool_used: stats.map(|stats| stats.used.current),
+                pool_reserved: stats.map(|stats| stats.reserved.current),
+                pool_reserved_high: stats.map(|stats| stats.reserved.high),
+                device_free: device.map(|device| device.free),
+                device_total: device.map(|device| device.total),
+            }
+        })
+}

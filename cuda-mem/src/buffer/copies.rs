@@ -1,0 +1,143 @@
+//! Fills and copies of a whole buffer, in the order of its stream.
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUcontext;
+
+use super::{Debt, DeviceBuffer};
+use crate::copy::Span;
+use crate::error::{Error, Result};
+use crate::join::order;
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
+    /// Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.settle()?;
+        self.span().fill(value)
+    }
+
+    /// Submits a fill of all bytes with `value`. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        self.settle()?;
+        self.span().fill_bytes(value)
+    }
+
+    /// Submits a fill of all bytes with zero. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn zero(&mut self) -> Result<()> {
+        self.fill_bytes(0)
+    }
+
+    /// Copies a host slice of the same length into the buffer. Synchronises the stream: the slice
+    /// may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; else as the driver
+    /// answers.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
+    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
+        self.settle()?;
+        self.span().copy_from(from)
+    }
+
+    /// Copies the buffer into a host slice of the same length. Synchronises the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from`](Self::copy_from).
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
+        self.wait_for_writers()?;
+        self.span().copy_to(to)
+    }
+
+    /// Copies the buffer into a new vector. Synchronises the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut vec = Vec::new();
+        vec.try_reserve_exact(self.len)
+            .map_err(|_| Error::host_memory(self.size_bytes()))?;
+        vec.resize(self.len, T::zeroed());
+        self.copy_to(&mut vec)?;
+        Ok(vec)
+    }
+
+    /// Submits a copy of another buffer of the same length, in the order of both streams. Does not
+    /// synchronise. The buffers may be on two devices, whether those reach each other or not.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ or the buffers belong to two
+    /// drivers; else as the driver answers.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let pool = MemoryPool::builder(&device).build()?;
+    /// let source = pool.alloc_from(&context.stream()?, &[1u8, 2, 3])?;
+    /// let mut target = pool.alloc::<u8>(&context.stream()?, 3)?;
+    /// target.copy_from_buffer(&source)?;
+    /// assert_eq!(target.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
+    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
+        self.span().check_len(from.len, "source")?;
+        if self.address == 0 {
+            return Ok(());
+        }
+        self.settle()?;
+        from.wait_for_writers()?;
+        order(from.stream.as_ref(), self.stream.as_ref())?;
+        // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
+        // debt below keeps it so until the copy has read it.
+        let source =
+            unsafe { Span::new(from.address, from.len, &self.stream, from.device.is_some()) };
+        let copied = self
+            .span()
+            .copy_from_span(&source, self.across_devices(from));
+        // The source must not be changed or freed before the copy has read it.
+        let ordered = order(self.stream.as_ref(), from.stream.as_ref());
+        if ordered.is_err() {
+            from.debts().push(Debt {
+                stream: self.stream.clone(),
+                reads: true,
+            });
+        }
+        copied.and(ordered)
+    }
+
+    /// The contexts of both buffers' memory, if it is that of two devices.
+    fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
+        let there = self.device?;
+        let here = from.device?;
+        let both_at_home = self.stream.device() == there && from.stream.device() == here;
+        (there != here && both_at_home).then(|| {
+            (
+                self.stream.context().as_raw(),
+                from.stream.context().as_raw(),
+            )
+        })
+    }
+}

@@ -1,0 +1,274 @@
+//! Which devices reach the memory of a pool.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
+
+use super::{Inner, Pool};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::location::{AllocationType, Location};
+use crate::raw;
+
+/// What a device may do with the memory of a pool.
+#[doc(alias = "CUmemAccess_flags")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// Nothing. A copy by way of `cuMemcpyPeerAsync` still works.
+    None,
+    /// Read. The driver does not offer it for pools.
+    Read,
+    /// Read and write.
+    ReadWrite,
+    /// Something newer than this crate, by the driver's number.
+    Other(u32),
+}
+
+impl Access {
+    fn to_raw(self) -> CUmemAccess_flags {
+        match self {
+            Self::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Self::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Self::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            Self::Other(number) => CUmemAccess_flags(number),
+        }
+    }
+
+    fn from_raw(raw: CUmemAccess_flags) -> Self {
+        match raw {
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Self::None,
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Self::Read,
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Self::ReadWrite,
+            CUmemAccess_flags(number) => Self::Other(number),
+        }
+    }
+}
+
+impl Device {
+    /// Whether this device can be given access to the memory of `peer`. A device is no peer of
+    /// itself. Creates no context.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the devices are of two drivers; else as
+    /// the driver answers.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        check_driver(self, peer)?;
+        // SAFETY: both devices are of this driver.
+        unsafe { raw::device::can_access_peer(self.driver().table(), self.as_raw(), peer.as_raw()) }
+    }
+}
+
+impl Pool {
+    /// What `device` may do with the memory of this pool. Everything on the pool's own device; with
+    /// pools of the host nothing, and with managed ones everything, unless set otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device is of another driver; else as
+    /// the driver answers.
+    #[doc(alias = "cuMemPoolGetAccess")]
+    pub fn access(&self, device: &Device) -> Result<Access> {
+        self.0.check_driver(device)?;
+        let location = Location::Device(*device).to_raw();
+        // SAFETY: the pool is live.
+        let flags = unsafe { raw::pool::access(self.table(), self.0.raw, location) }
+            .map_err(|error| error.asked(|| format!("{device:?} and {self:?}")))?;
+        Ok(Access::from_raw(flags))
+    }
+
+    /// Sets what devices may do with the memory of this pool, that handed out already included, in one
+    /// driver call: all of it or nothing. Best done once, right after the pool was made
+    /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later it costs as
+    /// much as there is memory, and may wait for the devices.
+    ///
+    /// A device that loses access must not be using the memory any more. What was given here is taken
+    /// back before the pool is destroyed, because the driver may give the handle to another pool, unless
+    /// buffers of it are still alive then.
+    ///
+    /// # Errors
+    ///
+    /// All of them before anything is changed: [`NotSupported`](crate::ErrorKind::NotSupported) for a
+    /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// for taking away the access of the pool's own device, for a device named twice, and for one of
+    /// another driver. Else as the driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::{Access, Driver, MemoryPool};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let device = driver.device(0)?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// assert_eq!(pool.access(&device)?, Access::ReadWrite);
+    /// let peers: Vec<_> = driver
+    ///     .devices()?
+    ///     .into_iter()
+    ///     .filter(|peer| peer.can_access_peer(&device).unwrap_or(false))
+    ///     .map(|peer| (peer, Access::ReadWrite))
+    ///     .collect();
+    /// pool.set_access(&peers)?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+        let mut entries = Vec::with_capacity(access.len());
+        for (index, (device, wanted)) in access.iter().enumerate() {
+            self.check_access(device, *wanted)?;
+            if access[..index].iter().any(|(before, _)| before == device) {
+                return Err(Error::invalid(format!("{device:?} is named twice")));
+            }
+            // It has this anyway.
+            if self.0.owner_device() != Some(*device) {
+                entries.push(CUmemAccessDesc {
+                    location: Location::Device(*device).to_raw(),
+                    flags: wanted.to_raw(),
+                });
+            }
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        // Held over the call, so that what is noted is what the driver did last.
+        let mut granted = self
+            .0
+            .granted
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the pool is live; the caller sees to it that who loses access is done.
+        unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
+            .map_err(|error| error.asked(|| format!("{access:?} of {self:?}")))?;
+        for (device, wanted) in access {
+            granted.retain(|known| known != device);
+            let bit = bit(*device);
+            if *wanted == Access::None {
+                self.0.reach.fetch_and(!bit, Ordering::Relaxed);
+            } else if self.0.owner_device() != Some(*device) {
+                granted.push(*device);
+                self.0.reach.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_access(&self, device: &Device, wanted: Access) -> Result<()> {
+        self.0.check_driver(device)?;
+        if self.0.owner_device() == Some(*device) {
+            return if wanted == Access::ReadWrite {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!(
+                    "{device:?} owns {self:?}; its access cannot be less than {:?}",
+                    Access::ReadWrite
+                )))
+            };
+        }
+        if !matches!(wanted, Access::None | Access::ReadWrite) {
+            return Err(Error::not_supported(format!(
+                "pools know no access but {:?} and {:?}, and {wanted:?} was asked for",
+                Access::None,
+                Access::ReadWrite
+            )));
+        }
+        let Some(owner) = self.0.owner_device() else {
+            return Ok(());
+        };
+        if wanted == Access::ReadWrite && !device.can_access_peer(&owner)? {
+            return Err(Error::not_supported(format!(
+                "{device:?} cannot reach the memory of {owner:?}: they are no peers on this machine"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether work on `device` may touch the memory: one load, if it is known.
+    #[inline]
+    pub(crate) fn reaches(&self, device: Device) -> bool {
+        let bit = bit(device);
+        self.0.driver == device.driver() && self.0.reach.load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// `Ok` if work on `device` may touch the memory; asks the driver.
+    #[cold]
+    pub(crate) fn require_reach(&self, device: Device) -> Result<()> {
+        if self.access(&device)? == Access::ReadWrite {
+            // Somebody else has given it.
+            self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{device:?} has no access to {self:?}; take a stream of the pool's device, or give access \
+             with `Pool::set_access`"
+        )))
+    }
+}
+
+/// The place of a device in [`Inner::reach`]; the driver is asked about those that have none.
+fn bit(device: Device) -> u64 {
+    1_u64.checked_shl(device.ordinal()).unwrap_or(0)
+}
+
+/// Whom the driver lets touch the memory of a new pool.
+pub(super) fn reach_at_first(location: Location, allocation_type: AllocationType) -> u64 {
+    match (location, allocation_type) {
+        (_, AllocationType::Managed) => u64::MAX,
+        (Location::Device(device), _) => bit(device),
+        _ => 0,
+    }
+}
+
+fn check_driver(device: &Device, other: &Device) -> Result<()> {
+    if device.driver() == other.driver() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{device:?} and {other:?} belong to two drivers"
+    )))
+}
+
+impl Inner {
+    /// The device whose access nobody can take away.
+    fn owner_device(&self) -> Option<Device> {
+        match (self.location, self.allocation_type) {
+            (Location::Device(device), AllocationType::Pinned) => Some(device),
+            _ => None,
+        }
+    }
+
+    fn check_driver(&self, device: &Device) -> Result<()> {
+        if device.driver() == self.driver {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{device:?} and the pool belong to two drivers"
+        )))
+    }
+
+    /// Takes back what was given, before the handle may become that of another pool (R27).
+    pub(super) fn withdraw_access(&mut self) -> Result<()> {
+        let granted = self
+            .granted
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let entries: Vec<_> = granted
+            .iter()
+            .map(|device| CUmemAccessDesc {
+                location: Location::Device(*device).to_raw(),
+                flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            })
+            .collect();
+        if entries.is_empty() || self.has_live_memory()? {
+            return Ok(());
+        }
+        // SAFETY: the pool is live, and no memory of it is handed out.
+        unsafe { raw::pool::set_access(self.driver.table(), self.raw, &entries) }?;
+        self.granted
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! A release threshold for the length of a scope.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{MutexGuard, PoisonError};
+
+use super::{Pool, ReleaseThreshold};
+use crate::error::{Error, Result};
+use crate::report;
+
+/// The thresholds that scopes ask for, and the one that holds without them.
+#[derive(Debug, Default)]
+pub(super) struct Scopes {
+    /// Bytes asked for, and how many scopes ask for so much.
+    users: BTreeMap<u64, usize>,
+    /// What the pool has when the last scope ends. Only meaningful while there are users.
+    base: u64,
+}
+
+impl Scopes {
+    /// What the pool has now.
+    fn effective(&self) -> u64 {
+        let highest = self.users.last_key_value().map_or(0, |(bytes, _)| *bytes);
+        highest.max(self.base)
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        if let Some(users) = self.users.get_mut(&bytes) {
+            *users -= 1;
+            if *users == 0 {
+                self.users.remove(&bytes);
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next
+    /// synchronisation of a stream, an event or a context, not now; see [`trim_to`](Self::trim_to).
+    ///
+    /// While a [`RaisedThreshold`] lives, the pool keeps at least what that asks for.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
+        let mut scopes = self.scopes()?;
+        if scopes.users.is_empty() {
+            return self.write_threshold(threshold.bytes());
+        }
+        let before = std::mem::replace(&mut scopes.base, threshold.bytes());
+        self.write_threshold(scopes.effective())
+            .inspect_err(|_| scopes.base = before)
+    }
+
+    /// Lets the pool keep at least this much while the guard lives, then what it kept before. Scopes
+    /// are counted: the highest of those that live holds, whatever the order in which they end, also
+    /// with several threads and several handles of one pool.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; nothing is changed then.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, ReleaseThreshold};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// let pool = device.default_pool()?;
+    /// let before = pool.release_threshold()?;
+    /// {
+    ///     let _phase = pool.raise_release_threshold(ReleaseThreshold::Never)?;
+    ///     assert_eq!(pool.release_threshold()?, ReleaseThreshold::Never);
+    /// }
+    /// assert_eq!(pool.release_threshold()?, before);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemPoolGetAttribute", "cuMemPoolSetAttribute"))]
+    pub fn raise_release_threshold(&self, threshold: ReleaseThreshold) -> Result<RaisedThreshold> {
+        let bytes = threshold.bytes();
+        let mut scopes = self.scopes()?;
+        if scopes.users.is_empty() {
+            scopes.base = self.release_threshold()?.bytes();
+        }
+        *scopes.users.entry(bytes).or_default() += 1;
+        if let Err(error) = self.write_threshold(scopes.effective()) {
+            scopes.remove(bytes);
+            return Err(error);
+        }
+        drop(scopes);
+        Ok(RaisedThreshold {
+            pool: self.clone(),
+            bytes,
+        })
+    }
+
+    /// Refused in a fork, where nobody may be left to unlock it.
+    fn scopes(&self) -> Result<MutexGuard<'_, Scopes>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let scopes = &self.0.scopes;
+        Ok(scopes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The pool keeps more while this lives. From [`Pool::raise_release_threshold`].
+#[must_use = "the threshold is raised only while the guard lives"]
+pub struct RaisedThreshold {
+    pool: Pool,
+    bytes: u64,
+}
+
+impl Drop for RaisedThreshold {
+    fn drop(&mut self) {
+        report::release("raised threshold", || {
+            let mut scopes = self.pool.scopes()?;
+            scopes.remove(self.bytes);
+            self.pool.write_threshold(scopes.effective())
+        });
+    }
+}
+
+impl fmt::Debug for RaisedThreshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "RaisedThreshold({} of {:?})",
+            ReleaseThreshold::from_bytes(self.bytes),
+            self.pool
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_user_counts_and_the_base_is_the_least() {
+        let mut scopes = Scopes {
+            base: 10,
+            ..Scopes::default()
+        };
+        assert_eq!(scopes.effective(), 10);
+        for bytes in [5, 20, 20, 30] {
+            *scopes.users.entry(bytes).or_default() += 1;
+        }
+        assert_eq!(scopes.effective(), 30);
+        scopes.remove(30);
+        assert_eq!(scopes.effective(), 20);
+        scopes.remove(20);
+        assert_eq!(scopes.effective(), 20);
+        scopes.remove(20);
+        assert_eq!(scopes.effective(), 10);
+    }
+}

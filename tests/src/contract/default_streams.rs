@@ -1,0 +1,137 @@
+//! The two streams that every context has by itself.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{ErrorKind, Stream};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+fn both(lab: &Lab) -> Result<[Stream; 2]> {
+    let context = lab.context()?;
+    Ok([context.legacy_stream(), context.per_thread_stream()])
+}
+
+pub(super) fn default_streams_serve_without_a_current_context(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    for stream in both(lab)? {
+        let other = lab.stream()?;
+        let mut buffer = pool.alloc_from(&stream, &[1_u16, 2, 3])?;
+        ensure!(buffer.to_vec()? == [1, 2, 3]);
+        buffer.fill(4)?;
+        buffer.on(&other)?.fill(5)?;
+        ensure!(buffer.to_vec()? == [5; 3]);
+        let mut elsewhere = pool.alloc_zeroed::<u16>(&other, 3)?;
+        elsewhere.on(&stream)?.fill(6)?;
+        ensure!(elsewhere.to_vec()? == [6; 3]);
+        elsewhere.copy_from_buffer(&buffer)?;
+        ensure!(elsewhere.to_vec()? == [5; 3]);
+        let event = stream.context().event()?;
+        event.record(&stream)?;
+        stream.wait_event(&event)?;
+        other.wait_for(&stream)?;
+        stream.wait_for(&other)?;
+        ensure!(pool.alloc::<u8>(&stream, 0)?.is_empty());
+        elsewhere.free_on(&stream)?;
+        buffer.free()?;
+        stream.synchronize()?;
+        ensure!(stream.is_done()?);
+    }
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+pub(super) fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
+    let table = lab.driver.table();
+    let current = table.cuCtxGetCurrent.context("no cuCtxGetCurrent")?;
+    let now = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: valid for a write of one handle.
+        let code = unsafe { current(&raw mut context) };
+        ensure!(code.0 == 0, "{code}");
+        Ok(context)
+    };
+    let pool = lab.pool()?;
+    let before = now()?;
+    for stream in both(lab)? {
+        let mut buffer = pool.alloc::<u8>(&stream, 100)?;
+        buffer.fill(1)?;
+        drop(buffer);
+        stream.synchronize()?;
+        ensure!(now()? == before);
+    }
+    Ok(())
+}
+
+pub(super) fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<()> {
+    let [legacy, own] = both(lab)?;
+    ensure!(legacy == lab.context()?.legacy_stream());
+    ensure!(own == lab.context()?.per_thread_stream());
+    ensure!(legacy != own && legacy != lab.stream()?);
+    let another = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| anyhow::Ok(lab.context()?.per_thread_stream()));
+        theirs.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    ensure!(another != own, "each thread has its own");
+    Ok(())
+}
+
+pub(super) fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.context()?.per_thread_stream());
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let refused = |error: cuda_mem::Error| error.kind() == ErrorKind::InvalidValue;
+            ensure!(stream.synchronize().is_err_and(refused));
+            ensure!(pool.alloc::<u8>(&stream, 1).is_err_and(refused));
+            ensure!(buffer.fill(1).is_err_and(refused));
+            ensure!(buffer.to_vec().is_err_and(refused));
+            ensure!(buffer.on(&lab.stream()?).is_err_and(refused));
+            let mut theirs = pool.alloc::<u8>(&lab.stream()?, 1)?;
+            ensure!(theirs.on(&stream).is_err_and(refused));
+            Ok(())
+        });
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    ensure!(buffer.to_vec()? == [7; 100], "nothing happened to it");
+    Ok(())
+}
+
+/// The free waits for what the buffer's thread has submitted, and the memory is not lost.
+pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    let before = cuda_mem::drop_counts().failures;
+    let buffer = std::thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let stream = lab.context()?.per_thread_stream();
+            let mut buffer = pool.alloc::<u8>(&stream, 1 << 20)?;
+            buffer.fill(3)?;
+            anyhow::Ok(buffer)
+        });
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    let Err(error) = buffer.to_vec() else {
+        bail!("the stream of a thread that has ended was used");
+    };
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    drop(buffer);
+    ensure!(cuda_mem::drop_counts().failures == before);
+    if lab.need(11, 3).is_ok() {
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+pub(super) fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
+    // Streams of this crate do not synchronise with the legacy stream.
+    let stream = lab.stream()?;
+    let held = hold(&stream)?;
+    for free in both(lab)? {
+        free.synchronize()?;
+        ensure!(free.is_done()? && !stream.is_done()?);
+    }
+    drop(held);
+    stream.synchronize()?;
+    Ok(())
+}

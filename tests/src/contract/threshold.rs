@@ -1,0 +1,110 @@
+//! The release threshold, for good and for the length of a scope.
+
+use anyhow::{Result, ensure};
+use cuda_mem::ReleaseThreshold;
+
+use crate::lab::Lab;
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))?;
+    let raised = pool.raise_release_threshold(ReleaseThreshold::Bytes(64 * MIB))?;
+    ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(64 * MIB));
+    drop(raised);
+    ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(MIB));
+    Ok(())
+}
+
+pub(super) fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    pool.set_release_threshold(ReleaseThreshold::Bytes(10 * MIB))?;
+    let now = || pool.release_threshold();
+    let low = pool.raise_release_threshold(ReleaseThreshold::Bytes(MIB))?;
+    ensure!(now()? == ReleaseThreshold::Bytes(10 * MIB), "never lowered");
+    let high = pool
+        .clone()
+        .raise_release_threshold(ReleaseThreshold::Never)?;
+    let middle = pool.raise_release_threshold(ReleaseThreshold::Bytes(20 * MIB))?;
+    ensure!(now()? == ReleaseThreshold::Never);
+    drop(high);
+    ensure!(now()? == ReleaseThreshold::Bytes(20 * MIB));
+    // What is set meanwhile holds afterwards, and at least.
+    pool.set_release_threshold(ReleaseThreshold::Bytes(15 * MIB))?;
+    ensure!(now()? == ReleaseThreshold::Bytes(20 * MIB));
+    drop(middle);
+    ensure!(now()? == ReleaseThreshold::Bytes(15 * MIB));
+    drop(low);
+    ensure!(now()? == ReleaseThreshold::Bytes(15 * MIB));
+    Ok(())
+}
+
+pub(super) fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    pool.set_release_threshold(ReleaseThreshold::Bytes(0))?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..9_u64)
+            .map(|thread| {
+                let pool = &pool;
+                scope.spawn(move || -> Result<()> {
+                    for round in 0..20 {
+                        let bytes = (thread * 20 + round) * MIB;
+                        let wanted = ReleaseThreshold::Bytes(bytes);
+                        let _raised = pool.raise_release_threshold(wanted)?;
+                        let found = pool.release_threshold()?;
+                        ensure!(
+                            matches!(found, ReleaseThreshold::Bytes(found) if found >= bytes),
+                            "{found} although {bytes} were asked for"
+                        );
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })
+    })?;
+    ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(0));
+    Ok(())
+}
+
+pub(super) fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let _calm = lab.calm();
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    pool.set_release_threshold(ReleaseThreshold::Bytes(0))?;
+    let raised = pool.raise_release_threshold(ReleaseThreshold::Never)?;
+    drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    stream.synchronize()?;
+    ensure!(pool.stats()?.reserved.current >= 100 * MIB);
+    drop(raised);
+    // The next synchronisation that has something to look at gives it back.
+    drop(pool.alloc::<u8>(&stream, 1)?);
+    stream.synchronize()?;
+    ensure!(pool.stats()?.reserved.current == 0, "{}", pool.stats()?);
+    Ok(())
+}
+
+pub(super) fn handles_of_the_default_pool_share_their_scopes(lab: &Lab) -> Result<()> {
+    let _alone = super::default_pool::CURRENT
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let device = lab.device()?;
+    let before = device.default_pool()?.release_threshold()?;
+    let one = device
+        .default_pool()?
+        .raise_release_threshold(ReleaseThreshold::Bytes(10 * MIB))?;
+    let two = device
+        .default_pool()?
+        .raise_release_threshold(ReleaseThreshold::Bytes(20 * MIB))?;
+    drop(one);
+    let now = device.default_pool()?.release_threshold()?;
+    drop(two);
+    ensure!(now == ReleaseThreshold::Bytes(20 * MIB), "{now}");
+    ensure!(device.default_pool()?.release_threshold()? == before);
+    Ok(())
+}

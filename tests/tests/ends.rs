@@ -1,0 +1,325 @@
+//! The end of a process, and of things that others own: each in a process of its own, on the driver
+//! that the other tests use. No crash, no hang, no panic, and what could not be freed is counted.
+
+use std::cell::RefCell;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{DeviceBuffer, ErrorKind, drop_counts};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+
+/// Names the scene that is played in this process.
+const SCENE: &str = "CUDA_MEM_TEST_SCENE";
+
+/// Longer than any scene takes, also where starting a driver takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a scene's process printed and how it ended.
+#[derive(Debug)]
+struct End {
+    code: Option<i32>,
+    output: String,
+}
+
+/// Plays a scene in a process of its own.
+fn play(lab: &Lab, scene: &str) -> Result<End> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(SCENE, scene)
+        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()?;
+    let began = Instant::now();
+    while child.try_wait()?.is_none() {
+        if began.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("{scene} hung");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output()?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok(End {
+        code: output.status.code(),
+        output: String::from_utf8_lossy(&text).into_owned(),
+    })
+}
+
+/// The scene must end with 0 and say `line`.
+fn ends_well(lab: &Lab, scene: &str, line: &str) -> Result<()> {
+    let end = play(lab, scene)?;
+    ensure!(
+        end.code == Some(0) && end.output.lines().any(|found| found == line),
+        "{scene}: {end:?}, and not {line:?}"
+    );
+    Ok(())
+}
+
+mod process {
+    use super::*;
+
+    pub(crate) fn a_static_keeps_its_buffer_to_the_end(lab: &Lab) -> Result<()> {
+        ends_well(lab, "static", "kept")
+    }
+
+    pub(crate) fn a_thread_local_of_the_main_thread_frees_or_counts(lab: &Lab) -> Result<()> {
+        ends_well(lab, "main_thread_local", "at the end: 0 failures")
+    }
+
+    pub(crate) fn a_thread_local_of_a_thread_frees_when_that_ends(lab: &Lab) -> Result<()> {
+        ends_well(lab, "thread_local", "used 0, 0 failures, 0 too late")
+    }
+
+    pub(crate) fn a_drop_after_the_driver_has_shut_down_is_harmless(lab: &Lab) -> Result<()> {
+        ends_well(lab, "after_the_driver", "at the end: 0 failures")
+    }
+
+    pub(crate) fn leaving_while_threads_allocate_does_not_hang(lab: &Lab) -> Result<()> {
+        ends_well(lab, "busy_threads", "leaving")
+    }
+
+    pub(crate) fn a_panic_frees_what_it_unwinds(lab: &Lab) -> Result<()> {
+        let end = play(lab, "panic")?;
+        ensure!(
+            end.code == Some(101) && end.output.contains("on purpose"),
+            "{end:?}"
+        );
+        ensure!(end.output.contains("unwound: used 0"), "{end:?}");
+        Ok(())
+    }
+
+    pub(crate) fn a_panic_in_a_hook_does_not_spread(lab: &Lab) -> Result<()> {
+        ends_well(lab, "hook", "0 panics came out")
+    }
+}
+
+mod others {
+    use super::*;
+
+    pub(crate) fn a_context_that_somebody_reset_is_a_typed_error(lab: &Lab) -> Result<()> {
+        ends_well(lab, "reset", "typed errors, 0 failures")
+    }
+
+    pub(crate) fn a_context_that_somebody_released_is_a_typed_error(lab: &Lab) -> Result<()> {
+        ends_well(lab, "released", "typed errors, 0 failures")
+    }
+}
+
+/// What is played in the children.
+mod scenes {
+    use super::*;
+
+    static KEPT: OnceLock<Mutex<DeviceBuffer<u8>>> = OnceLock::new();
+
+    thread_local! {
+        static OWN: RefCell<Option<Last>> = const { RefCell::new(None) };
+    }
+
+    /// Says at its end how many drops have failed, after its buffer is gone.
+    struct Last(Option<DeviceBuffer<u8>>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            drop(self.0.take());
+            println!("at the end: {} failures", drop_counts().failures);
+        }
+    }
+
+    pub(super) fn play(scene: &str, lab: &'static Lab) -> Result<()> {
+        match scene {
+            "static" => keep_in_a_static(lab),
+            "main_thread_local" => {
+                let last = Last(Some(lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?));
+                OWN.with(|own| own.replace(Some(last)));
+                Ok(())
+            }
+            "thread_local" => keep_in_a_thread(lab),
+            "after_the_driver" => drop_after_the_driver(lab),
+            "busy_threads" => leave_in_the_middle(lab),
+            "panic" => panic_with_a_buffer(lab),
+            "hook" => panic_in_a_hook(lab),
+            "reset" => lose_the_context(lab, true),
+            "released" => lose_the_context(lab, false),
+            other => bail!("no scene {other:?}"),
+        }
+    }
+
+    fn keep_in_a_static(lab: &Lab) -> Result<()> {
+        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+        KEPT.get_or_init(|| Mutex::new(buffer));
+        println!("kept");
+        Ok(())
+    }
+
+    fn keep_in_a_thread(lab: &Lab) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let last = Last(Some(pool.alloc_zeroed(&stream, 1000)?));
+                OWN.with(|own| own.replace(Some(last)));
+                anyhow::Ok(())
+            });
+            thread.join().map_err(|_| anyhow::anyhow!("panicked"))?
+        })?;
+        // A scope may end before the thread's own values are gone; the free says when.
+        let began = Instant::now();
+        while pool.stats()?.used.current > 0 && began.elapsed() < PATIENCE / 2 {
+            std::thread::yield_now();
+        }
+        let counts = drop_counts();
+        println!(
+            "used {}, {} failures, {} too late",
+            pool.stats()?.used.current,
+            counts.failures,
+            counts.too_late
+        );
+        Ok(())
+    }
+
+    static LATE: Mutex<Option<Last>> = Mutex::new(None);
+
+    extern "C" fn drop_late() {
+        if let Ok(mut late) = LATE.lock() {
+            drop(late.take());
+        }
+    }
+
+    /// `main` registered [`drop_late`] before the driver was loaded, so it runs after what the
+    /// driver has registered.
+    fn drop_after_the_driver(lab: &Lab) -> Result<()> {
+        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+        *LATE.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(Last(Some(buffer)));
+        Ok(())
+    }
+
+    pub(super) fn before_the_driver(scene: &str) {
+        if scene == "after_the_driver" {
+            // SAFETY: the handler is a function of this program, which is there to the end.
+            unsafe { libc::atexit(drop_late) };
+        }
+    }
+
+    fn leave_in_the_middle(lab: &'static Lab) -> Result<()> {
+        static STARTED: AtomicBool = AtomicBool::new(false);
+        let pool = lab.pool()?;
+        for _ in 0..4 {
+            let (pool, stream) = (pool.clone(), lab.stream()?);
+            std::thread::spawn(move || {
+                loop {
+                    // At the very end the driver refuses, which is the point.
+                    let buffer = pool.alloc::<u8>(&stream, 1000);
+                    STARTED.store(true, Ordering::Relaxed);
+                    drop(buffer);
+                }
+            });
+        }
+        while !STARTED.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        println!("leaving");
+        Ok(())
+    }
+
+    fn panic_with_a_buffer(lab: &Lab) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        struct Tell(cuda_mem::MemoryPool);
+        impl Drop for Tell {
+            fn drop(&mut self) {
+                let used = self.0.stats().map(|stats| stats.used.current);
+                println!("unwound: used {}", used.unwrap_or(u64::MAX));
+            }
+        }
+        let _tell = Tell(pool.clone());
+        let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
+        let other = lab.stream()?;
+        let _lent = buffer.on(&other)?;
+        panic!("on purpose");
+    }
+
+    fn panic_in_a_hook(lab: &Lab) -> Result<()> {
+        let stream = lab.stream()?;
+        // SAFETY: not so: the address is nobody's, and the driver refuses to free it.
+        let wrong = unsafe { DeviceBuffer::<u8>::from_raw(&stream, 0x10, 1) };
+        std::panic::set_hook(Box::new(|_| {}));
+        cuda_mem::on_drop_failure(|_| panic!("in the hook"));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(wrong)));
+        ensure!(drop_counts().failures == 1, "{:?}", drop_counts());
+        println!("{} panics came out", u8::from(caught.is_err()));
+        Ok(())
+    }
+
+    /// Somebody ends the primary context that we hold.
+    fn lose_the_context(lab: &Lab, reset: bool) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        let mut buffer = pool.alloc_zeroed::<u8>(&stream, 1000)?;
+        let event = stream.context().event()?;
+        stream.synchronize()?;
+        let device = lab.device()?;
+        let table = lab.driver.table();
+        if reset {
+            let end = table.cuDevicePrimaryCtxReset_v2.context("no reset")?;
+            // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
+            ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+        } else {
+            let end = table.cuDevicePrimaryCtxRelease_v2.context("no release")?;
+            while device.has_active_context()? {
+                // SAFETY: as above.
+                ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+            }
+        }
+        let lost = |error: cuda_mem::Error| {
+            let kind = error.kind();
+            matches!(
+                kind,
+                ErrorKind::ContextDestroyed | ErrorKind::InvalidContext
+            )
+            .then_some(())
+            .with_context(|| format!("{kind:?}: {error}"))
+        };
+        let outcomes = [
+            stream.synchronize().err(),
+            buffer.fill(1).err(),
+            pool.alloc::<u8>(&stream, 10).err(),
+            event.record(&stream).err(),
+        ];
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            lost(outcome.with_context(|| format!("call {index} went well"))?)?;
+        }
+        drop((buffer, event, stream));
+        let counts = drop_counts();
+        ensure!(counts.too_late >= 1, "{counts:?}");
+        println!("typed errors, {} failures", counts.failures);
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    if let Ok(scene) = std::env::var(SCENE) {
+        scenes::before_the_driver(&scene);
+        cuda_mem::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
+        let played = Lab::get().and_then(|lab| scenes::play(&scene, lab));
+        return match played {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let tests = cuda_mem_tests::tests! {
+        process: a_static_keeps_its_buffer_to_the_end,
+            a_thread_local_of_the_main_thread_frees_or_counts,
+            a_thread_local_of_a_thread_frees_when_that_ends,
+            a_drop_after_the_driver_has_shut_down_is_harmless,
+            leaving_while_threads_allocate_does_not_hang, a_panic_frees_what_it_unwinds,
+            a_panic_in_a_hook_does_not_spread;
+        others: a_context_that_somebody_reset_is_a_typed_error,
+            a_context_that_somebody_released_is_a_typed_error;
+    };
+    run::main(&tests, Options::default())
+}
