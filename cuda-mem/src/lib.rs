@@ -50,11 +50,13 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod graph;
 mod join;
 mod location;
 mod pointer;
 mod pool;
 mod raw;
+mod recording;
 mod report;
 mod stats;
 mod stream;
@@ -67,6 +69,10 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
+pub use graph::{
+    Adopted, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats, Instantiate,
+    Left, LeftBuffer, Node, NodeMemory,
+};
 pub use location::{AllocationType, Location};
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

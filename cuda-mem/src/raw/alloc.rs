@@ -27,6 +27,21 @@ pub(crate) unsafe fn from_pool(
     Ok(address)
 }
 
+/// From the current pool of the stream's device; in a captured stream, memory of the graph.
+///
+/// # Safety
+/// As [`from_pool`].
+pub(crate) unsafe fn from_current_pool(
+    table: &Table,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    // SAFETY: `address` is valid for a write; the caller vouches for the stream.
+    unsafe { call!(table, cuMemAllocAsync(&raw mut address, bytes, stream)) }?;
+    Ok(address)
+}
+
 /// # Safety
 /// `address` must come from [`from_pool`] and be freed nowhere else; every use of it must be
 /// ordered before this point of `stream`.

@@ -8,10 +8,11 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "error",
     "report",
     "raw",
+    "recording",
     "driver",
     "device",
     "location",
