@@ -8,4 +8,6 @@
 pub mod contract;
 pub mod hold;
 pub mod lab;
+pub mod peers;
 pub mod run;
+pub mod sweep;

@@ -64,7 +64,7 @@ impl Device {
 
 impl Pool {
     /// What `device` may do with the memory of this pool. Everything on the pool's own device; with
-    /// pools of the host nothing, and with managed ones everything, unless set otherwise.
+    /// pools of the host nothing, unless set otherwise. Managed memory is everybody's, whatever is set.
     ///
     /// # Errors
     ///
@@ -73,6 +73,10 @@ impl Pool {
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access(&self, device: &Device) -> Result<Access> {
         self.0.check_driver(device)?;
+        // The driver answers "none" here, and lets every device use the memory (R31, measured).
+        if self.0.allocation_type == AllocationType::Managed {
+            return Ok(Access::ReadWrite);
+        }
         let location = Location::Device(*device).to_raw();
         // SAFETY: the pool is live.
         let flags = unsafe { raw::pool::access(self.table(), self.0.raw, location) }
@@ -122,7 +126,9 @@ impl Pool {
                 return Err(Error::invalid(format!("{device:?} is named twice")));
             }
             // It has this anyway.
-            if self.0.owner_device() != Some(*device) {
+            let has_it = self.0.owner_device() == Some(*device)
+                || self.0.allocation_type == AllocationType::Managed;
+            if !has_it {
                 entries.push(CUmemAccessDesc {
                     location: Location::Device(*device).to_raw(),
                     flags: wanted.to_raw(),
@@ -165,6 +171,12 @@ impl Pool {
                     Access::ReadWrite
                 )))
             };
+        }
+        if self.0.allocation_type == AllocationType::Managed && wanted != Access::ReadWrite {
+            return Err(Error::invalid(format!(
+                "{self:?} is everybody's; nobody's access can be less than {:?}",
+                Access::ReadWrite
+            )));
         }
         if !matches!(wanted, Access::None | Access::ReadWrite) {
             return Err(Error::not_supported(format!(

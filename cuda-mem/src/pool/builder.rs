@@ -223,6 +223,12 @@ impl PoolBuilder {
                 "a pool's maximum size must be more than 0 bytes; leave it out for no maximum"
             }
             (_, Some(_)) if managed => "a pool of managed memory has no maximum size",
+            _ if managed && !self.handle_types.is_empty() => {
+                "a pool of managed memory cannot be shared by handles"
+            }
+            _ if managed && self.hw_decompress => {
+                "a pool of managed memory is no target of hardware decompression"
+            }
             (Location::Anywhere, _) if !managed => {
                 "only managed memory can be anywhere; name a device or the host"
             }

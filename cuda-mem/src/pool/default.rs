@@ -75,21 +75,6 @@ fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
         .map(|pool| MemoryPool(Pool(pool)))
 }
 
-impl Pool {
-    /// The pool behind a handle, if it is alive and this crate knows it.
-    pub(crate) fn find(driver: Driver, handle: u64) -> Option<Self> {
-        let raw: CUmemoryPool = std::ptr::without_provenance_mut(usize::try_from(handle).ok()?);
-        let defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
-        let default = defaults
-            .iter()
-            .find(|pool| pool.as_raw() == raw && pool.driver() == driver);
-        match default {
-            Some(pool) => Some(pool.0.clone()),
-            None => find(driver, raw).map(|pool| pool.0),
-        }
-    }
-}
-
 /// The one value for a default pool's handle.
 fn default_of(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> DefaultPool {
     let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -89,6 +89,12 @@ impl PoolBuilder {
             if offered.is_some_and(|offered| !offered.contains(self.handle_types)) {
                 return Ok(no);
             }
+            // The driver makes such a pool also where there is no such engine (measured).
+            let engine = A::CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK;
+            if self.hw_decompress && device.query_since(engine, CudaVersion::new(12, 8))? == Some(0)
+            {
+                return Ok(no);
+            }
         }
         // Which drivers know which attribute: R4. One that does not says nothing.
         let (attribute, major, minor) = match self.location {

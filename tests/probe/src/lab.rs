@@ -75,6 +75,10 @@ impl Lab {
         }
     }
 
+    pub(crate) fn question(&self) -> &'static str {
+        self.question
+    }
+
     /// Prints one answer.
     pub(crate) fn say(&self, part: impl Display, answer: impl Display) {
         let part = part.to_string().replace(':', ",");

@@ -5,11 +5,14 @@
 //! the lines of a real driver are a record that the simulated one is compared with. Each question
 //! is asked in a process of its own, so that one that crashes or hangs costs only its own answer.
 
+mod across;
 mod attributes;
 mod capture;
 mod child;
 mod contexts;
 mod copies;
+mod current;
+mod defaults;
 mod events;
 mod gate;
 mod graph_memory;
@@ -18,11 +21,13 @@ mod graphs;
 mod hosts;
 mod init;
 mod joins;
+mod kinds;
 mod lab;
 mod meanwhile;
 mod memory;
 mod none;
 mod observe;
+mod peers;
 mod place;
 mod pools;
 mod pressure;
@@ -30,6 +35,8 @@ mod recorder;
 mod reuse;
 mod streams;
 mod trim;
+mod two;
+mod views;
 mod wrong;
 
 use std::path::PathBuf;
@@ -86,7 +93,21 @@ fn questions() -> Vec<Question> {
         limit, largest_total, largest_block, kinds, default, destroyed_with_a_block,
         device_memory),
     );
-    all.extend(questions!(true hosts: host, host_numa));
+    all.extend(questions!(true hosts: host, host_numa, host_entries, host_ranges, sync_memops));
+    all.extend(questions!(false hosts: pinned));
+    all.extend(
+        questions!(true kinds: made, reserved_bytes, at_first, device_attributes,
+        host_numbers),
+    );
+    all.extend(questions!(false kinds: without_access, with_access, access_taken));
+    all.extend(
+        questions!(true current: by_location, nulls, set_own, of_the_device, elsewhere,
+        without_context, managed_of_device),
+    );
+    all.extend(
+        questions!(true defaults: calls, other_context, order, order_of_contexts,
+        two_threads, reuse, plain_memory),
+    );
     all.extend(
         questions!(true place: fresh, tightest, equal, order_of_frees, own_or_tighter,
         fills_hole, grows_from),
@@ -142,6 +163,15 @@ fn questions() -> Vec<Question> {
         questions!(true graph_work: work, bytes, pointers, out_of_memory, handles,
         running),
     );
+    all.extend(questions!(false current: destroyed, named_late));
+    all.extend(questions!(true defaults: ended_thread));
+    all.extend(questions!(false defaults: wrong_frees));
+    all.extend(questions!(false peers: devices, lists, enabled, defaults, follows, handles, reuse));
+    all.extend(
+        questions!(false across: copies, without_context, contexts_of_copies, copies_of_plain_memory, foreign_stream,
+        allocations, seen, events, waits),
+    );
+    all.extend(questions!(false views: addresses, host_memory));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }
@@ -180,7 +210,9 @@ fn main() -> ExitCode {
     let options = match options() {
         Ok(options) => options,
         Err(error) => {
-            eprintln!("{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING]");
+            eprintln!(
+                "{error}\nusage: probe [--list] [--library PATH] [--only BEGINNING[,BEGINNING]]"
+            );
             return ExitCode::from(2);
         }
     };
@@ -209,7 +241,8 @@ fn main() -> ExitCode {
         return ExitCode::from(NO_DRIVER);
     }
     for question in questions() {
-        if !question.name.starts_with(&options.only) {
+        let mut wanted = options.only.split(',');
+        if !wanted.any(|only| question.name.starts_with(only)) {
             continue;
         }
         let lab = Lab::new(library.table(), question.name);

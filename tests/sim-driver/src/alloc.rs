@@ -25,6 +25,8 @@ pub(crate) struct Allocation {
     pub(crate) context: ContextId,
     pub(crate) device: usize,
     pub(crate) is_host: bool,
+    /// Whether the program wants copies of it to wait.
+    pub(crate) is_sync: bool,
     /// When in stream order it was freed; the memory stays until the host synchronises.
     pub(crate) freed: Option<Point>,
     /// Its own memory; none in a slab.
@@ -79,6 +81,7 @@ impl State {
             context,
             device,
             is_host,
+            is_sync: false,
             freed: None,
             mapping,
         };

@@ -50,7 +50,8 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         | 44
         | 78..=80
         | 83
-        | 89..=91
+        | 90
+        | 91
         | 95
         | 96
         | 99
@@ -64,8 +65,6 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         | 120..=125
         | 127..=129
         | 141
-        | 142
-        | 144
         | 145 => 1,
         16 => 132,
         21 | 22 | 56 | 70 => 131_072,
@@ -90,10 +89,14 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         97 => 232_448,
         108 => 39_321_600,
         109 => 134_217_728,
+        // Concurrent managed access, without which no device of the machine has managed pools.
+        89 => flag(knobs.managed_pools),
         115 => flag(knobs.pools),
         118 => 100,
         119 if knobs.pools => knobs.handle_types.cast_signed(),
         126 => 4,
+        142 => flag(knobs.pools && knobs.numa_pools),
+        144 => flag(knobs.pools && knobs.host_pools),
         131 => -1,
         139 => 0x2335_10de,
         140 => 415_174_878,

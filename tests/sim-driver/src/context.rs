@@ -1,7 +1,7 @@
 //! Contexts: the primary one of each device, others that a program makes, and which is current.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex};
 
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     flags: c_uint,
     pub(crate) legacy: Option<StreamId>,
     pub(crate) per_thread: HashMap<u64, StreamId>,
+    /// Contexts whose memory it may touch.
+    pub(crate) peers: HashSet<ContextId>,
     /// Held by the host function that runs.
     pub(crate) host_turn: Arc<Mutex<()>>,
 }
@@ -50,6 +52,7 @@ impl State {
             flags,
             legacy: None,
             per_thread: HashMap::new(),
+            peers: HashSet::new(),
             host_turn: Arc::default(),
         };
         self.contexts.insert(id, context);
@@ -98,6 +101,9 @@ impl State {
     fn end_context(&mut self, id: ContextId) {
         self.contexts.remove(&id);
         self.ended_contexts.insert(id);
+        for context in self.contexts.values_mut() {
+            context.peers.remove(&id);
+        }
         self.orphan_streams(id);
         for event in self.events.values_mut() {
             event.is_orphan |= event.context == id;

@@ -35,17 +35,30 @@ pub(crate) enum Side {
     Any(u64),
 }
 
+impl Side {
+    fn address(self) -> u64 {
+        let (Self::Host(address) | Self::Device(address) | Self::Any(address)) = self;
+        address
+    }
+}
+
+/// Who has to reach the memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum By {
+    /// The device of a stream: it fills.
+    Stream(StreamId),
+    /// This device, which need not be the stream's. Measured: what decides about a copy is the
+    /// current context, and only without one the stream.
+    Device(usize),
+}
+
 impl State {
-    /// What lies at an address, without checking the order.
-    fn place(&mut self, address: u64) -> Option<Place> {
-        if let Some((_, allocation)) = self.allocation(address) {
-            return Some(if allocation.is_host {
-                Place::Pinned
-            } else {
-                Place::Device
-            });
+    /// The device that has to reach what a copy on this stream touches.
+    fn copier(&self, id: StreamId) -> Answer<usize> {
+        match self.current().and_then(|current| self.context(current)) {
+            Ok(context) => Ok(context.device),
+            Err(_) => Ok(self.stream(id)?.device),
         }
-        self.pool_at(address).map(|_| Place::Device)
     }
 
     /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has nothing.
@@ -53,10 +66,11 @@ impl State {
         &mut self,
         what: &'static str,
         at: Point,
+        by: By,
         side: Side,
         len: usize,
     ) -> Answer<Place> {
-        let (Side::Host(address) | Side::Device(address) | Side::Any(address)) = side;
+        let address = side.address();
         if address == 0 {
             return Err(INVALID_VALUE);
         }
@@ -65,12 +79,6 @@ impl State {
             let block = block.ok_or(INVALID_VALUE)?.clone();
             return self.touch_graph_block(what, at, (address, len as u64), (start, block));
         }
-        let Some(place) = self.place(address) else {
-            return match side {
-                Side::Device(_) => Err(INVALID_VALUE),
-                Side::Host(_) | Side::Any(_) => Ok(Place::Pageable),
-            };
-        };
         let len = len as u64;
         let access = Access {
             what,
@@ -83,12 +91,31 @@ impl State {
             if address + len > start + allocation.size {
                 return Err(INVALID_VALUE);
             }
+            // Measured: copies of this memory cross devices without further ado, fills do not.
+            if let By::Stream(id) = by
+                && !allocation.is_host
+            {
+                let stream = self.stream(id)?;
+                if stream.device != allocation.device
+                    && !self.has_opened(stream.context, allocation.context)
+                {
+                    return Err(INVALID_VALUE);
+                }
+            }
+            let place = if allocation.is_host {
+                Place::Pinned
+            } else {
+                Place::Device
+            };
             if freed.is_some() {
                 sanitizer::access_after_free(&mut self.reports, access, freed);
             }
             return Ok(place);
         }
-        let device = self.stream(at.stream)?.device;
+        let (device, is_copy) = match by {
+            By::Stream(id) => (self.stream(id)?.device, false),
+            By::Device(device) => (device, true),
+        };
         let Self {
             pools,
             clocks,
@@ -98,11 +125,23 @@ impl State {
         } = self;
         let pool = ranges.range(..=address).next_back();
         let pool = pool.and_then(|(_, id)| pools.get_mut(id));
-        let pool = pool.ok_or(INVALID_VALUE)?;
-        // The device has no access to memory of the host that it was not given.
-        if matches!(side, Side::Device(_)) && pool.access_of(device) == 0 {
-            return Err(INVALID_VALUE);
-        }
+        let Some(pool) = pool.filter(|pool| pool.holds(address)) else {
+            return match side {
+                Side::Device(_) => Err(INVALID_VALUE),
+                Side::Host(_) | Side::Any(_) => Ok(Place::Pageable),
+            };
+        };
+        // Measured: a copy never takes memory of the host's pools for a device's, and takes it for
+        // pageable if the device does not reach it.
+        let is_open = pool.is_open_to(device);
+        let is_named_device = matches!(side, Side::Device(_));
+        let place = match (pool.is_host(), is_open) {
+            (true, _) if is_copy && is_named_device => return Err(INVALID_VALUE),
+            (true, true) => Place::Pinned,
+            (true, false) if is_copy => Place::Pageable,
+            (false, true) => Place::Device,
+            (_, false) => return Err(INVALID_VALUE),
+        };
         let base = pool.base();
         let offset = address - base;
         // Measured: the driver knows the bytes that were asked for, and refuses all others.
@@ -118,6 +157,19 @@ impl State {
             Ok(place)
         } else {
             Err(INVALID_VALUE)
+        }
+    }
+
+    /// Where one end of a copy between devices lies: with the device of its context, which has to
+    /// be the memory's own or one that reaches it.
+    fn end_of_peer_copy(&self, id: StreamId, context: CUcontext, address: u64) -> Answer<usize> {
+        let device = match from_handle(context) {
+            0 => self.copier(id)?,
+            context => self.context(context)?.device,
+        };
+        match self.allocation(address) {
+            Some((_, found)) if !found.is_host && found.device != device => Err(INVALID_VALUE),
+            _ => Ok(device),
         }
     }
 }
@@ -161,25 +213,48 @@ enum Wait {
     Never,
 }
 
-fn copy((handle, call): (CUstream, Call), to: Side, from: Side, len: usize, wait: Wait) -> Answer {
+/// The contexts that a copy between devices names, of its target and its source.
+type Contexts = Option<(CUcontext, CUcontext)>;
+
+fn copy(stream: (CUstream, Call), to: Side, from: Side, len: usize, wait: Wait) -> Answer {
+    copy_between(stream, to, from, len, wait, None)
+}
+
+fn copy_between(
+    (handle, call): (CUstream, Call),
+    to: Side,
+    from: Side,
+    len: usize,
+    wait: Wait,
+    contexts: Contexts,
+) -> Answer {
     let (mark, past) = {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        let (target_address, source_address) = (to.address(), from.address());
+        let (writer, reader) = match contexts {
+            None => {
+                let copier = state.copier(id)?;
+                (copier, copier)
+            }
+            Some((there, here)) => (
+                state.end_of_peer_copy(id, there, target_address)?,
+                state.end_of_peer_copy(id, here, source_address)?,
+            ),
+        };
         if len == 0 && wait != Wait::Done {
             return Ok(());
         }
-        let (Side::Host(to_at) | Side::Device(to_at) | Side::Any(to_at)) = to;
-        let (Side::Host(from_at) | Side::Device(from_at) | Side::Any(from_at)) = from;
         if state.is_recording(id)? {
-            return state.record_copy(id, to_at, from_at, len);
+            return state.record_copy(id, target_address, source_address, len);
         }
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
         if len > 0 {
-            target = state.touch("copy to", at, to, len)?;
-            source = state.touch("copy from", at, from, len)?;
+            target = state.touch("copy to", at, By::Device(writer), to, len)?;
+            source = state.touch("copy from", at, By::Device(reader), from, len)?;
         }
-        let (to, from) = (to_at, from_at);
+        let (to, from) = (target_address, source_address);
         let queue = &state.stream(id)?.queue;
         let is_up = source == Place::Pageable && target != Place::Pageable;
         let staged = is_up && len + queue.staged() <= STAGED;
@@ -215,7 +290,7 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
         return state.record_fill(id, to, pattern, count);
     }
     let at = state.begin(id)?;
-    state.touch("memset", at, Side::Device(to), len)?;
+    state.touch("memset", at, By::Stream(id), Side::Device(to), len)?;
     state
         .stream(id)?
         .queue
@@ -288,15 +363,17 @@ exports! {
         call, to: CUdeviceptr, to_context: CUcontext,
         from: CUdeviceptr, from_context: CUcontext, len: usize, stream: CUstream
     ) twin cuMemcpyPeerAsync_ptsz {
-        {
-            let state = state()?;
-            for context in [to_context, from_context].map(from_handle).into_iter() {
-                if context != 0 {
-                    state.context(context)?;
-                }
-            }
-        }
-        copy((stream, call), Side::Device(to), Side::Device(from), len, Wait::Never)
+        let (to, from, contexts) = (Side::Device(to), Side::Device(from), (to_context, from_context));
+        copy_between((stream, call), to, from, len, Wait::Never, Some(contexts))
+    }
+
+    plain fn cuMemcpyPeer(
+        call, to: CUdeviceptr, to_context: CUcontext,
+        from: CUdeviceptr, from_context: CUcontext, len: usize
+    ) twin cuMemcpyPeer_ptds {
+        // As with other copies from device to device, the driver does not wait.
+        let (to, from, contexts) = (Side::Device(to), Side::Device(from), (to_context, from_context));
+        copy_between(default(call), to, from, len, Wait::Never, Some(contexts))
     }
 
     plain fn cuMemsetD8_v2(

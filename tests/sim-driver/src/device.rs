@@ -149,13 +149,6 @@ exports! {
         let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         out.write(c_int::try_from(found).unwrap_or(0))
     }
-
-    plain fn cuDeviceCanAccessPeer(_, out: Out<c_int>, device: c_int, peer: c_int) {
-        out.required()?;
-        let state = state()?;
-        let same = state.ordinal(device)? == state.ordinal(peer)?;
-        out.write(c_int::from(!same && state.knobs.peers))
-    }
 }
 
 fn write_uuid(out: Out<CUuuid>, device: c_int) -> Answer {

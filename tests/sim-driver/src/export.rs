@@ -6,9 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_attribute, CUevent, CUgraph, CUgraphExec, CUgraphMem_attribute,
-    CUgraphNode, CUhostFn, CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult,
-    CUstream, CUstreamCaptureMode,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUgraph, CUgraphExec,
+    CUgraphMem_attribute, CUgraphNode, CUhostFn, CUmemAllocationType, CUmemPool_attribute,
+    CUmemoryPool, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -131,7 +131,9 @@ plain_arguments!(
     CUmemoryPool,
     CUhostFn,
     CUresult,
+    CUdevice_P2PAttribute,
     CUdevice_attribute,
+    CUmemAllocationType,
     CUpointer_attribute,
     CUmemPool_attribute,
     CUgraph,

@@ -15,8 +15,18 @@ pub(crate) struct Knobs {
     pub(crate) pools: bool,
     /// The bit mask of device attribute 119.
     pub(crate) handle_types: u32,
+    /// Those of them with which no pool can be made all the same.
+    pub(crate) broken_handle_types: u32,
+    /// Whether there are pools of host memory.
+    pub(crate) host_pools: bool,
+    /// Whether there are pools of a node's memory.
+    pub(crate) numa_pools: bool,
+    /// Whether there are pools of managed memory.
+    pub(crate) managed_pools: bool,
     /// Whether devices can reach each other.
     pub(crate) peers: bool,
+    /// Pairs of devices of the machine that cannot.
+    pub(crate) no_peers: Vec<(usize, usize)>,
     /// What `cuInit` answers instead of succeeding.
     pub(crate) init_error: Option<u32>,
     /// Whether this plays the toolkit's link-time stub, which answers nothing but that it is one.
@@ -36,7 +46,12 @@ impl Default for Knobs {
             version: 13000,
             pools: true,
             handle_types: 9,
+            broken_handle_types: 0,
+            host_pools: true,
+            numa_pools: true,
+            managed_pools: true,
             peers: true,
+            no_peers: Vec::new(),
             init_error: None,
             stub: false,
             granule: 512,
@@ -90,13 +105,26 @@ impl Knobs {
             ) as u32,
             pools: read("CUDA_SIM_POOLS", 1, 0..=1) == 1,
             handle_types: read("CUDA_SIM_HANDLE_TYPES", 9, 0..=15) as u32,
+            broken_handle_types: read("CUDA_SIM_BROKEN_HANDLE_TYPES", 0, 0..=15) as u32,
+            host_pools: read("CUDA_SIM_HOST_POOLS", 1, 0..=1) == 1,
+            numa_pools: read("CUDA_SIM_NUMA_POOLS", 1, 0..=1) == 1,
+            managed_pools: read("CUDA_SIM_MANAGED_POOLS", 1, 0..=1) == 1,
             peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
+            no_peers: Vec::new(),
             init_error: Some(read("CUDA_SIM_INIT_ERROR", 0, 0..=u64::from(u32::MAX)) as u32)
                 .filter(|code| *code != 0),
             stub: read("CUDA_SIM_STUB", 0, 0..=1) == 1,
             granule: read("CUDA_SIM_POOL_GRANULE", default.granule, 1..=1 << 30),
             chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
         };
+        if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
+            match pairs(&text) {
+                Some(pairs) => knobs.no_peers = pairs,
+                None => complaints.push(format!(
+                    "CUDA_SIM_NO_PEERS={text:?} is no list of pairs such as 0-1,2-3; ignored"
+                )),
+            }
+        }
         for (name, value, default) in [
             ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
             ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
@@ -126,6 +154,15 @@ fn size(text: &str) -> Option<u64> {
         _ => (text, 0),
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Pairs of numbers: `0-1,2-3`.
+fn pairs(text: &str) -> Option<Vec<(usize, usize)>> {
+    let pair = |text: &str| {
+        let (one, other) = text.split_once('-')?;
+        Some((one.trim().parse().ok()?, other.trim().parse().ok()?))
+    };
+    text.split(',').map(pair).collect()
 }
 
 #[cfg(test)]
@@ -162,6 +199,18 @@ mod tests {
         assert_eq!(knobs.memory, 8 << 30);
         assert_eq!(complaints.len(), 1);
         assert!(complaints[0].contains("CUDA_SIM_DEVICES=\"many\""));
+    }
+
+    #[test]
+    fn pairs_without_access_are_a_list() {
+        let (knobs, complaints) = read(&[("CUDA_SIM_NO_PEERS", "0-1, 2-3")]);
+        assert_eq!(knobs.no_peers, [(0, 1), (2, 3)]);
+        assert!(complaints.is_empty());
+        for wrong in ["", "0", "0-1,", "a-b", "0-1-2"] {
+            let (knobs, complaints) = read(&[("CUDA_SIM_NO_PEERS", wrong)]);
+            assert!(knobs.no_peers.is_empty());
+            assert_eq!(complaints.len(), 1, "{wrong}");
+        }
     }
 
     #[test]

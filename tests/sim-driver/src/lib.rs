@@ -42,6 +42,7 @@ mod knobs;
 mod live;
 mod memory;
 mod path;
+mod peer;
 mod pointer;
 mod pool;
 mod proc_address;
@@ -52,6 +53,7 @@ mod slab;
 mod state;
 mod stream;
 mod table;
+mod thread;
 mod visible;
 
 pub use control::{Control, ControlError, Live};

@@ -29,8 +29,9 @@ struct Facts {
     /// Memory of a graph, between its launch and its free.
     is_graph: bool,
     access: c_uint,
-    /// Whether a device may use the address.
-    is_reachable: bool,
+    is_sync: bool,
+    /// Whether the current context may use the address.
+    reach: Answer,
 }
 
 /// What the plural query answers for an address that is not the driver's.
@@ -47,13 +48,20 @@ const NOTHING: Facts = Facts {
     is_legacy_ipc: false,
     is_graph: false,
     access: 0,
-    is_reachable: true,
+    is_sync: false,
+    reach: Ok(()),
 };
 
 impl State {
     fn facts(&mut self, address: u64) -> Option<Facts> {
         if let Some((start, allocation)) = self.allocation(address) {
             let device = c_int::try_from(allocation.device).unwrap_or(NO_DEVICE);
+            let reach = self.current().and_then(|current| {
+                let is_near = self.context(current)?.device == allocation.device;
+                let is_open =
+                    is_near || allocation.is_host || self.has_opened(current, allocation.context);
+                if is_open { Ok(()) } else { Err(INVALID_VALUE) }
+            });
             return Some(Facts {
                 address,
                 start,
@@ -63,6 +71,8 @@ impl State {
                 device,
                 is_legacy_ipc: !allocation.is_host,
                 access: 3,
+                is_sync: allocation.is_sync,
+                reach,
                 ..NOTHING
             });
         }
@@ -78,13 +88,17 @@ impl State {
                 ..NOTHING
             });
         }
+        let current = self.current().and_then(|current| {
+            let context = self.context(current)?;
+            Ok(context.device)
+        });
         let (id, _) = self.pool_at(address)?;
         let pool = self.pools.get_mut(&id)?;
         let base = pool.base();
-        let (start, size) = pool
+        let (start, size, is_sync) = pool
             .space
             .block(address - base)
-            .map(|(start, block)| (base + start, block.size))?;
+            .map(|(start, block)| (base + start, block.size, block.is_sync))?;
         let device = pool.device.unwrap_or(0);
         Some(Facts {
             address,
@@ -98,19 +112,40 @@ impl State {
             handle_types: pool.properties.handle_types.into(),
             is_legacy_ipc: false,
             is_graph: false,
-            access: if pool.is_host() {
-                3
-            } else {
-                pool.access_of(device)
-            },
-            is_reachable: pool.access_of(device) != 0,
+            access: 3,
+            is_sync,
+            reach: current.and_then(|device| {
+                if pool.is_open_to(device) {
+                    Ok(())
+                } else {
+                    Err(INVALID_VALUE)
+                }
+            }),
         })
     }
 
-    /// Start and size of the block that holds an address.
+    /// Start and size of the block that holds an address, if the current context reaches it.
     pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
         let facts = self.facts(address)?;
+        facts.reach.ok()?;
         Some((facts.start, facts.size))
+    }
+
+    /// Remembers that copies of a block shall wait. They do not: the simulator only tells.
+    fn set_sync(&mut self, address: u64, is_sync: bool) -> Answer {
+        let start = self.allocation(address).map(|(start, _)| start);
+        if let Some(allocation) = start.and_then(|start| self.allocations.get_mut(&start)) {
+            allocation.is_sync = is_sync;
+            return Ok(());
+        }
+        let (id, base) = self
+            .pool_at(address)
+            .map(|(id, pool)| (id, pool.base()))
+            .ok_or(INVALID_VALUE)?;
+        let pool = self.pools.get_mut(&id).ok_or(INVALID_VALUE)?;
+        let (_, block) = pool.space.block(address - base).ok_or(INVALID_VALUE)?;
+        block.is_sync = is_sync;
+        Ok(())
     }
 }
 
@@ -120,13 +155,13 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
     match attribute.0 {
         1 => out.write::<CUcontext>(to_handle(facts.context)),
         2 => out.write(facts.memory_type),
-        3 if !facts.is_reachable => Err(INVALID_VALUE),
+        3 if facts.reach.is_err() => facts.reach,
         3 => out.write::<CUdeviceptr>(facts.address),
         4 if facts.memory_type == DEVICE && !facts.is_managed => Err(INVALID_VALUE),
         4 => out.write::<*mut c_void>(to_handle(facts.address)),
         5 if facts.is_graph => out.write(0_u64),
         5 if facts.memory_type == DEVICE => Ok(()),
-        6 => flag(facts.is_graph),
+        6 => flag(facts.is_sync || facts.is_graph),
         // One allocation, one number: the address is never shared by two that live.
         7 | 20 => out.write(facts.start),
         8 => flag(facts.is_managed),
@@ -147,6 +182,16 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
 }
 
 exports! {
+    plain fn cuPointerSetAttribute(
+        _, value: *const c_void, attribute: CUpointer_attribute, address: CUdeviceptr
+    ) {
+        let wanted = Value::new(value.cast_mut()).read::<c_uint>()?;
+        if attribute.0 != 6 {
+            return Err(INVALID_VALUE);
+        }
+        state()?.set_sync(address, wanted != 0)
+    }
+
     plain fn cuPointerGetAttribute(
         _, out: Value, attribute: CUpointer_attribute, address: CUdeviceptr
     ) {

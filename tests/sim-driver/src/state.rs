@@ -15,7 +15,7 @@ use crate::export::Answer;
 use crate::graph::Graphs;
 use crate::knobs::Knobs;
 use crate::memory::Mapping;
-use crate::pool::{Pool, PoolId};
+use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
 use crate::sanitizer::Reports;
 use crate::slab::Slabs;
@@ -37,6 +37,9 @@ pub(crate) struct State {
     pub(crate) clocks: Clocks,
     pub(crate) events: HashMap<EventId, Event>,
     pub(crate) pools: BTreeMap<PoolId, Pool>,
+    /// Pools that are not a device's: the default ones, and those set as current.
+    pub(crate) default_at: BTreeMap<Place, PoolId>,
+    pub(crate) current_at: BTreeMap<Place, PoolId>,
     /// Which pool's range begins where.
     pub(crate) ranges: BTreeMap<u64, PoolId>,
     /// What is not pool memory, by address.
@@ -60,6 +63,8 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         clocks: Clocks::default(),
         events: HashMap::new(),
         pools: BTreeMap::new(),
+        default_at: BTreeMap::new(),
+        current_at: BTreeMap::new(),
         ranges: BTreeMap::new(),
         allocations: BTreeMap::new(),
         slabs: Slabs::default(),

@@ -1,10 +1,8 @@
 //! Streams: handles, the default streams, and how they are ordered with each other.
 
-use std::cell::OnceCell;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::{
     CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUevent, CUhostFn, CUresult, CUstream,
@@ -15,6 +13,7 @@ use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::{HostCall, Mark, Queue, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
+use crate::thread;
 
 /// Greatest to least; smaller is more urgent.
 pub(crate) const PRIORITIES: RangeInclusive<c_int> = -5..=0;
@@ -61,15 +60,6 @@ impl Stream {
     }
 }
 
-/// A number for the calling thread.
-pub(crate) fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local! {
-        static NUMBER: OnceCell<u64> = const { OnceCell::new() };
-    }
-    NUMBER.with(|number| *number.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed)))
-}
-
 impl State {
     fn add_stream(
         &mut self,
@@ -99,7 +89,7 @@ impl State {
     pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
         let null_is_per_thread = call.per_thread && handle.is_null();
         if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
-            let (context, thread) = (self.current()?, thread_number());
+            let (context, thread) = (self.current()?, thread::number()?);
             if let Some(id) = self.context(context)?.per_thread.get(&thread) {
                 return Ok(*id);
             }
@@ -221,6 +211,19 @@ impl State {
             !gone
         });
         self.empty_graveyard();
+    }
+
+    /// Streams that nobody can name any more; their queues drain by themselves.
+    pub(crate) fn destroy_streams(&mut self, ids: &[StreamId]) {
+        for id in ids {
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.life = Life::Destroyed;
+            }
+            self.leave_captures(*id);
+            self.clocks.retire(*id);
+        }
+        // Measured: to destroy a stream that is done is to synchronise with it.
+        self.end_finished_streams();
     }
 
     /// What destroyed streams have finished counts as synchronised, without anybody asking.
@@ -356,14 +359,7 @@ exports! {
                 return Err(code);
             }
         }
-        if let Some(stream) = state.streams.get_mut(&id) {
-            // The queue drains by itself.
-            stream.life = Life::Destroyed;
-        }
-        state.leave_captures(id);
-        state.clocks.retire(id);
-        // Measured: to destroy a stream that is done is to synchronise with it.
-        state.end_finished_streams();
+        state.destroy_streams(&[id]);
         Ok(())
     }
 

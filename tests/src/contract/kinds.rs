@@ -154,3 +154,24 @@ pub(super) fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
     ensure!(properties.locality_domain.is_some() == lab.need(13, 4).is_ok());
     Ok(())
 }
+pub(super) fn default_pools_are_found_by_place_and_type(lab: &Lab) -> Result<()> {
+    let (driver, device) = (lab.driver, lab.device()?);
+    let here = Location::Device(device);
+    let found = driver.default_pool_at(here, AllocationType::Pinned);
+    if lab.need(13, 0).is_err() {
+        let Err(error) = found else {
+            bail!("an old driver found a pool by its place");
+        };
+        ensure!(
+            error.needs_version() == Some(CudaVersion::new(13, 0)),
+            "{error}"
+        );
+        return Ok(());
+    }
+    ensure!(*found? == *device.default_pool()?);
+    let managed = driver.default_pool_at(Location::Anywhere, AllocationType::Managed)?;
+    ensure!(managed.allocation_type() == AllocationType::Managed && managed.device().is_none());
+    let nothing = driver.default_pool_at(Location::Anywhere, AllocationType::Pinned);
+    ensure!(nothing.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    Ok(())
+}

@@ -13,6 +13,7 @@ mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod samples;
 mod threshold;
 
 use crate::run::Test;
@@ -50,7 +51,7 @@ pub fn all() -> Vec<Test> {
             a_pool_that_somebody_else_made_is_only_a_handle;
         kinds: support_says_what_building_does, every_kind_serves_a_stream,
             memory_of_a_host_pool_is_the_hosts, what_does_not_go_together_is_refused,
-            a_pool_tells_what_it_was_made_with;
+            a_pool_tells_what_it_was_made_with, default_pools_are_found_by_place_and_type;
         pointer: an_address_of_a_pool_knows_pool_and_range,
             memory_of_the_program_is_not_known;
         reuse: the_same_stream_gets_its_block_back, a_seen_free_serves_every_stream,
@@ -73,6 +74,8 @@ pub fn all() -> Vec<Test> {
             a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
+        samples: vectors_come_and_go_in_the_order_of_a_stream,
+            a_threshold_keeps_memory_over_synchronisations;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
             a_stream_taken_over_is_destroyed_with_its_last_handle,
             a_view_of_a_stream_orders_like_the_stream,

@@ -11,7 +11,8 @@ use crate::context::ContextId;
 use crate::event::EventId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::state::{State, state, to_handle};
-use crate::stream::{Kind, thread_number};
+use crate::stream::Kind;
+use crate::thread;
 
 type CaptureId = u64;
 
@@ -119,7 +120,7 @@ impl State {
         if captures.active.is_empty() {
             return Ok(());
         }
-        let (thread, mine) = (thread_number(), MODE.get());
+        let (thread, mine) = (thread::number()?, MODE.get());
         let mut forbidding = captures.active.values_mut().filter(|capture| {
             let is_own = capture.thread == thread;
             match mine {
@@ -310,7 +311,7 @@ impl State {
             self.graphs.captures.invalidate(id);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
         }
-        let is_elsewhere = capture.mode != RELAXED && capture.thread != thread_number();
+        let is_elsewhere = capture.mode != RELAXED && capture.thread != thread::number()?;
         let lost = if is_elsewhere {
             Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
         } else if capture.is_invalid {
@@ -344,6 +345,7 @@ fn begin(handle: CUstream, call: Call, mode: CUstreamCaptureMode) -> Answer {
     if state.graphs.captures.members.contains_key(&id) {
         return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
     }
+    let thread = thread::number()?;
     let graph = state.add_graph(Graph {
         is_recording: true,
         ..Graph::default()
@@ -356,7 +358,7 @@ fn begin(handle: CUstream, call: Call, mode: CUstreamCaptureMode) -> Answer {
         Capture {
             origin: id,
             mode: mode.0,
-            thread: thread_number(),
+            thread,
             graph,
             is_invalid: false,
         },

@@ -7,7 +7,7 @@ use cuda_driver_sys::{CUgraph, CUgraphExec, CUresult, CUstream, cuuint64_t};
 
 use super::{ExecId, GraphId, Op};
 use crate::clock::{Past, StreamId};
-use crate::copy::Side;
+use crate::copy::{By, Side};
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::queue::{Mark, Task};
 use crate::state::{HandleKind, State, state, to_handle};
@@ -152,14 +152,18 @@ impl State {
             Op::Host(call) => Task::Host(call),
             Op::Fill { to, pattern, count } => {
                 let len = count * pattern.size();
-                if self.touch("memset", at, Side::Device(to), len).is_err() {
+                if self
+                    .touch("memset", at, By::Stream(stream), Side::Device(to), len)
+                    .is_err()
+                {
                     return self.report_lost_work("memset", to, stream);
                 }
                 Task::Fill { to, pattern, count }
             }
             Op::Copy { to, from, len } => {
-                let source = self.touch("copy from", at, Side::Any(from), len);
-                let target = self.touch("copy to", at, Side::Any(to), len);
+                let by = By::Device(self.stream(stream)?.device);
+                let source = self.touch("copy from", at, by, Side::Any(from), len);
+                let target = self.touch("copy to", at, by, Side::Any(to), len);
                 if source.is_err() || target.is_err() {
                     return self.report_lost_work("copy", to, stream);
                 }

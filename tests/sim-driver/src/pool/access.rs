@@ -11,56 +11,77 @@ use super::Pool;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
-const NONE: u32 = 0;
+pub(super) const NONE: u32 = 0;
 const READ: u32 = 1;
-const READWRITE: u32 = 3;
+pub(super) const READWRITE: u32 = 3;
 
 impl Pool {
-    /// What a device may do here.
+    /// What a device may do here, as the pool says. Measured: a managed pool says that nobody may
+    /// do anything, until somebody sets it.
     pub(crate) fn access_of(&self, device: usize) -> u32 {
-        if self.device == Some(device) || self.properties.is_managed() {
+        if self.device == Some(device) {
             return READWRITE;
         }
         self.access.get(&device).copied().unwrap_or(NONE)
     }
+
+    /// Whether a device reaches the memory.
+    pub(crate) fn is_open_to(&self, device: usize) -> bool {
+        self.properties.is_managed() || self.access_of(device) != NONE
+    }
 }
 
-/// The device of one entry of a request.
-fn device_of(state: &State, wish: &CUmemAccessDesc) -> Answer<usize> {
+/// Whose access an entry of a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Device(usize),
+    /// The host, of whatever number.
+    Host,
+    Nobody,
+}
+
+/// What kind of pool a request is about, as far as its answers differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Device(usize),
+    Host,
+    Managed,
+}
+
+fn who(state: &State, of: Of, wish: &CUmemAccessDesc) -> Answer<Who> {
     let (kind, id): (_, c_int) = location_parts(wish.location);
-    if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-        state.ordinal(id)
-    } else {
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    match (kind, of) {
+        (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, _) => state.ordinal(id).map(Who::Device),
+        (_, Of::Device(_)) => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+            _,
+        ) => Ok(Who::Host),
+        _ => Ok(Who::Nobody),
     }
 }
 
-/// The flags of one entry of a request, if that device may have them.
-fn flags_of(
-    state: &State,
-    owner: Option<usize>,
-    device: usize,
-    wish: &CUmemAccessDesc,
-) -> Answer<u32> {
+/// The flags of one entry of a request, if that one may have them. As measured, but for devices
+/// that are no peers.
+fn flags_of(state: &State, of: Of, who: Who, wish: &CUmemAccessDesc) -> Answer<u32> {
     let flags = wish.flags.0;
-    if ![NONE, READ, READWRITE].contains(&flags) {
-        return Err(INVALID_VALUE);
+    match (of, who) {
+        _ if ![NONE, READ, READWRITE].contains(&flags) => Err(INVALID_VALUE),
+        // Nobody takes anything from the owner.
+        (Of::Device(owner), Who::Device(device)) if owner == device && flags == NONE => {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        (Of::Host, Who::Host) if flags == NONE => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        _ if flags == READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+        (_, Who::Nobody) => Err(INVALID_VALUE),
+        (Of::Device(owner), Who::Device(device))
+            if owner != device && !state.are_peers(owner, device) =>
+        {
+            Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+        }
+        _ => Ok(flags),
     }
-    if owner == Some(device) {
-        return match flags {
-            // Measured: the owner's access cannot be taken away.
-            NONE => Err(CUresult::CUDA_ERROR_INVALID_DEVICE),
-            READ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-            _ => Ok(flags),
-        };
-    }
-    if flags == READ {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
-    }
-    if owner.is_some() && !state.knobs.peers {
-        return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
-    }
-    Ok(flags)
 }
 
 exports! {
@@ -68,20 +89,33 @@ exports! {
         _, pool: CUmemoryPool, wishes: In<CUmemAccessDesc>, count: usize
     ) {
         let mut state = state()?;
-        let owner = state.pool(pool)?.device;
+        let asked = state.pool(pool)?;
+        let of = match asked.device {
+            Some(device) => Of::Device(device),
+            None if asked.is_host() => Of::Host,
+            None => Of::Managed,
+        };
         let wishes = wishes.required()?.read_all(count)?;
         // The whole list is checked before any of it counts, all devices first.
-        let devices: Vec<usize> = wishes
+        let named: Vec<Who> = wishes
             .iter()
-            .map(|wish| device_of(&state, wish))
+            .map(|wish| who(&state, of, wish))
             .collect::<Answer<_>>()?;
-        let wishes: Vec<(usize, u32)> = devices
+        let wishes: Vec<(Who, u32)> = named
             .iter()
             .zip(&wishes)
-            .map(|(device, wish)| Ok((*device, flags_of(&state, owner, *device, wish)?)))
+            .map(|(who, wish)| Ok((*who, flags_of(&state, of, *who, wish)?)))
             .collect::<Answer<_>>()?;
         let pool = state.pool(pool)?;
-        pool.access.extend(wishes);
+        for (who, flags) in wishes {
+            match who {
+                Who::Device(device) => {
+                    pool.access.insert(device, flags);
+                }
+                Who::Host => pool.host_access = flags,
+                Who::Nobody => {}
+            }
+        }
         Ok(())
     }
 
@@ -98,8 +132,7 @@ exports! {
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                state.pool(pool)?;
-                NONE
+                state.pool(pool)?.host_access
             }
             _ => return Err(INVALID_VALUE),
         };

@@ -20,14 +20,14 @@ pub(crate) struct Properties {
     pub(crate) usage: u16,
 }
 
-const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
-const HOST_NUMA: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
+pub(super) const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+pub(super) const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+pub(super) const HOST_NUMA: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
 const HOST_NUMA_CURRENT: CUmemLocationType =
     CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-const NONE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_NONE;
-const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-const MANAGED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED;
+pub(super) const NONE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_NONE;
+pub(super) const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+pub(super) const MANAGED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED;
 
 impl Properties {
     /// Those of a default pool.
@@ -45,6 +45,11 @@ impl Properties {
         self.kind == MANAGED
     }
 
+    /// Whether the memory is the host's.
+    pub(super) fn is_host(&self) -> bool {
+        [HOST, HOST_NUMA].contains(&self.location.0) && !self.is_managed()
+    }
+
     /// The device that the memory comes from.
     pub(super) fn device(&self) -> Option<usize> {
         let (kind, id) = self.location;
@@ -56,31 +61,45 @@ impl Properties {
     fn check(props: &CUmemPoolProps, state: &State) -> Answer<Self> {
         let version = state.knobs.version;
         let (kind, id) = location_parts(props.location);
+        let types = props.handleTypes.0;
+        // Managed pools take none of the extras, which is looked at before the location.
+        let is_managed = props.allocType == MANAGED && version >= 13000;
+        if is_managed && (types != 0 || props.maxSize != 0 || props.usage != 0) {
+            return Err(INVALID_VALUE);
+        }
+        let known = [NONE, DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT].contains(&kind);
+        if is_managed && !known {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         // Bytes that the simulated version does not know yet must be zero.
         let too_new = props.reserved.iter().any(|byte| *byte != 0)
             || props.maxSize != 0 && version < 12020
             || props.usage != 0 && version < 12060
             || props.gpuDirectRDMACapable != 0 && version < 13040;
-        let is_device = kind == DEVICE && state.ordinal(id).is_ok();
+        let is_there = match kind {
+            DEVICE => state.ordinal(id).is_ok(),
+            HOST_NUMA => id == 0,
+            _ => true,
+        };
         let allowed = match props.allocType {
             PINNED => match kind {
-                DEVICE => is_device,
-                HOST_NUMA => version >= 12020 && id == 0,
-                HOST => version >= 13000 && props.handleTypes.0 == 0,
+                DEVICE => true,
+                HOST_NUMA => version >= 12020,
+                HOST => version >= 13000 && types == 0,
                 _ => false,
             },
-            MANAGED => {
-                let known = [NONE, HOST, HOST_NUMA, HOST_NUMA_CURRENT].contains(&kind);
-                version >= 13000 && props.maxSize == 0 && (is_device || known)
-            }
+            MANAGED => is_managed,
             _ => false,
         };
         // WIN32 handles are refused here, whatever the mask says.
-        let types = props.handleTypes.0;
         let unshareable =
             types & !(state.knobs.handle_types & 0b1001) != 0 || types & 8 != 0 && version < 12030;
-        if too_new || !allowed || unshareable {
+        if too_new || !allowed || !is_there || unshareable {
             return Err(INVALID_VALUE);
+        }
+        state.check_kind(props.allocType, kind)?;
+        if types & state.knobs.broken_handle_types != 0 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         Ok(Self {
             kind: props.allocType,
@@ -89,6 +108,27 @@ impl Properties {
             max_size: props.maxSize as u64,
             usage: props.usage,
         })
+    }
+}
+
+impl State {
+    /// NOT_SUPPORTED for kinds of pools that the simulated machine lacks.
+    pub(super) fn check_kind(
+        &self,
+        kind: CUmemAllocationType,
+        location: CUmemLocationType,
+    ) -> Answer {
+        let is_there = match location {
+            _ if kind == MANAGED => self.knobs.managed_pools,
+            HOST => self.knobs.host_pools,
+            HOST_NUMA => self.knobs.numa_pools,
+            _ => true,
+        };
+        if is_there {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        }
     }
 }
 
@@ -105,6 +145,7 @@ impl State {
                 device.current_pool = None;
             }
         }
+        self.current_at.retain(|_, current| *current != id);
         self.end_if_empty(id);
         Ok(())
     }
@@ -149,10 +190,12 @@ exports! {
         let mut state = state()?;
         let device = state.ordinal(device).map_err(unknown_device)?;
         state.check_pools()?;
-        if state.pool(pool)?.device != Some(device) {
+        // Measured: a managed pool that prefers the device is taken too, and is then the current
+        // one for managed memory there.
+        let (kind, id) = state.pool(pool)?.properties.location;
+        if kind != DEVICE || usize::try_from(id) != Ok(device) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        state.devices[device].current_pool = Some(from_handle(pool));
-        Ok(())
+        state.set_current(pool)
     }
 }

@@ -5,6 +5,7 @@ mod alloc;
 mod attributes;
 mod create;
 mod fit;
+mod place;
 mod runs;
 mod space;
 #[cfg(test)]
@@ -13,7 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::c_int;
 
-use cuda_driver_sys::{CUmemLocationType, CUmemoryPool, CUresult};
+use cuda_driver_sys::{CUmemoryPool, CUresult};
 
 use crate::clock::{Past, StreamId};
 use crate::export::{Answer, Export, INVALID_VALUE};
@@ -21,6 +22,7 @@ use crate::memory::Mapping;
 use crate::state::{HandleKind, State, from_handle};
 
 pub(crate) use create::Properties;
+pub(crate) use place::Place;
 pub(crate) use runs::Runs;
 pub(crate) use space::{Block, Space};
 
@@ -28,11 +30,12 @@ pub(crate) use space::{Block, Space};
 pub(crate) type PoolId = u64;
 
 /// What the files of this folder export.
-pub(crate) static EXPORTS: [&[&Export]; 4] = [
+pub(crate) static EXPORTS: [&[&Export]; 5] = [
     access::EXPORTS,
     alloc::EXPORTS,
     attributes::EXPORTS,
     create::EXPORTS,
+    place::EXPORTS,
 ];
 
 /// A pool without a limit of its own reserves the device's memory this many times, so that holes
@@ -59,6 +62,8 @@ pub(crate) struct Pool {
     pub(crate) users: HashSet<StreamId>,
     /// Access of devices, other than what every pool of this kind has.
     access: BTreeMap<usize, u32>,
+    /// What the pool says of the host's.
+    host_access: u32,
 }
 
 impl Pool {
@@ -67,13 +72,14 @@ impl Pool {
         self.mapping.base()
     }
 
+    /// Whether an address lies in its range.
+    pub(crate) fn holds(&self, address: u64) -> bool {
+        self.mapping.contains(address)
+    }
+
     /// Whether its memory is the host's.
     pub(crate) fn is_host(&self) -> bool {
-        matches!(
-            self.properties.location.0,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
-                | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA
-        ) && !self.properties.is_managed()
+        self.properties.is_host()
     }
 }
 
@@ -93,6 +99,11 @@ impl State {
             capacity = capacity.min(wanted.max(1 << 30));
         }
         let capacity = capacity.next_multiple_of(chunk);
+        let host_access = if properties.is_host() {
+            access::READWRITE
+        } else {
+            access::NONE
+        };
         let pool = Pool {
             properties,
             device,
@@ -104,6 +115,7 @@ impl State {
             threshold: 0,
             users: HashSet::new(),
             access: BTreeMap::new(),
+            host_access,
         };
         let id = self.new_handle(HandleKind::Pool);
         self.ranges.insert(pool.base(), id);

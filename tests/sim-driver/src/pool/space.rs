@@ -16,6 +16,8 @@ pub(crate) struct Block {
     /// Bytes taken: `size` rounded up to the granule.
     pub(super) len: u64,
     pub(crate) allocated: Point,
+    /// Whether the program wants copies of it to wait.
+    pub(crate) is_sync: bool,
     /// The last access of each stream, for the sanitizer.
     pub(crate) accesses: Vec<Point>,
 }
@@ -28,6 +30,7 @@ impl Block {
             len: size,
             allocated,
             accesses: Vec::new(),
+            is_sync: false,
         }
     }
 }
@@ -248,6 +251,7 @@ impl Space {
             size,
             len,
             allocated,
+            is_sync: false,
             accesses: Vec::new(),
         };
         self.live.insert(start, block);

@@ -8,6 +8,8 @@ mod devices;
 mod handles;
 mod harness;
 mod memory;
+mod peers;
+mod places;
 mod pools;
 mod pressure;
 mod process;

@@ -187,6 +187,125 @@ fn devices_without_pools_say_so() {
     });
 }
 
+/// What a pool of this type and location answers when it is made.
+fn made(table: &DriverTable, kind: u32, place: u32, types: u32) -> CUresult {
+    let wish = CUmemPoolProps {
+        allocType: CUmemAllocationType(kind),
+        handleTypes: CUmemAllocationHandleType(types),
+        location: location(CUmemLocationType(place), 0),
+        ..CUmemPoolProps::default()
+    };
+    let mut pool = std::ptr::null_mut();
+    call!(table.cuMemPoolCreate(&raw mut pool, &raw const wish))
+}
+
+fn device_says(table: &DriverTable, id: u32) -> c_int {
+    let mut value = 7;
+    let id = CUdevice_attribute(id);
+    assert_eq!(call!(table.cuDeviceGetAttribute(&raw mut value, id, 0)), OK);
+    value
+}
+
+#[test]
+fn a_machine_may_lack_kinds_of_pools() {
+    let knobs = [
+        ("CUDA_SIM_HOST_POOLS", "0"),
+        ("CUDA_SIM_NUMA_POOLS", "0"),
+        ("CUDA_SIM_MANAGED_POOLS", "0"),
+    ];
+    child("a_machine_may_lack_kinds_of_pools", &knobs, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), OK);
+        for (id, kind, place) in [(144, 1, 2), (142, 1, 3), (89, 2, 1), (89, 2, 0)] {
+            assert_eq!(device_says(table, id), 0, "attribute {id}");
+            let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+            assert_eq!(made(table, kind, place, 0), refused);
+            let mut pool = std::ptr::null_mut();
+            let mut location = location(CUmemLocationType(place), 0);
+            let kind = CUmemAllocationType(kind);
+            let answer =
+                call!(table.cuMemGetDefaultMemPool(&raw mut pool, &raw mut location, kind));
+            assert_eq!(answer, refused);
+        }
+        assert_eq!(made(table, 1, 1, 0), OK);
+    });
+}
+
+#[test]
+fn handle_types_may_be_promised_and_not_kept() {
+    let knobs = [("CUDA_SIM_BROKEN_HANDLE_TYPES", "1")];
+    child("handle_types_may_be_promised_and_not_kept", &knobs, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), OK);
+        assert_eq!(device_says(table, 119), 9);
+        let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        assert_eq!(made(table, 1, 1, 1), refused);
+        assert_eq!(made(table, 1, 1, 9), refused);
+        assert_eq!(made(table, 1, 1, 8), OK);
+    });
+}
+
+#[test]
+fn chosen_pairs_of_devices_are_no_peers() {
+    let knobs = [
+        ("CUDA_SIM_DEVICES", "3"),
+        ("CUDA_SIM_NO_PEERS", "0-2"),
+        ("CUDA_VISIBLE_DEVICES", "2,1,0"),
+    ];
+    child("chosen_pairs_of_devices_are_no_peers", &knobs, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), OK);
+        for (one, other, expected) in [(0, 1, 1), (1, 2, 1), (0, 2, 0), (2, 0, 0)] {
+            let mut can = 7;
+            let answer = call!(table.cuDeviceCanAccessPeer(&raw mut can, one, other));
+            assert_eq!((answer, can), (OK, expected), "{one} and {other}");
+            let what = CUdevice_P2PAttribute(2);
+            let answer = call!(table.cuDeviceGetP2PAttribute(&raw mut can, what, one, other));
+            assert_eq!((answer, can), (OK, expected));
+        }
+        let wish = props();
+        let mut pool = std::ptr::null_mut();
+        let answer = call!(table.cuMemPoolCreate(&raw mut pool, &raw const wish));
+        assert_eq!(answer, OK);
+        for (device, expected) in [(1, OK), (2, CUresult::CUDA_ERROR_INVALID_DEVICE)] {
+            let wish = CUmemAccessDesc {
+                location: location(CUmemLocationType(1), device),
+                flags: CUmemAccess_flags(3),
+            };
+            let answer = call!(table.cuMemPoolSetAccess(pool, &raw const wish, 1));
+            assert_eq!(answer, expected);
+        }
+    });
+}
+
+#[test]
+fn newer_pools_tell_what_they_are() {
+    let version = [("CUDA_SIM_DRIVER_VERSION", "13020")];
+    child("newer_pools_tell_what_they_are", &version, || {
+        let table = load();
+        assert_eq!(call!(table.cuInit(0)), OK);
+        let wish = CUmemPoolProps {
+            handleTypes: CUmemAllocationHandleType(9),
+            maxSize: 64 << 20,
+            usage: 2,
+            ..props()
+        };
+        let mut pool = std::ptr::null_mut();
+        let answer = call!(table.cuMemPoolCreate(&raw mut pool, &raw const wish));
+        assert_eq!(answer, OK);
+        let ask = |id: u32| {
+            let mut value = 0_u64;
+            let place = (&raw mut value).cast::<c_void>();
+            let id = CUmemPool_attribute(id);
+            let answer = call!(table.cuMemPoolGetAttribute(pool, id, place));
+            if answer == OK { Ok(value) } else { Err(answer) }
+        };
+        let told: Vec<_> = (9..=14).map(ask).collect();
+        assert_eq!(told, [1, 9, 0, 1, 64 << 20, 1].map(Ok));
+        assert_eq!(ask(15), Err(INVALID_VALUE), "came with 13.4");
+    });
+}
+
 #[test]
 fn the_driver_can_refuse_to_start() {
     let knobs = [("CUDA_SIM_INIT_ERROR", "802")];

@@ -212,3 +212,36 @@ fn a_synchronise_shrinks_the_pools_that_its_stream_used() {
     assert_eq!(cu!(cuMemPoolDestroy(second)), OK);
     cu!(cuStreamDestroy_v2(other));
 }
+
+/// What a thread freed on its own default stream is seen when the thread ends, as if it had
+/// destroyed the stream.
+#[test]
+fn the_default_stream_of_a_thread_ends_with_it() {
+    let f = Fixture::with(&CUmemPoolProps {
+        maxSize: 64 << 20,
+        ..props()
+    });
+    assert_eq!(set_attribute(f.pool, 4, u64::MAX), OK);
+    for flag in 1..=3 {
+        assert_eq!(set_attribute(f.pool, flag, 0), OK);
+    }
+    let block = f.alloc(40 * MIB);
+    synchronise(f.stream);
+    let context = f.turn.context.addr();
+    let (freed, wait_for_free) = std::sync::mpsc::channel();
+    let (end, wait_for_end) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let context = std::ptr::without_provenance_mut(context);
+        assert_eq!(cu!(cuCtxSetCurrent(context)), OK);
+        free(block, CU_STREAM_PER_THREAD);
+        freed.send(()).expect("the test waits");
+        wait_for_end.recv().expect("the test goes on");
+    });
+    wait_for_free.recv().expect("the thread frees");
+    assert_eq!(try_alloc(f.pool, 40 * MIB, f.stream), Err(OUT_OF_MEMORY));
+    end.send(()).expect("the thread waits");
+    thread.join().expect("no panics");
+    assert_eq!(try_alloc(f.pool, 40 * MIB, f.stream), Ok(block));
+    f.free(block);
+    synchronise(f.stream);
+}
