@@ -7,6 +7,7 @@ mod default_streams;
 mod device;
 mod failure;
 mod foreign;
+mod graph;
 mod kinds;
 mod order;
 mod plain;
@@ -14,6 +15,7 @@ mod pointer;
 mod pool;
 mod reuse;
 mod samples;
+mod samples_graph;
 mod threshold;
 
 use crate::run::Test;
@@ -84,6 +86,7 @@ pub fn all() -> Vec<Test> {
             a_pool_works_after_running_out,
             running_out_takes_what_other_pools_keep, dropping_counts_no_failure;
     };
+    all.extend(graphs());
     all.extend(tests_alone! {
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
@@ -92,4 +95,31 @@ pub fn all() -> Vec<Test> {
         plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });
     all
+}
+
+/// A capture forbids things to the whole process, and graph memory is counted for all of it.
+fn graphs() -> Vec<Test> {
+    tests_alone! {
+        graph: what_is_captured_runs_when_it_is_launched, captured_memory_is_not_the_pools,
+            graph_memory_has_one_address_for_all_launches,
+            what_a_launch_leaves_is_freed_before_the_next,
+            an_instance_can_free_what_it_left, an_instance_that_ends_frees_what_it_left,
+            graph_memory_is_counted_and_trimmed_apart, a_capture_that_fails_leaves_nothing,
+            a_captured_stream_is_refused_to_others,
+            a_buffer_is_freed_after_the_capture_of_its_stream,
+            buffers_of_other_streams_do_not_spoil_a_capture,
+            a_capture_of_somebody_else_loses_no_buffer,
+            a_forbidden_free_elsewhere_is_done_all_the_same,
+            a_stream_that_ends_in_a_capture_gives_back_what_waits,
+            a_launch_is_ordered_with_the_buffers_of_its_graph,
+            nodes_are_ordered_by_the_memory_they_use,
+            an_address_is_used_again_where_the_order_allows,
+            memory_of_another_graph_is_refused, a_graph_with_memory_is_not_copied,
+            a_graph_goes_into_another, a_graph_that_the_device_cannot_hold_fails_at_its_launch;
+        samples_graph: a_recorded_graph_does_what_its_stream_does,
+            branches_with_memory_meet_again, memory_that_outlives_a_launch_is_freed_once,
+            blocks_that_follow_each_other_take_the_room_of_one,
+            graphs_of_one_stream_take_the_room_of_one,
+            graphs_of_several_streams_take_room_each, memory_that_is_left_keeps_its_room;
+    }
 }
