@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use cuda_driver_sys::{
+    CU_STREAM_PER_THREAD, CUgraph, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
 
 use crate::error::{Error, Result};
 use crate::raw::{self, Table};
@@ -101,6 +103,21 @@ fn recorded_already() -> Error {
     )
 }
 
+/// Ends a capture. Beside an error there is no graph left.
+///
+/// # Safety
+///
+/// As [`raw::graph::end_capture`].
+pub(crate) unsafe fn end(table: &Table, stream: CUstream) -> Result<CUgraph> {
+    // SAFETY: the caller's.
+    let (graph, ended) = unsafe { raw::graph::end_capture(table, stream) };
+    if ended.is_err() && !graph.is_null() {
+        // SAFETY: the graph was handed out just now, and nobody has it.
+        report::release("graph", || unsafe { raw::graph::destroy(table, graph) });
+    }
+    ended.map(|()| graph)
+}
+
 /// Whether anybody captures the stream; a capture that is lost already counts too.
 ///
 /// # Safety
@@ -116,12 +133,18 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
     }
 }
 
-/// Runs `call`, which does no harm to a capture of another stream, so that the driver believes it.
+/// Runs `call`, which does no harm to a capture of another stream, so that the driver believes it. If
+/// that cannot be, nothing is called: the answer is [`ErrorKind::Capturing`](crate::ErrorKind), and the
+/// call can come later.
 #[cold]
 pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
     let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: there is a driver, or there would be no table of it.
-    let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }?;
+    let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }.map_err(|error| {
+        Error::capturing(format!(
+            "a stream is being captured into a graph, and this cannot be kept from disturbing it: {error}"
+        ))
+    })?;
     let answer = call();
     report::release("capture mode", || {
         // SAFETY: as above.

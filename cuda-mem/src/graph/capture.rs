@@ -192,7 +192,7 @@ impl Capture {
         let table = self.stream.context().driver().table();
         let _current = self.stream.enter()?;
         // SAFETY: the stream is live, and this value began its capture. Whatever the answer, it is over.
-        unsafe { raw::graph::end_capture(table, self.stream.as_raw()) }
+        unsafe { recording::end(table, self.stream.as_raw()) }
     }
 }
 

@@ -24,16 +24,16 @@ pub(crate) unsafe fn begin_capture(
     unsafe { call!(table, cuStreamBeginCapture_v2(stream, mode)) }
 }
 
-/// The graph belongs to the caller. Whatever the answer, the stream is not captured any more
+/// The graph belongs to the caller, also beside an error if it is not null. Whatever the answer, the stream is not captured any more
 /// (measured), unless it was not the one that the capture began with.
 ///
 /// # Safety
 /// `stream` must be a live stream whose capture is the caller's to end.
-pub(crate) unsafe fn end_capture(table: &Table, stream: CUstream) -> Result<CUgraph> {
+pub(crate) unsafe fn end_capture(table: &Table, stream: CUstream) -> (CUgraph, Result<()>) {
     let mut graph = std::ptr::null_mut();
     // SAFETY: `graph` is valid for a write of one handle.
-    unsafe { call!(table, cuStreamEndCapture(stream, &raw mut graph)) }?;
-    Ok(graph)
+    let ended = unsafe { call!(table, cuStreamEndCapture(stream, &raw mut graph)) };
+    (graph, ended)
 }
 
 /// # Safety

@@ -83,7 +83,7 @@ pub(super) fn give_back_at_last(inner: &Inner) {
     if is_captured && matches!(inner.owner, Owner::Us) {
         // SAFETY: nobody can use the stream any more, so nobody can want its graph. An error ends the
         // capture as well (measured).
-        if let Ok(graph) = unsafe { raw::graph::end_capture(table, inner.raw) } {
+        if let Ok(graph) = unsafe { recording::end(table, inner.raw) } {
             // SAFETY: the graph was handed out just now.
             report::release("graph", || unsafe { raw::graph::destroy(table, graph) });
         }
