@@ -70,8 +70,8 @@ pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
 pub use graph::{
-    Adopted, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats, Instantiate,
-    Left, LeftBuffer, Node, NodeMemory,
+    Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
+    Instantiate, Left, LeftBuffer, Node, NodeMemory,
 };
 pub use location::{AllocationType, Location};
 pub use pointer::{MemoryKind, PointerInfo};

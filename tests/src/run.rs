@@ -134,9 +134,10 @@ fn spawn(name: &str) -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(skipped) = text
         .lines()
-        .find_map(|line| line.split_once("... ignored, "))
+        .find_map(|line| line.split_once("... ignored ("))
     {
-        return Err(Skip(skipped.1.to_owned()).into());
+        let reason = skipped.1.strip_suffix(')').unwrap_or(skipped.1);
+        return Err(Skip(reason.to_owned()).into());
     }
     ensure!(
         output.status.success() && text.contains("1 passed"),

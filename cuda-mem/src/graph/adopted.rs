@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraphNode};
 
 use super::{Graph, GraphExec, Parts};
-use crate::buffer::DeviceBuffer;
+use crate::buffer::{DeviceBuffer, Loan};
 use crate::error::{Error, Result};
 use crate::join::order;
 use crate::stream::Stream;
@@ -180,8 +180,19 @@ impl GraphExec {
     /// # Errors
     ///
     /// As there.
-    pub fn buffer_mut<T: Pod>(&mut self, adopted: &Adopted<T>) -> Result<&mut DeviceBuffer<T>> {
-        self.parts.guest_mut(adopted)
+    ///
+    /// What the graph was given cannot be exchanged:
+    ///
+    /// ```compile_fail,E0308
+    /// # use cuda_mem::{Adopted, DeviceBuffer, Error, GraphExec};
+    /// # fn example(exec: &mut GraphExec, adopted: &Adopted<u8>, mut other: DeviceBuffer<u8>)
+    /// # -> Result<(), Error> {
+    /// std::mem::swap(&mut exec.buffer_mut(adopted)?, &mut other); // error: mismatched types
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn buffer_mut<T: Pod>(&mut self, adopted: &Adopted<T>) -> Result<AdoptedMut<'_, T>> {
+        Ok(AdoptedMut(self.parts.guest_mut(adopted)?))
     }
 
     /// Ends the instance and gives one adopted buffer back. What runs still completes, before
@@ -195,5 +206,62 @@ impl GraphExec {
         let guest = self.parts.guests.swap_remove(adopted.index);
         let buffer = guest.buffer.into_any().downcast();
         buffer.map(|buffer| *buffer).map_err(|_| unknown())
+    }
+}
+
+/// An adopted buffer that is being written. It is not the buffer itself: that must stay where the graph
+/// knows it, and a reference could be used to exchange it for another.
+pub struct AdoptedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
+
+impl<T: Pod> AdoptedMut<'_, T> {
+    /// See [`DeviceBuffer::fill`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.0.fill(value)
+    }
+
+    /// See [`DeviceBuffer::zero`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn zero(&mut self) -> Result<()> {
+        self.0.zero()
+    }
+
+    /// See [`DeviceBuffer::copy_from`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
+        self.0.copy_from(from)
+    }
+
+    /// See [`DeviceBuffer::copy_from_buffer`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
+        self.0.copy_from_buffer(from)
+    }
+
+    /// See [`DeviceBuffer::on`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on<'b>(&'b mut self, other: &'b Stream) -> Result<Loan<'b, T>> {
+        self.0.on(other)
+    }
+}
+
+impl<T: Pod> fmt::Debug for AdoptedMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AdoptedMut({:?})", self.0)
     }
 }

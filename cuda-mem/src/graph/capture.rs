@@ -11,7 +11,7 @@ use super::nodes::bytes_of;
 use super::{Adopted, Block, Graph, Left, Parts};
 use crate::buffer::DeviceBuffer;
 use crate::copy::Span;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::{raw, recording, report};
 
@@ -204,7 +204,7 @@ impl Drop for Capture {
                 let graph = match self.end() {
                     Ok(graph) => graph,
                     // Lost already, and over now: nothing is left.
-                    Err(error) if error.kind() == crate::ErrorKind::Capturing => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::Capturing => return Ok(()),
                     Err(error) => return Err(error),
                 };
                 // SAFETY: the graph was handed out just now, and nobody has it.

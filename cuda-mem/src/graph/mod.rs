@@ -7,7 +7,7 @@ mod left;
 mod memory;
 mod nodes;
 
-pub use adopted::Adopted;
+pub use adopted::{Adopted, AdoptedMut};
 pub use capture::{Capture, CaptureMode, GraphBuffer};
 pub use exec::{GraphExec, Instantiate};
 pub use left::{Left, LeftBuffer};

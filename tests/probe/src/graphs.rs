@@ -166,13 +166,6 @@ pub(crate) fn null_accesses(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn node_of(kind: CUgraphNodeType) -> CUgraphNodeParams {
-    CUgraphNodeParams {
-        type_: kind,
-        ..CUgraphNodeParams::default()
-    }
-}
-
 /// The newer call for all kinds of nodes.
 pub(crate) fn add_node(lab: &Lab) -> Result<()> {
     let graph = graph(lab)?;
@@ -382,33 +375,17 @@ pub(crate) fn moved(lab: &Lab) -> Result<()> {
     let (node, address) = alloc_node(lab, child, &[], 1000)?;
     let set = try_memset_node(lab, child, &[node], address, 1000).1;
     free_node(lab, child, &[set], address)?;
-    let add = |parent: CUgraph, child: CUgraph, ownership: i32| {
-        let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_GRAPH);
-        params.__bindgen_anon_1.graph = CUDA_CHILD_GRAPH_NODE_PARAMS_st {
-            graph: child,
-            ownership: CUgraphChildGraphNodeOwnership(ownership as _),
-        };
-        let mut node = std::ptr::null_mut();
-        cu!(
-            lab,
-            cuGraphAddNode_v2(
-                &raw mut node,
-                parent,
-                std::ptr::null(),
-                std::ptr::null(),
-                0,
-                &raw mut params
-            )
-        )
-    };
-    lab.code("ownership 0", add(parent, child, 0));
-    lab.code("ownership 1", add(parent, child, 1));
+    lab.code("ownership 0", add_child(lab, parent, child, 0));
+    lab.code("ownership 1", add_child(lab, parent, child, 1));
     lab.say("nodes of the parent", kinds(lab, parent));
     lab.say("nodes of the child", kinds(lab, child));
     lab.code("instantiate the child", try_instantiate(lab, child, 0).0);
     lab.code("destroy the child", cu!(lab, cuGraphDestroy(child)));
     let second = graph(lab)?;
-    lab.code("give it to a second parent", add(second, child, 1));
+    lab.code(
+        "give it to a second parent",
+        add_child(lab, second, child, 1),
+    );
     let stream = lab.stream()?;
     let exec = instantiate(lab, parent, 0)?;
     lab.code("launch the parent", try_launch(lab, exec, stream));
@@ -420,7 +397,10 @@ pub(crate) fn moved(lab: &Lab) -> Result<()> {
     // A moved child that leaves its memory.
     let (parent, child) = (graph(lab)?, graph(lab)?);
     let (_, address) = alloc_node(lab, child, &[], 1000)?;
-    lab.code("a child that leaves memory", add(parent, child, 1));
+    lab.code(
+        "a child that leaves memory",
+        add_child(lab, parent, child, 1),
+    );
     lab.code(
         "freed by the parent",
         try_free_node(lab, parent, &nodes(lab, parent), address).0,

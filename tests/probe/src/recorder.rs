@@ -310,3 +310,32 @@ pub(crate) fn left(lab: &Lab, bytes: u64, flags: u64) -> Result<Left> {
         address,
     })
 }
+
+/// Parameters of a node of this kind, all else zero.
+pub(crate) fn node_of(kind: CUgraphNodeType) -> CUgraphNodeParams {
+    CUgraphNodeParams {
+        type_: kind,
+        ..CUgraphNodeParams::default()
+    }
+}
+
+/// Puts a graph into another, with this kind of ownership.
+pub(crate) fn add_child(lab: &Lab, parent: CUgraph, child: CUgraph, ownership: i32) -> CUresult {
+    let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_GRAPH);
+    params.__bindgen_anon_1.graph = CUDA_CHILD_GRAPH_NODE_PARAMS_st {
+        graph: child,
+        ownership: CUgraphChildGraphNodeOwnership(ownership),
+    };
+    let mut node = std::ptr::null_mut();
+    cu!(
+        lab,
+        cuGraphAddNode_v2(
+            &raw mut node,
+            parent,
+            std::ptr::null(),
+            std::ptr::null(),
+            0,
+            &raw mut params
+        )
+    )
+}
