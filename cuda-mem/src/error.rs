@@ -119,6 +119,11 @@ enum Cause {
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
+        "memory of the pool is still handed out, or its free has not been seen done; drop the buffers \
+         and synchronise their streams first"
+    )]
+    MemoryInUse,
+    #[error(
         "this process was forked after the driver was initialised; CUDA works only in the parent, \
          so start a new process (exec) instead"
     )]
@@ -217,6 +222,10 @@ impl Error {
         Self::from(Cause::StillAllocated { blocks, bytes })
     }
 
+    pub(crate) fn memory_in_use() -> Self {
+        Self::from(Cause::MemoryInUse)
+    }
+
     pub(crate) fn host_memory(bytes: usize) -> Self {
         Self::from(Cause::HostMemory {
             bytes: bytes as u64,
@@ -254,7 +263,7 @@ impl Error {
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
-            Cause::InUse { .. } => ErrorKind::InUse,
+            Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Capturing(_) => ErrorKind::Capturing,
             Cause::StillAllocated { .. } => ErrorKind::StillAllocated,
             Cause::Forked => ErrorKind::Forked,

@@ -52,6 +52,7 @@ mod error;
 mod event;
 mod graph;
 mod join;
+mod later;
 mod location;
 mod pointer;
 mod pool;

@@ -1,9 +1,9 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
-mod later;
+mod waiting;
 
-pub(crate) use later::Later;
-use later::Waiting;
+pub(crate) use waiting::Later;
+use waiting::Waiting;
 
 use std::any::Any;
 use std::fmt;
@@ -15,7 +15,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::{raw, recording, report};
+use crate::{later, raw, recording, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -74,7 +74,7 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        later::give_back_at_last(self);
+        waiting::give_back_at_last(self);
         if let Owner::Us = self.owner {
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
@@ -82,6 +82,8 @@ impl Drop for Inner {
             report::release("stream", || unsafe {
                 raw::stream::destroy(table, self.raw)
             });
+            // Its frees count as seen, as far as they are carried out (measured).
+            later::sweep();
         }
     }
 }
@@ -364,7 +366,9 @@ impl<'a> StreamRef<'a> {
         recording::refuse(self.context.driver().table(), self.raw)?;
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
+        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
+        later::sweep();
+        Ok(())
     }
 
     /// See [`Stream::is_done`].

@@ -13,7 +13,7 @@ use crate::buffer::DeviceBuffer;
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
-use crate::{raw, recording, report};
+use crate::{later, raw, recording, report};
 
 /// What the driver refuses elsewhere while a stream is captured. What it refuses also makes the
 /// capture worthless; dropping buffers of other streams is made not to disturb it, in every mode.
@@ -213,6 +213,7 @@ impl Drop for Capture {
         }
         self.note = None;
         self.stream.give_back_waiting();
+        later::sweep();
     }
 }
 

@@ -139,8 +139,11 @@ pub(super) fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resu
             pool.alloc::<u8>(&other, 1000)?,
             pool.alloc::<u8>(&other, 1000)?,
         );
+        let ending = lab.pool()?;
+        drop(ending.alloc::<u8>(&other, 1000)?);
         let (graph, ()) = stream.capture(mode, |capture| {
             drop(here);
+            drop(ending);
             std::thread::scope(|scope| {
                 scope.spawn(|| drop(there));
             });
