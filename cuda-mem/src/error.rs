@@ -127,6 +127,11 @@ enum Cause {
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
+        "memory of the pool is still handed out, or its free has not been seen done; drop the buffers \
+         and synchronise their streams first"
+    )]
+    MemoryInUse,
+    #[error(
         "this process was forked after the driver was initialised; CUDA works only in the parent, \
          so start a new process (exec) instead"
     )]
@@ -239,6 +244,10 @@ impl Error {
         Self::from(Cause::InUse { what, users })
     }
 
+    pub(crate) fn memory_in_use() -> Self {
+        Self::from(Cause::MemoryInUse)
+    }
+
     pub(crate) fn host_memory(bytes: usize) -> Self {
         Self::from(Cause::HostMemory {
             bytes: bytes as u64,
@@ -279,7 +288,7 @@ impl Error {
             Cause::PeerGone(_) => ErrorKind::PeerGone,
             Cause::System { .. } => ErrorKind::System,
             Cause::Meant { kind, .. } => *kind,
-            Cause::InUse { .. } => ErrorKind::InUse,
+            Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Forked => ErrorKind::Forked,
         }
     }

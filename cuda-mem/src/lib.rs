@@ -53,6 +53,7 @@ mod event;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
+mod later;
 mod location;
 mod pointer;
 mod pool;

@@ -10,7 +10,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{later, raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -41,7 +41,9 @@ enum Owner {
     /// We do, when the last handle goes.
     Us,
     /// Somebody else; this keeps them alive.
-    Foreign { _keep: Box<dyn Any + Send + Sync> },
+    Foreign {
+        keep: Option<Box<dyn Any + Send + Sync>>,
+    },
     /// Nobody: it is there as long as the context. If it is a thread's own, this is the thread.
     Context(Option<ThreadId>),
 }
@@ -55,6 +57,12 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Owner::Foreign { keep } = &mut self.owner
+            && report::is_forked()
+        {
+            // What it destroys is the parent's.
+            std::mem::forget(keep.take());
+        }
         if let Owner::Us = self.owner {
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
@@ -62,6 +70,8 @@ impl Drop for Inner {
             report::release("stream", || unsafe {
                 raw::stream::destroy(table, self.raw)
             });
+            // Its frees count as seen, as far as they are carried out (measured).
+            later::sweep();
         }
     }
 }
@@ -169,7 +179,7 @@ impl Stream {
             context: context.clone(),
             raw,
             owner: Owner::Foreign {
-                _keep: Box::new(owner),
+                keep: Some(Box::new(owner)),
             },
         }))
     }
@@ -345,7 +355,9 @@ impl<'a> StreamRef<'a> {
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
+        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
+        later::sweep();
+        Ok(())
     }
 
     /// See [`Stream::is_done`].

@@ -10,6 +10,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::join::order;
+use crate::later::{self, Outcome, Pending};
 use crate::pool;
 use crate::raw;
 use crate::stream::Stream;
@@ -23,6 +24,8 @@ struct Entry {
     users: usize,
     /// The driver counts too (measured): as many ends as imports.
     imports: usize,
+    /// Where frees were submitted that may not have been carried out.
+    frees: Vec<Stream>,
     pointers: HashMap<CUdeviceptr, Pointer>,
 }
 
@@ -64,6 +67,7 @@ pub(super) fn import_pool(
                 pool: pool.addr(),
                 users: 1,
                 imports: 1,
+                frees: Vec::new(),
                 pointers: HashMap::new(),
             }),
         }
@@ -71,26 +75,82 @@ pub(super) fn import_pool(
     })
 }
 
-/// One user of a pool less; the last one destroys it.
+/// One user of a pool less. The last one destroys it, or leaves that for later: as long as a free is
+/// not carried out, the end of a pool can corrupt the driver (R26).
 pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     alone(|pools| {
-        let Some(index) = pools
-            .iter()
-            .position(|entry| entry.pool == pool.addr() && entry.driver == driver)
-        else {
-            return Ok(());
-        };
-        pools[index].users -= 1;
-        if pools[index].users > 0 {
-            return Ok(());
+        if let Some(entry) = entry(pools, driver, pool) {
+            entry.users -= 1;
         }
-        let imports = pools.swap_remove(index).imports;
-        (0..imports).try_for_each(|_| {
-            // SAFETY: nobody uses the pool any more, the driver counts one import less each time, and
-            // no other pool ends meanwhile. The exporter's memory is not touched (R59).
-            unsafe { raw::pool::destroy(driver.table(), pool) }
-        })
-    })
+        Ok(())
+    })?;
+    let mut remains = Remains {
+        driver,
+        pool: pool.addr(),
+        ended: None,
+    };
+    let outcome = match remains.try_release() {
+        Outcome::Done => return Ok(()),
+        Outcome::GivenUp(error) => return Err(error),
+        Outcome::NotYet => Ok(()),
+        Outcome::Again(error) => Err(error),
+    };
+    later::keep(Box::new(remains));
+    outcome
+}
+
+/// An imported pool that nobody uses, unless it was imported again since.
+struct Remains {
+    driver: Driver,
+    pool: usize,
+    /// What it was; dropped outside of all locks, for what a stream keeps may be another import.
+    ended: Option<Entry>,
+}
+
+impl Remains {
+    /// Ends the pool if its frees are carried out.
+    fn end(&mut self) -> Outcome {
+        let Self {
+            driver,
+            pool,
+            ended,
+        } = self;
+        let outcome = alone(|pools| {
+            let found = pools.iter().position(|entry| {
+                entry.pool == *pool && entry.driver == *driver && entry.users == 0
+            });
+            let Some(index) = found else {
+                return Ok(Outcome::Done);
+            };
+            for stream in &pools[index].frees {
+                match stream.is_done() {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(Outcome::NotYet),
+                    Err(error) => return Ok(Outcome::Again(error)),
+                }
+            }
+            let entry = ended.insert(pools.swap_remove(index));
+            let pool = std::ptr::without_provenance_mut(entry.pool);
+            (0..entry.imports).try_for_each(|_| {
+                // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
+                // one import less each time, and no other pool ends meanwhile. The exporter's memory
+                // is not touched (R59).
+                unsafe { raw::pool::destroy(driver.table(), pool) }
+            })?;
+            Ok(Outcome::Done)
+        });
+        outcome.unwrap_or_else(Outcome::GivenUp)
+    }
+}
+
+impl Pending for Remains {
+    fn name(&self) -> &'static str {
+        "imported pool"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        self.end()
+    }
 }
 
 /// Imports a pointer and counts one more user of it.
@@ -138,7 +198,14 @@ pub(super) fn release_pointer(
         // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
         // stream's context is current (R8).
         unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }?;
-        Ok(entry.pointers.remove(&address))
+        let pointer = entry.pointers.remove(&address);
+        if !entry.frees.contains(stream) {
+            entry.frees.push(stream.clone());
+        }
+        let done = entry
+            .frees
+            .extract_if(.., |stream| matches!(stream.is_done(), Ok(true)));
+        Ok(Some((pointer, done.collect::<Vec<_>>())))
     })?;
     // Outside of the lock: what a stream keeps may be another import.
     drop(ended);

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
 
+use super::grave::Remains;
 use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::raw;
+use crate::{raw, report};
 
 /// What a device may do with the memory of a pool.
 #[doc(alias = "CUmemAccess_flags")]
@@ -90,8 +91,7 @@ impl Pool {
     /// much as there is memory, and may wait for the devices.
     ///
     /// A device that loses access must not be using the memory any more. What was given here is taken
-    /// back before the pool is destroyed, because the driver may give the handle to another pool, unless
-    /// buffers of it are still alive then.
+    /// back before the pool is destroyed, because the driver may give the handle to another pool.
     ///
     /// # Errors
     ///
@@ -119,6 +119,7 @@ impl Pool {
     /// ```
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+        self.require_healthy()?;
         let mut entries = Vec::with_capacity(access.len());
         for (index, (device, wanted)) in access.iter().enumerate() {
             self.check_access(device, *wanted)?;
@@ -126,8 +127,8 @@ impl Pool {
                 return Err(Error::invalid(format!("{device:?} is named twice")));
             }
             // It has this anyway.
-            let has_it = self.0.owner_device() == Some(*device)
-                || self.0.allocation_type == AllocationType::Managed;
+            let has_it =
+                self.device() == Some(*device) || self.0.allocation_type == AllocationType::Managed;
             if !has_it {
                 entries.push(CUmemAccessDesc {
                     location: Location::Device(*device).to_raw(),
@@ -137,6 +138,9 @@ impl Pool {
         }
         if entries.is_empty() {
             return Ok(());
+        }
+        if report::is_forked() {
+            return Err(Error::forked());
         }
         // Held over the call, so that what is noted is what the driver did last.
         let mut granted = self
@@ -152,7 +156,7 @@ impl Pool {
             let bit = bit(*device);
             if *wanted == Access::None {
                 self.0.reach.fetch_and(!bit, Ordering::Relaxed);
-            } else if self.0.owner_device() != Some(*device) {
+            } else if self.device() != Some(*device) {
                 granted.push(*device);
                 self.0.reach.fetch_or(bit, Ordering::Relaxed);
             }
@@ -162,7 +166,7 @@ impl Pool {
 
     fn check_access(&self, device: &Device, wanted: Access) -> Result<()> {
         self.0.check_driver(device)?;
-        if self.0.owner_device() == Some(*device) {
+        if self.device() == Some(*device) {
             return if wanted == Access::ReadWrite {
                 Ok(())
             } else {
@@ -185,7 +189,7 @@ impl Pool {
                 Access::ReadWrite
             )));
         }
-        let Some(owner) = self.0.owner_device() else {
+        let Some(owner) = self.device() else {
             return Ok(());
         };
         if wanted == Access::ReadWrite && !device.can_access_peer(&owner)? {
@@ -206,6 +210,13 @@ impl Pool {
     /// `Ok` if work on `device` may touch the memory; asks the driver.
     #[cold]
     pub(crate) fn require_reach(&self, device: Device) -> Result<()> {
+        self.require_healthy()?;
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        // Held over the question, so that nobody takes the access between it and the note.
+        let granted = self.0.granted.lock();
+        let _granted = granted.unwrap_or_else(PoisonError::into_inner);
         if self.access(&device)? == Access::ReadWrite {
             // Somebody else has given it.
             self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
@@ -242,14 +253,6 @@ fn check_driver(device: &Device, other: &Device) -> Result<()> {
 }
 
 impl Inner {
-    /// The device whose access nobody can take away.
-    fn owner_device(&self) -> Option<Device> {
-        match (self.location, self.allocation_type) {
-            (Location::Device(device), AllocationType::Pinned) => Some(device),
-            _ => None,
-        }
-    }
-
     fn check_driver(&self, device: &Device) -> Result<()> {
         if device.driver() == self.driver {
             return Ok(());
@@ -258,29 +261,21 @@ impl Inner {
             "{device:?} and the pool belong to two drivers"
         )))
     }
+}
 
-    /// Takes back what was given, before the handle may become that of another pool (R27).
-    pub(super) fn withdraw_access(&mut self) -> Result<()> {
-        let granted = self
-            .granted
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        let entries: Vec<_> = granted
-            .iter()
-            .map(|device| CUmemAccessDesc {
-                location: Location::Device(*device).to_raw(),
-                flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
-            })
-            .collect();
-        if entries.is_empty() || self.has_live_memory()? {
-            return Ok(());
-        }
-        // SAFETY: the pool is live, and no memory of it is handed out.
-        unsafe { raw::pool::set_access(self.driver.table(), self.raw, &entries) }?;
-        self.granted
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        Ok(())
+/// Takes back what was given, before the handle may become that of another pool (R27).
+pub(super) fn withdraw(remains: &Remains) -> Result<()> {
+    let entries: Vec<_> = remains
+        .granted
+        .iter()
+        .map(|device| CUmemAccessDesc {
+            location: Location::Device(*device).to_raw(),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        })
+        .collect();
+    if entries.is_empty() {
+        return Ok(());
     }
+    // SAFETY: the pool is live, and no memory of it is handed out.
+    unsafe { raw::pool::set_access(remains.driver.table(), remains.raw, &entries) }
 }

@@ -132,6 +132,7 @@ pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
     if lab.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
+    stream.synchronize()?;
     pool.close()?;
     Ok(())
 }
@@ -167,6 +168,28 @@ pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
     pool.alloc::<u8>(&other, 40 << 20)?.free_sync()?;
     ensure!(pool.stats()?.used.current == 0);
     pool.alloc::<u8>(&home, 0)?.free_sync()?;
+    Ok(())
+}
+
+pub(super) fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
+    let (pool, first, second) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u8>(&first, 1000)?;
+    first.synchronize()?;
+    let held = hold(&first)?;
+    buffer.fill(1)?;
+    let mut buffer = buffer.move_to(&second)?;
+    ensure!(*buffer.stream() == second && !second.is_done()?, "in order");
+    drop(held);
+    buffer.fill(2)?;
+    let held = hold(&first)?;
+    ensure!(
+        buffer.to_vec()? == [2; 1000],
+        "nothing of it is in the old stream"
+    );
+    drop(buffer);
+    drop(held);
+    let moved = pool.alloc::<u8>(&first, 0)?.move_to(&second)?;
+    ensure!(*moved.stream() == second);
     Ok(())
 }
 

@@ -45,7 +45,8 @@ pub fn all() -> Vec<Test> {
             trimming_keeps_what_is_asked_and_what_lives, trimming_to_more_than_held_is_nothing,
             high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
             a_pool_with_two_handles_is_not_closed,
-            a_buffer_outlives_its_pool, handles_may_be_dropped_in_any_order,
+            a_buffer_outlives_its_pool, closing_wants_all_memory_back_and_seen,
+            pools_that_end_early_do_no_harm, handles_may_be_dropped_in_any_order,
             many_threads_share_a_pool;
         default_pool: the_default_pool_serves_and_keeps_its_settings,
             the_current_pool_is_the_default_until_another_is_set,
@@ -64,7 +65,7 @@ pub fn all() -> Vec<Test> {
             nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went,
             freeing_on_another_stream_is_ordered, freeing_at_once_serves_every_stream,
-            memory_goes_out_of_hand_and_comes_back;
+            a_buffer_moves_to_another_stream, memory_goes_out_of_hand_and_comes_back;
         threshold: a_scope_raises_the_threshold_and_puts_it_back,
             the_highest_of_several_scopes_holds, scopes_of_several_threads_end_in_any_order,
             a_scope_keeps_memory_that_goes_afterwards,
@@ -74,6 +75,7 @@ pub fn all() -> Vec<Test> {
             default_streams_of_a_context_are_told_apart,
             a_threads_own_stream_is_refused_elsewhere,
             a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
+            freeing_a_threads_own_buffer_elsewhere_waits,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
         samples: vectors_come_and_go_in_the_order_of_a_stream,
@@ -90,7 +92,7 @@ pub fn all() -> Vec<Test> {
             two_imports_of_one_buffer_share_a_mapping, an_import_may_follow_the_end_of_another,
             an_event_orders_two_processes, an_event_is_opened_by_others_only,
             what_was_not_made_to_be_shared_is_refused,
-            a_fabric_that_is_not_there_is_refused_and_stays_refused,
+            a_fabric_that_is_not_there_is_refused_before_it_can_crash,
             a_pool_is_imported_where_it_was_exported,
             a_wrong_description_of_a_buffer_is_refused,
             memory_is_given_back_after_it_was_shared;

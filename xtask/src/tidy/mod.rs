@@ -12,7 +12,7 @@ mod layers;
 mod links;
 mod lock;
 mod size;
-mod source;
+pub(crate) mod source;
 mod words;
 
 use std::fmt;
@@ -29,7 +29,7 @@ pub(crate) struct Args {}
 
 /// One broken rule: where, what is wrong, and what to do.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
+pub(crate) struct Finding {
     path: String,
     line: usize,
     what: String,
