@@ -131,12 +131,15 @@ impl Remains {
             }
             let entry = ended.insert(pools.swap_remove(index));
             let pool = std::ptr::without_provenance_mut(entry.pool);
-            (0..entry.imports).try_for_each(|_| {
+            let ends = (0..entry.imports).map(|_| {
                 // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
                 // one import less each time, and no other pool ends meanwhile. The exporter's memory
                 // is not touched (R59).
                 unsafe { raw::pool::destroy(driver.table(), pool) }
-            })?;
+            });
+            // A failure of one is no reason to leave out the others.
+            let ends: Vec<Result<()>> = ends.collect();
+            ends.into_iter().collect::<Result<()>>()?;
             Ok(Outcome::Done)
         });
         outcome.unwrap_or_else(Outcome::GivenUp)
