@@ -86,7 +86,7 @@ pub(crate) fn write(lab: &Lab, address: CUdeviceptr, value: u32) -> CUresult {
     }
 }
 
-fn own(descriptor: c_int) -> OwnedFd {
+pub(crate) fn own(descriptor: c_int) -> OwnedFd {
     // SAFETY: the driver has just made it, and nobody else has it.
     unsafe { OwnedFd::from_raw_fd(descriptor) }
 }
