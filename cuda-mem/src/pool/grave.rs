@@ -6,15 +6,37 @@
 //! some pools later (R26, measured). So a pool without a handle is only destroyed once the driver says
 //! that nothing of it is outstanding; until then it waits.
 
+#[cfg(target_os = "linux")]
+use std::sync::MutexGuard;
+use std::sync::{Mutex, PoisonError};
+
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
-use super::{access, default, sharing};
+use super::{access, default};
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::error::Result;
+#[cfg(target_os = "linux")]
+use crate::error::Error;
+use crate::error::{ErrorKind, Result};
 use crate::later::{self, Outcome, Pending};
 use crate::location::{AllocationType, Location};
-use crate::raw;
+#[cfg(target_os = "linux")]
+use crate::report;
+use crate::{raw, recording};
+
+/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
+/// crashed a driver (R28).
+static ENDS: Mutex<()> = Mutex::new(());
+
+/// While this lives no pool is destroyed. An error in a fork, where another thread of the parent may
+/// have held the lock.
+#[cfg(target_os = "linux")]
+pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    Ok(ENDS.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 /// What is left of a pool without handles.
 #[derive(Debug)]
@@ -40,20 +62,28 @@ impl Remains {
             return Ok(true);
         }
         let table = self.driver.table();
-        // SAFETY: the pool is live.
-        unsafe { raw::pool::trim(table, self.raw, 0) }?;
-        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
-        let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
-        Ok(reserved == 0)
+        let ask = || -> Result<bool> {
+            // SAFETY: the pool is live.
+            unsafe { raw::pool::trim(table, self.raw, 0) }?;
+            let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+            let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
+            Ok(reserved == 0)
+        };
+        match ask() {
+            // Somebody captures a stream, and nothing can be asked meanwhile.
+            Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
+            quiet => quiet,
+        }
     }
 
     /// Only of a pool that is quiet. The inner result says whether the access of other devices was
     /// taken back before.
     pub(super) fn destroy(&self) -> Result<Result<()>> {
         let withdrawn = access::withdraw(self);
+        let _ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
-        unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
+        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
         Ok(withdrawn)
@@ -61,6 +91,11 @@ impl Remains {
 
     /// Destroys the pool, now or when its memory has come back.
     pub(super) fn lay_down(self) -> Result<()> {
+        // Asking would spoil the capture.
+        if recording::any() {
+            later::keep(Box::new(self));
+            return Ok(());
+        }
         let outcome = match self.is_quiet() {
             Ok(true) => return self.destroy().and_then(|withdrawn| withdrawn),
             Ok(false) => default::step_down(self.driver, self.place, self.raw),
@@ -77,6 +112,9 @@ impl Pending for Remains {
     }
 
     fn try_release(&mut self) -> Outcome {
+        if recording::any() {
+            return Outcome::NotYet;
+        }
         match self.is_quiet() {
             Ok(true) => match self.destroy().and_then(|withdrawn| withdrawn) {
                 Ok(()) => Outcome::Done,
