@@ -74,7 +74,8 @@ fn give_back(inner: &Inner, may_wait: bool) {
 /// it is ended first: then the frees are possible, in order.
 #[cold]
 pub(super) fn give_back_at_last(inner: &Inner) {
-    if !inner.waiting.any() {
+    // In a fork what waits is the parent's.
+    if !inner.waiting.any() || report::is_forked() {
         return;
     }
     let table = inner.context.driver().table();
