@@ -21,7 +21,6 @@ static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 struct Entry {
     driver: Driver,
     pool: usize,
-    /// None, while it waits for the frees of its pointers.
     users: usize,
     /// The driver counts too (measured): as many ends as imports.
     imports: usize,

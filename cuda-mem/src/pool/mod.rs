@@ -14,11 +14,11 @@ pub use access::Access;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
 pub use properties::PoolProperties;
+#[cfg(target_os = "linux")]
+pub(crate) use sharing::no_pool_ends;
+
 pub use settings::{ReleaseThreshold, ReusePolicy};
 pub use threshold::RaisedThreshold;
-
-#[cfg(target_os = "linux")]
-pub(crate) use grave::no_pool_ends;
 
 use std::fmt;
 use std::ops::Deref;

@@ -1,10 +1,15 @@
 //! What a pool knows of being shared with other processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUmemoryPool;
 
 use super::MemoryPool;
 use crate::device::HandleTypes;
+use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::{raw, report};
 
 /// Part of a pool.
 #[derive(Debug)]
@@ -22,6 +27,27 @@ impl Default for Sharing {
             has_failed: AtomicBool::new(false),
         }
     }
+}
+
+/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
+/// crashed a driver (R28).
+static ENDS: Mutex<()> = Mutex::new(());
+
+/// While this lives no pool is destroyed. An error in a fork, where another thread of the parent may
+/// have held the lock.
+pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    Ok(ENDS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// # Safety
+/// As [`raw::pool::destroy`].
+pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
+    let _ends = no_pool_ends()?;
+    // SAFETY: the caller gives up the handle.
+    unsafe { raw::pool::destroy(driver.table(), pool) }
 }
 
 impl MemoryPool {
