@@ -30,8 +30,9 @@ impl Context {
     /// Opens an event of another process. It can be recorded and waited for here and there; each wait
     /// means the last recording of either.
     ///
-    /// A recording that is not reached when its process dies is never reached (measured): streams that
-    /// wait for it stay where they are. Where a process may die, wait for its word on the host instead.
+    /// A recording that is not reached when its process dies is never reached: streams that wait for it
+    /// stay where they are, and their context's last handle is dropped only by the end of the process
+    /// (both measured). Where a process may die, wait for its word on the host instead.
     ///
     /// # Errors
     ///
