@@ -13,6 +13,7 @@ mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod rules;
 mod samples;
 mod threshold;
 
@@ -74,6 +75,10 @@ pub fn all() -> Vec<Test> {
             a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
+        rules: addresses_suit_every_type, the_host_may_free_pool_memory,
+            running_out_may_pass_after_a_synchronise, default_pools_cannot_be_destroyed,
+            a_pool_of_the_host_is_current_on_the_host,
+            numbers_cannot_be_set_and_marks_only_to_zero;
         samples: vectors_come_and_go_in_the_order_of_a_stream,
             a_threshold_keeps_memory_over_synchronisations;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
