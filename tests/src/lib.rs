@@ -10,3 +10,4 @@ pub mod hold;
 pub mod lab;
 pub mod peers;
 pub mod run;
+pub mod sweep;

@@ -1,198 +1,15 @@
-//! Every driver call that the core makes fails once, in turn, with several codes. Each time the
-//! caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+//! Single failures of the driver, and what follows from each. For all calls in turn see `sim-sweep`.
 
-use std::panic::catch_unwind;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{
-    Access, AllocationType, DeviceBuffer, Driver, Error, ErrorKind, HandleTypes, Location,
-    MemoryPool, ReleaseThreshold, ReusePolicy, Stream, Support,
-};
+use cuda_mem::{Driver, ErrorKind, MemoryPool};
 use cuda_mem_tests::lab::{Lab, sim_path};
 use cuda_mem_tests::run::{self, Options};
 
-/// A trial of a pool was refused.
-static REFUSED: AtomicBool = AtomicBool::new(false);
-
-/// Everything the core calls, in one go. Objects end by being dropped, in the usual order.
-fn everything(driver: Driver) -> Result<(), Error> {
-    let device = driver.devices()?.swap_remove(0);
-    device.name()?;
-    device.uuid()?;
-    device.total_memory()?;
-    device.capabilities()?;
-    device.has_active_context()?;
-    let context = device.primary_context()?;
-    context.memory_info()?;
-    let (stream, other) = (context.stream()?, context.stream()?);
-    let (start, end) = (context.timing_event()?, context.timing_event()?);
-    start.record(&stream)?;
-    let pool = MemoryPool::builder(&device)
-        .max_size(256 << 20)
-        .release_threshold(ReleaseThreshold::Bytes(64 << 20))
-        .reuse(ReusePolicy::DETERMINISTIC)
-        .build()?;
-    assert_eq!(pool.release_threshold()?, ReleaseThreshold::Bytes(64 << 20));
-    assert_eq!(pool.reuse_policy()?, ReusePolicy::DETERMINISTIC);
-    let mut bytes = pool.alloc_from(&stream, &[1_u8; 1000])?;
-    let mut halves = pool.alloc_zeroed::<u16>(&stream, 1000)?;
-    let mut words = pool.alloc::<u32>(&other, 1000)?;
-    bytes.fill(2)?;
-    halves.fill(3)?;
-    words.fill(4)?;
-    let mut copy = pool.alloc::<u8>(&other, 1000)?;
-    copy.copy_from_buffer(&bytes)?;
-    words.on(&stream)?.fill(5)?;
-    assert_eq!(copy.to_vec()?, [2; 1000]);
-    assert_eq!(halves.to_vec()?, [3; 1000]);
-    assert_eq!(words.to_vec()?, [5; 1000]);
-    end.record(&stream)?;
-    other.wait_event(&end)?;
-    end.synchronize()?;
-    end.is_done()?;
-    end.elapsed_ms_since(&start)?;
-    drop((bytes, halves, words, copy));
-    other.is_done()?;
-    other.synchronize()?;
-    context.synchronize()?;
-    pool.stats()?;
-    pool.trim_to(0)?;
-    pool.reset_high_marks()?;
-    more(driver, &stream, &other)
-}
-
-/// The rest: other kinds of pools and streams, access, scopes, loans for reading.
-fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
-    let (device, context) = (stream.device(), stream.context());
-    let shared = MemoryPool::builder(&device).handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
-    // Where only trying tells, a refusal is an answer, with the driver's code in it.
-    let support = shared.support()?;
-    REFUSED.store(support != Support::Yes, Ordering::Relaxed);
-    assert_eq!(shared.support()?, support, "it is remembered");
-    let host = MemoryPool::builder_at(driver, Location::Host, AllocationType::Pinned)
-        .accessible_from(&device)
-        .build()?;
-    assert_eq!(host.access(&device)?, Access::ReadWrite);
-    let legacy = context.legacy_stream();
-    let mut buffer = host.alloc_from(&legacy, &[1_u8; 100])?;
-    buffer.on(stream)?.fill(2)?;
-    {
-        let there = buffer.read_on(other)?;
-        let mut bytes = [0; 100];
-        there.copy_to(&mut bytes)?;
-        assert_eq!(bytes, [2; 100]);
-    }
-    drop(buffer);
-    legacy.is_done()?;
-    legacy.synchronize()?;
-    let own = context.per_thread_stream();
-    own.fork([stream, other])?;
-    own.join([stream, other])?;
-    let default = device.default_pool()?;
-    {
-        let _raised = default.raise_release_threshold(ReleaseThreshold::Never)?;
-        assert_eq!(default.release_threshold()?, ReleaseThreshold::Never);
-    }
-    let mut buffer = default.alloc_from(&own, &[3_u16; 10])?;
-    driver.pointer_info(buffer.as_raw())?;
-    buffer.settle()?;
-    let address = buffer.into_raw()?;
-    // SAFETY: the address of the buffer above.
-    drop(unsafe { DeviceBuffer::<u16>::from_raw(&own, address, 10) });
-    let pool = MemoryPool::builder(&device).build()?;
-    device.set_current_pool(&pool)?;
-    device.current_pool().map(drop)
-}
-
-/// Loads the driver anew, so that its first calls are among those that fail.
-fn load_and_do_everything() -> Result<(), Error> {
-    let path = sim_path().expect("found before");
-    // SAFETY: the simulated driver behaves as a CUDA driver does, also when it fails.
-    everything(unsafe { Driver::load_from(path) }?)
-}
-
-/// A failure that is answered in another way and not reported. Each is checked by what
-/// [`everything`] asserts of the result.
-fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
-    match function {
-        // Asked only whether it is the stub; asked again for the version after cuInit.
-        "cuDriverGetVersion" => index == 0,
-        // The answer "not known" to a question about an address.
-        "cuPointerGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
-        // The answers "not ready" to "is it done?".
-        "cuStreamQuery" | "cuEventQuery" => code == CUresult::CUDA_ERROR_NOT_READY,
-        _ => false,
-    }
-}
-
-/// A destructor may have failed to put back the context that was current.
-fn leave_no_context(lab: &Lab) -> Result<()> {
-    let set = lab
-        .driver
-        .table()
-        .cuCtxSetCurrent
-        .context("no cuCtxSetCurrent")?;
-    // SAFETY: null leaves the thread without a context.
-    let code = unsafe { set(std::ptr::null_mut()) };
-    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-    Ok(())
-}
-
 mod faults {
     use super::*;
-
-    pub(crate) fn every_call_fails_once(lab: &Lab) -> Result<()> {
-        let control = lab.control()?;
-        control.reset();
-        control.start_call_log();
-        load_and_do_everything()?;
-        let log = control.call_log();
-        ensure!(log.len() > 80, "only {} calls were logged", log.len());
-        leave_no_context(lab)?;
-        let codes = [1, 2, 3, 201, 600, 719, 801, 999, 54_321].map(CUresult);
-        let mut left = cuda_sim::Live::default();
-        for (index, function) in log.iter().enumerate() {
-            for code in codes {
-                control.reset();
-                control.fail_call(index as u64 + 1, code);
-                let before = cuda_mem::drop_counts();
-                REFUSED.store(false, Ordering::Relaxed);
-                let outcome = catch_unwind(load_and_do_everything)
-                    .map_err(|_| anyhow::anyhow!("call {index} {function}: a panic"))?;
-                control.clear_faults();
-                let after = cuda_mem::drop_counts();
-                // A context that is gone already is no failure, and counted all the same.
-                let reported = after.failures > before.failures
-                    || after.too_late > before.too_late
-                    || (*function == "cuMemPoolCreate" && REFUSED.load(Ordering::Relaxed));
-                let what = format!("call {} {function} answering {code}", index + 1);
-                match outcome {
-                    Err(error) => {
-                        ensure!(error.code() == Some(code), "{what}: {error}");
-                        ensure!(error.function() == Some(function), "{what}: {error}");
-                    }
-                    Ok(()) if reported || has_a_second_way(index, function, code) => {}
-                    Ok(()) => bail!("{what}: nobody noticed"),
-                }
-                leave_no_context(lab)?;
-                let live = control.live();
-                let is_binding = matches!(function.as_str(), "cuCtxGetCurrent" | "cuCtxSetCurrent");
-                if is_binding && reported && live.allocations == left.allocations + 1 {
-                    // A free in a default stream needs the context to be current. If it cannot be, the
-                    // memory is not freed, and the hook is told.
-                    left = live;
-                }
-                ensure!(live == left, "{what}: {live:?} is left");
-                let reports = control.reports();
-                ensure!(reports.is_empty(), "{what}: {reports:?}");
-            }
-        }
-        println!("{} calls, {} codes each", log.len(), codes.len());
-        Ok(())
-    }
 
     pub(crate) fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
         let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
@@ -378,7 +195,7 @@ mod faults {
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
-        faults: every_call_fails_once, a_buffer_that_could_not_be_freed_comes_back,
+        faults: a_buffer_that_could_not_be_freed_comes_back,
             a_buffer_that_another_stream_could_not_free_is_as_before,
             a_pool_that_could_not_be_closed_comes_back,
             what_may_be_released_is_not_released_again,

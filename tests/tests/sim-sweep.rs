@@ -1,0 +1,213 @@
+//! Every driver call that this crate makes fails once, in turn, with several codes. Each time the
+//! caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{
+    Access, AllocationType, DeviceBuffer, Driver, Error, HandleTypes, Location, MemoryPool,
+    ReleaseThreshold, ReusePolicy, Stream, Support,
+};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+use cuda_mem_tests::sweep::{self, Tour};
+use cuda_sim::Live;
+
+/// In this process there are two devices.
+const CHILD: &str = "CUDA_MEM_TEST_SWEEP_CHILD";
+
+/// A trial of a pool was refused.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Everything the core calls, in one go. Objects end by being dropped, in the usual order.
+fn everything(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    device.name()?;
+    device.uuid()?;
+    device.total_memory()?;
+    device.capabilities()?;
+    device.has_active_context()?;
+    let context = device.primary_context()?;
+    context.memory_info()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let (start, end) = (context.timing_event()?, context.timing_event()?);
+    start.record(&stream)?;
+    let pool = MemoryPool::builder(&device)
+        .max_size(256 << 20)
+        .release_threshold(ReleaseThreshold::Bytes(64 << 20))
+        .reuse(ReusePolicy::DETERMINISTIC)
+        .build()?;
+    assert_eq!(pool.release_threshold()?, ReleaseThreshold::Bytes(64 << 20));
+    assert_eq!(pool.reuse_policy()?, ReusePolicy::DETERMINISTIC);
+    let mut bytes = pool.alloc_from(&stream, &[1_u8; 1000])?;
+    let mut halves = pool.alloc_zeroed::<u16>(&stream, 1000)?;
+    let mut words = pool.alloc::<u32>(&other, 1000)?;
+    bytes.fill(2)?;
+    halves.fill(3)?;
+    words.fill(4)?;
+    let mut copy = pool.alloc::<u8>(&other, 1000)?;
+    copy.copy_from_buffer(&bytes)?;
+    words.on(&stream)?.fill(5)?;
+    assert_eq!(copy.to_vec()?, [2; 1000]);
+    assert_eq!(halves.to_vec()?, [3; 1000]);
+    assert_eq!(words.to_vec()?, [5; 1000]);
+    end.record(&stream)?;
+    other.wait_event(&end)?;
+    end.synchronize()?;
+    end.is_done()?;
+    end.elapsed_ms_since(&start)?;
+    drop((bytes, halves, words, copy));
+    other.is_done()?;
+    other.synchronize()?;
+    context.synchronize()?;
+    pool.stats()?;
+    pool.trim_to(0)?;
+    pool.reset_high_marks()?;
+    more(driver, &stream, &other)
+}
+
+/// The rest: other kinds of pools and streams, access, scopes, loans for reading.
+fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
+    let (device, context) = (stream.device(), stream.context());
+    let shared = MemoryPool::builder(&device).handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
+    // Where only trying tells, a refusal is an answer, with the driver's code in it.
+    let support = shared.support()?;
+    REFUSED.store(support != Support::Yes, Ordering::Relaxed);
+    assert_eq!(shared.support()?, support, "it is remembered");
+    let host = MemoryPool::builder_at(driver, Location::Host, AllocationType::Pinned)
+        .accessible_from(&device)
+        .build()?;
+    assert_eq!(host.access(&device)?, Access::ReadWrite);
+    let legacy = context.legacy_stream();
+    let mut buffer = host.alloc_from(&legacy, &[1_u8; 100])?;
+    buffer.on(stream)?.fill(2)?;
+    {
+        let there = buffer.read_on(other)?;
+        let mut bytes = [0; 100];
+        there.copy_to(&mut bytes)?;
+        assert_eq!(bytes, [2; 100]);
+    }
+    drop(buffer);
+    legacy.is_done()?;
+    legacy.synchronize()?;
+    let own = context.per_thread_stream();
+    own.fork([stream, other])?;
+    own.join([stream, other])?;
+    let default = device.default_pool()?;
+    {
+        let _raised = default.raise_release_threshold(ReleaseThreshold::Never)?;
+        assert_eq!(default.release_threshold()?, ReleaseThreshold::Never);
+    }
+    let mut buffer = default.alloc_from(&own, &[3_u16; 10])?;
+    driver.pointer_info(buffer.as_raw())?;
+    buffer.settle()?;
+    let address = buffer.into_raw()?;
+    // SAFETY: the address of the buffer above.
+    drop(unsafe { DeviceBuffer::<u16>::from_raw(&own, address, 10) });
+    let pool = MemoryPool::builder(&device).build()?;
+    device.set_current_pool(&pool)?;
+    device.current_pool().map(drop)
+}
+
+/// Two devices: access, loans and copies.
+fn two_devices(driver: Driver) -> Result<(), Error> {
+    let (near, far) = (driver.device(0)?, driver.device(1)?);
+    let here = near.primary_context()?.stream()?;
+    let there = far.primary_context()?.stream()?;
+    assert!(far.can_access_peer(&near)?);
+    let pool = MemoryPool::builder(&near).accessible_from(&far).build()?;
+    let mut buffer = pool.alloc_zeroed::<u32>(&here, 100)?;
+    buffer.on(&there)?.fill(1)?;
+    let foreign = pool.alloc_from(&there, &[2_u32; 100])?;
+    buffer.copy_from_buffer(&foreign)?;
+    let mut copy = MemoryPool::builder(&far)
+        .build()?
+        .alloc::<u32>(&there, 100)?;
+    copy.copy_from_buffer(&buffer)?;
+    assert_eq!(copy.to_vec()?, [2; 100]);
+    drop((buffer, foreign, copy));
+    pool.set_access(&[(far, Access::None)])?;
+    assert_eq!(pool.access(&far)?, Access::None);
+    pool.set_access(&[(far, Access::ReadWrite)])
+}
+
+/// A failure that is answered in another way and not reported. Each is checked by what the tour
+/// asserts of the result.
+fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
+    match function {
+        // Asked only whether it is the stub; asked again for the version after cuInit.
+        "cuDriverGetVersion" => index == 0,
+        // The answer "not known" to a question about an address, or "not there" about a device.
+        "cuPointerGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        // The answers "not ready" to "is it done?".
+        "cuStreamQuery" | "cuEventQuery" => code == CUresult::CUDA_ERROR_NOT_READY,
+        "cuMemPoolCreate" => REFUSED.swap(false, Ordering::Relaxed),
+        _ => false,
+    }
+}
+
+/// A free in a default stream needs the context to be current. If it cannot be, the memory is not
+/// freed, and the hook is told.
+fn unbound_free(function: &str, now: Live, before: Live) -> bool {
+    matches!(function, "cuCtxGetCurrent" | "cuCtxSetCurrent")
+        && now.allocations == before.allocations + 1
+}
+
+mod sweeps {
+    use super::*;
+
+    pub(crate) fn every_call_of_one_device_fails_once(lab: &Lab) -> Result<()> {
+        let tour = Tour {
+            walk: everything,
+            at_least: 250,
+            second_way: has_a_second_way,
+            may_leave: unbound_free,
+        };
+        sweep::every_call_fails_once(lab, tour).map(drop)
+    }
+
+    pub(crate) fn every_call_of_two_devices_fails_once(_: &Lab) -> Result<()> {
+        let output = Command::new(std::env::current_exe()?)
+            .env(CHILD, "1")
+            .env("CUDA_SIM_DEVICES", "2")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            output.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
+        Ok(())
+    }
+}
+
+mod pairs {
+    use super::*;
+
+    pub(crate) fn every_call_between_devices_fails_once(lab: &Lab) -> Result<()> {
+        let tour = Tour {
+            walk: two_devices,
+            at_least: 60,
+            second_way: has_a_second_way,
+            may_leave: |_, _, _| false,
+        };
+        sweep::every_call_fails_once(lab, tour).map(drop)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options {
+        serial: true,
+        drops_fail: true,
+        sim_only: true,
+    };
+    if std::env::var_os(CHILD).is_some() {
+        let tests = cuda_mem_tests::tests! { pairs: every_call_between_devices_fails_once; };
+        return run::main(&tests, options);
+    }
+    let tests = cuda_mem_tests::tests! {
+        sweeps: every_call_of_one_device_fails_once, every_call_of_two_devices_fails_once;
+    };
+    run::main(&tests, options)
+}
