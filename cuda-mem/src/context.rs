@@ -9,7 +9,7 @@ use cuda_driver_sys::{CUcontext, CUevent};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::{raw, report};
+use crate::{later, raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share.
 ///
@@ -71,6 +71,8 @@ impl Drop for Retained {
                 released => released,
             }
         });
+        // If it was the last, its work is done.
+        later::sweep();
     }
 }
 
@@ -177,7 +179,9 @@ impl Context {
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.bind()?;
         // SAFETY: this context is current.
-        unsafe { raw::context::synchronize(self.driver().table()) }
+        unsafe { raw::context::synchronize(self.driver().table()) }?;
+        later::sweep();
+        Ok(())
     }
 
     /// Bytes free and in total on the device.

@@ -107,6 +107,11 @@ enum Cause {
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
+        "memory of the pool is still handed out, or its free has not been seen done; drop the buffers \
+         and synchronise their streams first"
+    )]
+    MemoryInUse,
+    #[error(
         "this process was forked after the driver was initialised; CUDA works only in the parent, \
          so start a new process (exec) instead"
     )]
@@ -193,6 +198,10 @@ impl Error {
         Self::from(Cause::InUse { what, users })
     }
 
+    pub(crate) fn memory_in_use() -> Self {
+        Self::from(Cause::MemoryInUse)
+    }
+
     pub(crate) fn host_memory(bytes: usize) -> Self {
         Self::from(Cause::HostMemory {
             bytes: bytes as u64,
@@ -229,7 +238,7 @@ impl Error {
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
-            Cause::InUse { .. } => ErrorKind::InUse,
+            Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Forked => ErrorKind::Forked,
         }
     }

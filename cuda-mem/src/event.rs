@@ -7,7 +7,7 @@ use cuda_driver_sys::{CUevent, CUevent_flags};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::stream::{Stream, StreamRef};
-use crate::{raw, report};
+use crate::{later, raw, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -107,7 +107,9 @@ impl Event {
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is live.
-        unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }
+        unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
+        later::sweep();
+        Ok(())
     }
 
     /// Whether everything before the mark is done. Does not wait.

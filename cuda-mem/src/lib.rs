@@ -51,6 +51,7 @@ mod driver;
 mod error;
 mod event;
 mod join;
+mod later;
 mod location;
 mod pointer;
 mod pool;

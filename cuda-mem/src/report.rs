@@ -29,6 +29,9 @@ pub struct DropCounts {
     pub too_late: u64,
     /// The process is a fork, where the parent's objects must not be touched.
     pub after_fork: u64,
+    /// What waits now for work to be seen done before it can be released: pools whose memory is not all
+    /// back. It goes at later synchronisations.
+    pub waiting: u64,
 }
 
 type Hook = Arc<dyn Fn(&DropFailure<'_>) + Send + Sync>;
@@ -37,6 +40,8 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 static TOO_LATE: AtomicU64 = AtomicU64::new(0);
 static AFTER_FORK: AtomicU64 = AtomicU64::new(0);
+/// Kept by the list of what waits, and here so that everything is counted in one place.
+pub(crate) static WAITING: AtomicU64 = AtomicU64::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Calls `hook` whenever a destructor fails, in place of any earlier hook.
@@ -65,6 +70,7 @@ pub fn drop_counts() -> DropCounts {
         failures: FAILURES.load(Ordering::Relaxed),
         too_late: TOO_LATE.load(Ordering::Relaxed),
         after_fork: AFTER_FORK.load(Ordering::Relaxed),
+        waiting: WAITING.load(Ordering::Relaxed),
     }
 }
 

@@ -10,7 +10,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{later, raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -62,6 +62,8 @@ impl Drop for Inner {
             report::release("stream", || unsafe {
                 raw::stream::destroy(table, self.raw)
             });
+            // Its frees count as seen, as far as they are carried out (measured).
+            later::sweep();
         }
     }
 }
@@ -345,7 +347,9 @@ impl<'a> StreamRef<'a> {
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }
+        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
+        later::sweep();
+        Ok(())
     }
 
     /// See [`Stream::is_done`].

@@ -9,5 +9,6 @@ pub mod contract;
 pub mod hold;
 pub mod lab;
 pub mod peers;
+pub mod random;
 pub mod run;
 pub mod sweep;

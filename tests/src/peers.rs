@@ -161,7 +161,7 @@ mod access {
             let open = MemoryPool::builder(&devices[0])
                 .accessible_from(&devices[1])
                 .build()?;
-            drop(open.alloc::<u8>(&streams[0], 100)?);
+            open.alloc::<u8>(&streams[0], 100)?.free_sync()?;
             open.close()?;
             ensure!(pool(&devices[0])?.access(&devices[1])? == Access::None);
         }
@@ -176,7 +176,7 @@ mod access {
             .accessible_from(&devices[1])
             .build()?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 1000)?;
-        pool.close()?;
+        drop(pool);
         buffer.on(&streams[1])?.fill(9)?;
         ensure!(buffer.to_vec()? == [9; 1000]);
         Ok(())

@@ -1,5 +1,8 @@
 //! Running test bodies: on which driver, how many, which were skipped and why.
 
+use std::ffi::OsStr;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
@@ -45,6 +48,10 @@ macro_rules! tests_alone {
 /// Set in the process that runs one test alone.
 const ALONE: &str = "CUDA_MEM_TEST_ALONE";
 
+/// Names a file: each test then runs in a process of its own on the simulator, and a line of the file
+/// says which driver functions it called. `cargo xtask coverage` reads it.
+const CALLS: &str = "CUDA_MEM_TEST_CALLS";
+
 /// How a test program runs its tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -60,10 +67,11 @@ pub struct Options {
 #[must_use]
 pub fn main(tests: &[Test], options: Options) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    if options.serial {
+    let calls = std::env::var_os(CALLS);
+    if options.serial || calls.is_some() {
         arguments.test_threads = Some(1);
     }
-    let chosen = if options.sim_only {
+    let chosen = if options.sim_only || calls.is_some() {
         Lab::get_sim()
     } else {
         Lab::get()
@@ -75,7 +83,8 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if !arguments.list {
+    // It asks the driver, which the tests did not.
+    if !arguments.list && calls.is_none() {
         announce(lab);
     }
     let mut trials: Vec<Trial> = tests.iter().map(|test| trial(lab, *test)).collect();
@@ -101,10 +110,12 @@ fn announce(lab: &Lab) {
 
 fn trial(lab: &'static Lab, test: Test) -> Trial {
     Trial::ignorable_test(test.name, move || {
-        let outcome = if test.alone && std::env::var_os(ALONE).is_none() {
-            spawn(test.name)
-        } else {
-            (test.body)(lab)
+        let calls = std::env::var_os(CALLS);
+        let is_child = std::env::var_os(ALONE).is_some();
+        let outcome = match calls {
+            _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name),
+            Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
+            None => (test.body)(lab),
         };
         match outcome {
             Ok(()) => Ok(Completion::Completed),
@@ -117,6 +128,27 @@ fn trial(lab: &'static Lab, test: Test) -> Trial {
             },
         }
     })
+}
+
+/// Whether the tests write down what they call.
+#[must_use]
+pub fn writes_calls() -> bool {
+    std::env::var_os(CALLS).is_some()
+}
+
+/// Adds a line to `file`: the test, and every driver function that this process has called.
+fn write_calls(lab: &Lab, name: &str, file: &OsStr) -> Result<()> {
+    let control = lab.control()?;
+    let mut line = format!("{name}:");
+    for symbol in &cuda_mem::sys::SYMBOLS {
+        if control.calls(symbol.name()) > 0 {
+            line.push(' ');
+            line.push_str(symbol.name());
+        }
+    }
+    let mut file = OpenOptions::new().create(true).append(true).open(file)?;
+    writeln!(file, "{line}")?;
+    Ok(())
 }
 
 /// `CUDA_MEM_TEST_REQUIRE_GPU=1` turns every skip on a GPU into a failure.

@@ -57,6 +57,7 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
         log.len()
     );
     leave_no_context(lab)?;
+    let_go(lab)?;
     let mut left = control.live();
     for (index, function) in log.iter().enumerate() {
         for code in CODES {
@@ -64,6 +65,7 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
             let reported =
                 fail(control, tour, (index, function), code).with_context(|| what.clone())?;
             leave_no_context(lab)?;
+            let_go(lab).with_context(|| what.clone())?;
             let live = control.live();
             if reported && (tour.may_leave)(function, live, left) {
                 left = live;
@@ -109,6 +111,14 @@ fn load_and_walk(tour: Tour) -> Result<(), Error> {
     let path = sim_path().expect("found before");
     // SAFETY: the simulated driver behaves as a CUDA driver does, also when it fails.
     (tour.walk)(unsafe { Driver::load_from(path) }?)
+}
+
+/// What could only be released later has its time now.
+fn let_go(lab: &Lab) -> Result<()> {
+    lab.context()?.synchronize()?;
+    let waiting = cuda_mem::drop_counts().waiting;
+    ensure!(waiting == 0, "{waiting} things are still to be released");
+    Ok(())
 }
 
 /// A destructor may have failed to put back the context that was current.

@@ -50,6 +50,7 @@ mod faults {
         ensure!(failed.error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE));
         let pool = failed.object.context("the pool was not given back")?;
         drop(pool.alloc::<u8>(&stream, 10)?);
+        stream.synchronize()?;
         pool.close()?;
         Ok(())
     }
@@ -75,6 +76,7 @@ mod faults {
         );
         drop(second);
 
+        stream.synchronize()?;
         control.fail("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
         let Err(failed) = pool.close() else {
             bail!("the failure was lost");

@@ -80,15 +80,18 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
         .accessible_from(&device)
         .build()?;
     assert_eq!(host.access(&device)?, Access::ReadWrite);
-    let legacy = context.legacy_stream();
-    let mut buffer = host.alloc_from(&legacy, &[1_u8; 100])?;
-    buffer.on(stream)?.fill(2)?;
+    let mut buffer = host.alloc_from(stream, &[1_u8; 100])?;
+    buffer.on(other)?.fill(2)?;
     {
         let there = buffer.read_on(other)?;
         let mut bytes = [0; 100];
         there.copy_to(&mut bytes)?;
         assert_eq!(bytes, [2; 100]);
     }
+    drop(buffer);
+    let legacy = context.legacy_stream();
+    let mut buffer = device.default_pool()?.alloc_from(&legacy, &[1_u8; 100])?;
+    buffer.on(stream)?.fill(2)?;
     drop(buffer);
     legacy.is_done()?;
     legacy.synchronize()?;
@@ -108,7 +111,9 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
     drop(unsafe { DeviceBuffer::<u16>::from_raw(&own, address, 10) });
     let pool = MemoryPool::builder(&device).build()?;
     device.set_current_pool(&pool)?;
-    device.current_pool().map(drop)
+    device.current_pool()?;
+    // What ends below has nothing outstanding then, so that every walk makes the same calls.
+    context.synchronize()
 }
 
 /// Two devices: access, loans and copies.
@@ -130,7 +135,9 @@ fn two_devices(driver: Driver) -> Result<(), Error> {
     drop((buffer, foreign, copy));
     pool.set_access(&[(far, Access::None)])?;
     assert_eq!(pool.access(&far)?, Access::None);
-    pool.set_access(&[(far, Access::ReadWrite)])
+    pool.set_access(&[(far, Access::ReadWrite)])?;
+    there.synchronize()?;
+    here.synchronize()
 }
 
 /// A failure that is answered in another way and not reported. Each is checked by what the tour

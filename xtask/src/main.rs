@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bundle;
+mod coverage;
 mod regen;
 mod tidy;
 mod workspace;
@@ -22,6 +23,8 @@ enum Command {
     RegenBindings(regen::Args),
     /// Check the rules of this repository that no compiler checks.
     Tidy(tidy::Args),
+    /// Write down which functions of the driver are wrapped and tested.
+    Coverage(coverage::Args),
     /// Put tests, examples and benchmarks into a folder that runs without Rust.
     Bundle(bundle::Args),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::RegenBindings(args) => regen::run(&args),
         Command::Tidy(args) => tidy::run(&args),
+        Command::Coverage(args) => coverage::run(&args),
         Command::Bundle(args) => bundle::run(&args),
     };
     match outcome {

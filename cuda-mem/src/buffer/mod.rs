@@ -32,8 +32,8 @@ use crate::{raw, report};
 /// free, so everything done with it goes to that stream; [`on`](Self::on) lends it to another one,
 /// in order. Dropping the buffer is one driver call and never waits.
 ///
-/// The buffer keeps its stream and the stream's context alive. It does not keep its pool: the driver
-/// lets what was allocated outlive that (R26).
+/// The buffer keeps its stream and the stream's context alive. It holds no handle of its pool, which ends
+/// when its last handle is gone and all its memory is back.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
 
+use super::grave::Remains;
 use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -90,8 +91,7 @@ impl Pool {
     /// much as there is memory, and may wait for the devices.
     ///
     /// A device that loses access must not be using the memory any more. What was given here is taken
-    /// back before the pool is destroyed, because the driver may give the handle to another pool, unless
-    /// buffers of it are still alive then.
+    /// back before the pool is destroyed, because the driver may give the handle to another pool.
     ///
     /// # Errors
     ///
@@ -258,29 +258,21 @@ impl Inner {
             "{device:?} and the pool belong to two drivers"
         )))
     }
+}
 
-    /// Takes back what was given, before the handle may become that of another pool (R27).
-    pub(super) fn withdraw_access(&mut self) -> Result<()> {
-        let granted = self
-            .granted
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        let entries: Vec<_> = granted
-            .iter()
-            .map(|device| CUmemAccessDesc {
-                location: Location::Device(*device).to_raw(),
-                flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
-            })
-            .collect();
-        if entries.is_empty() || self.has_live_memory()? {
-            return Ok(());
-        }
-        // SAFETY: the pool is live, and no memory of it is handed out.
-        unsafe { raw::pool::set_access(self.driver.table(), self.raw, &entries) }?;
-        self.granted
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
-        Ok(())
+/// Takes back what was given, before the handle may become that of another pool (R27).
+pub(super) fn withdraw(remains: &Remains) -> Result<()> {
+    let entries: Vec<_> = remains
+        .granted
+        .iter()
+        .map(|device| CUmemAccessDesc {
+            location: Location::Device(*device).to_raw(),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        })
+        .collect();
+    if entries.is_empty() {
+        return Ok(());
     }
+    // SAFETY: the pool is live, and no memory of it is handed out.
+    unsafe { raw::pool::set_access(remains.driver.table(), remains.raw, &entries) }
 }

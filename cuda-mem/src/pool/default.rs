@@ -105,6 +105,41 @@ fn current_of(driver: Driver, raw: CUmemoryPool, default: DefaultPool) -> Curren
     }
 }
 
+/// A pool that is to be destroyed is not current any more.
+pub(super) fn step_down(
+    driver: Driver,
+    (location, allocation_type): (Location, AllocationType),
+    raw: CUmemoryPool,
+) -> Result<()> {
+    let table = driver.table();
+    if let (Location::Device(device), AllocationType::Pinned) = (location, allocation_type) {
+        let device = device.as_raw();
+        // SAFETY: the device is of this driver, and so are the pools that it names.
+        return unsafe {
+            if raw::pool::current(table, device)? == raw {
+                let default = raw::pool::default(table, device)?;
+                raw::pool::set_current(table, device, default)?;
+            }
+            Ok(())
+        };
+    }
+    if driver.version() < CudaVersion::new(13, 0) {
+        return Ok(());
+    }
+    let (place, kind) = (location.to_raw(), allocation_type.to_raw());
+    // SAFETY: the pool was made for this place and type.
+    let current = unsafe { raw::pool::current_at(table, place, kind) };
+    // A managed pool's place is only a preference, and there may be no current pool of it.
+    if current.is_ok_and(|current| current == raw) {
+        // SAFETY: as above; the default pool is live.
+        unsafe {
+            let default = raw::pool::default_at(table, place, kind)?;
+            raw::pool::set_current_at(table, place, kind, default)?;
+        }
+    }
+    Ok(())
+}
+
 impl Device {
     /// The pool that this device has by itself. Creates no context.
     ///

@@ -3,6 +3,7 @@
 mod access;
 mod builder;
 mod default;
+mod grave;
 mod properties;
 mod settings;
 mod support;
@@ -18,13 +19,14 @@ pub use threshold::RaisedThreshold;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
+use crate::later;
 use crate::location::{AllocationType, Location};
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
@@ -39,9 +41,9 @@ pub struct Pool(Arc<Inner>);
 
 /// A memory pool that this process owns.
 ///
-/// A handle that can be cloned; the pool is destroyed when the last handle is gone. Buffers that are
-/// alive then stay valid; their memory goes back to the device when they have been freed (R26). What can
-/// be done with a pool is mostly in [`Pool`].
+/// A handle that can be cloned. Buffers stay valid when the last handle is gone: the pool is destroyed
+/// once all its memory has come back, at the next call of this crate that synchronises, makes a pool, or
+/// ends a stream or a context. What can be done with a pool is mostly in [`Pool`].
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -105,12 +107,7 @@ impl Drop for Inner {
             return;
         }
         default::forget(self.raw);
-        report::release("memory pool", || {
-            let withdrawn = self.withdraw_access();
-            // SAFETY: the last handle is gone. What was allocated stays valid until it is freed (R26).
-            unsafe { raw::pool::destroy(self.driver.table(), self.raw) }?;
-            withdrawn
-        });
+        report::release("memory pool", || self.remains().lay_down());
     }
 }
 
@@ -134,15 +131,16 @@ impl Inner {
         }
     }
 
-    /// Whether anything is handed out. Drivers before 11.3 cannot tell; then it may be.
-    fn has_live_memory(&self) -> Result<bool> {
-        if self.driver.version() < CudaVersion::new(11, 3) {
-            return Ok(true);
+    /// What has to be destroyed.
+    fn remains(&mut self) -> grave::Remains {
+        let granted = self.granted.get_mut();
+        grave::Remains {
+            driver: self.driver,
+            place: (self.location, self.allocation_type),
+            raw: self.raw,
+            granted: granted.unwrap_or_else(PoisonError::into_inner).clone(),
+            has_failed: false,
         }
-        let used = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
-        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
-        let used = unsafe { raw::pool::wide_attribute(self.driver.table(), self.raw, used) };
-        Ok(used? > 0)
     }
 }
 
@@ -183,20 +181,24 @@ impl MemoryPool {
 
     /// Takes over a pool that the driver made.
     fn own(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> Self {
-        let inner = Arc::new(Inner::new(driver, place, raw, Owner::Us));
+        later::sweep();
+        Self::share(Inner::new(driver, place, raw, Owner::Us))
+    }
+
+    fn share(inner: Inner) -> Self {
+        let inner = Arc::new(inner);
         default::remember(&inner);
         Self(Pool(inner))
     }
 
-    /// Destroys the pool now and says how it went, where dropping the last handle only reports.
-    ///
-    /// Buffers that are alive stay valid, and their memory goes back to the device when they have been
-    /// freed (R26).
+    /// Destroys the pool now and says how it went, where dropping the last handle waits for the memory
+    /// and only reports.
     ///
     /// # Errors
     ///
-    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist. The pool comes back with the
-    /// error, unless the driver may have destroyed it nevertheless.
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host
+    /// has not seen done: synchronise the streams first. The pool comes back with the error, unless the
+    /// driver may have destroyed it nevertheless.
     ///
     /// ```
     /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
@@ -224,21 +226,23 @@ impl MemoryPool {
                 return Err(Failed::new(Error::in_use("the pool", others), pool));
             }
         };
+        // The handle in the list is of the shared value that this was.
         default::forget(inner.raw);
-        let destroyed = inner.withdraw_access().and_then(|()| {
-            // SAFETY: this was the last handle. What was allocated stays valid until it is freed (R26).
-            unsafe { raw::pool::destroy(inner.driver.table(), inner.raw) }
-        });
+        let remains = inner.remains();
+        let destroyed = match remains.is_quiet() {
+            Ok(true) => remains.destroy(),
+            Ok(false) => Err(Error::memory_in_use()),
+            Err(error) => {
+                let pool = Self::share(inner);
+                return Err(Failed::new(error, pool));
+            }
+        };
         match destroyed {
-            Ok(()) => {
+            Ok(withdrawn) => {
                 inner.owner = Owner::Nobody;
-                Ok(())
+                withdrawn.map_err(Failed::lost)
             }
-            Err(error) if error.had_no_effect() => {
-                let inner = Arc::new(inner);
-                default::remember(&inner);
-                Err(Failed::new(error, Self(Pool(inner))))
-            }
+            Err(error) if error.had_no_effect() => Err(Failed::new(error, Self::share(inner))),
             Err(error) => {
                 // The driver may have destroyed it all the same, and may use the handle again.
                 inner.owner = Owner::Nobody;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CRASH: &str = "the driver crashes; the simulator answers an error, which a test can see";
@@ -152,6 +152,51 @@ fn probe_the_simulator(devices: u32, is_wanted: impl Fn(&str) -> bool) -> String
     texts.concat()
 }
 
+/// Writes the simulator's answers to the committed texts instead of comparing them. For when questions
+/// were added or the simulator follows the hardware better.
+const WRITE: &str = "CUDA_PROBE_WRITE";
+
+const COMMAND: &str = "CUDA_PROBE_WRITE=1 cargo test -p cuda-mem-probe --test sim-probe";
+
+fn committed(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
+    folder.join(name)
+}
+
+/// The simulator's answers are exactly those of the committed text, which says how it was written.
+fn keep(name: &str, text: &str) {
+    let mut lines = vec![format!("# Written by `{COMMAND}`.")];
+    // Each topic was asked by itself and began with the name of the device.
+    lines.extend(text.lines().take(1).map(str::to_owned));
+    lines.extend(
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(str::to_owned),
+    );
+    let now = lines.join("\n") + "\n";
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(committed(name), &now).expect("the text can be written");
+        return;
+    }
+    let before = std::fs::read_to_string(committed(name)).unwrap_or_default();
+    let (old, new): (BTreeSet<&str>, BTreeSet<&str>) =
+        (before.lines().collect(), now.lines().collect());
+    let gone: Vec<_> = old
+        .difference(&new)
+        .map(|line| format!("- {line}"))
+        .collect();
+    let come: Vec<_> = new
+        .difference(&old)
+        .map(|line| format!("+ {line}"))
+        .collect();
+    assert!(
+        before == now,
+        "docs/hardware/{name} is not what the simulator answers; if it should be, run `{COMMAND}` and \
+         commit it\n{}",
+        [gone, come].concat().join("\n")
+    );
+}
+
 /// Compares the simulator's answers with a committed record of the hardware's.
 fn compare(record: &str, text: &str, known: &[(&str, &str)]) {
     let simulated = answers(text);
@@ -161,8 +206,7 @@ fn compare(record: &str, text: &str, known: &[(&str, &str)]) {
             .any(|odd| answer.starts_with(odd));
         assert!(!odd, "{question}: {answer}");
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware");
-    let recorded = std::fs::read_to_string(folder.join(record)).expect("the record is committed");
+    let recorded = std::fs::read_to_string(committed(record)).expect("the record is committed");
     let hardware = answers(&recorded);
     let questions: BTreeSet<&str> = simulated.keys().chain(hardware.keys()).copied().collect();
     let mut wrong = Vec::new();
@@ -204,12 +248,14 @@ fn compare(record: &str, text: &str, known: &[(&str, &str)]) {
 #[test]
 fn the_simulator_answers_as_the_hardware_did() {
     let text = probe_the_simulator(1, |topic| !OF_TWO_DEVICES.contains(&topic));
+    keep("probe-simulator.txt", &text);
     compare("probe-h200.txt", &text, &KNOWN_DIFFERENCES);
 }
 
 #[test]
 fn two_simulated_devices_answer_as_two_real_ones_did() {
     let text = probe_the_simulator(2, |topic| OF_TWO_DEVICES.contains(&topic));
+    keep("probe-simulator-x2.txt", &text);
     compare("probe-h200-x2.txt", &text, &KNOWN_DIFFERENCES_OF_TWO);
 }
 

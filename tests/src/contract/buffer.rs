@@ -132,6 +132,7 @@ pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
     if lab.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
+    stream.synchronize()?;
     pool.close()?;
     Ok(())
 }

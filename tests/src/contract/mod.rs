@@ -44,7 +44,8 @@ pub fn all() -> Vec<Test> {
             trimming_keeps_what_is_asked_and_what_lives, trimming_to_more_than_held_is_nothing,
             high_marks_go_back_to_now, a_maximum_size_is_kept, a_maximum_of_zero_is_refused,
             a_pool_with_two_handles_is_not_closed,
-            a_buffer_outlives_its_pool, handles_may_be_dropped_in_any_order,
+            a_buffer_outlives_its_pool, closing_wants_all_memory_back_and_seen,
+            pools_that_end_early_do_no_harm, handles_may_be_dropped_in_any_order,
             many_threads_share_a_pool;
         default_pool: the_default_pool_serves_and_keeps_its_settings,
             the_current_pool_is_the_default_until_another_is_set,

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
 
+use crate::hold::hold;
 use crate::lab::Lab;
 
 const MIB: u64 = 1 << 20;
@@ -242,16 +243,65 @@ pub(super) fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Its memory stays with the live buffer, and another pool does not get it (R26).
+/// Its memory stays with the live buffer, and another pool does not get it.
 pub(super) fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut buffer = pool.alloc_from(&stream, &[5u8; 5000])?;
-    pool.close()?;
+    drop(pool);
     let next = lab.pool()?.alloc_from(&stream, &[6u8; 5000])?;
     ensure!(buffer.to_vec()? == [5; 5000]);
     buffer.fill(7)?;
     ensure!(buffer.to_vec()? == [7; 5000] && next.to_vec()? == [6; 5000]);
     buffer.free()?;
+    Ok(())
+}
+
+/// Destroying it before that corrupts a driver (R26).
+pub(super) fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let in_use = |pool: MemoryPool, when: &str| -> Result<MemoryPool> {
+        let Err(failed) = pool.close() else {
+            anyhow::bail!("closed {when}");
+        };
+        ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
+        failed.object.context("the pool was not given back")
+    };
+    let buffer = pool.alloc_from(&stream, &[5u8; 100])?;
+    let pool = in_use(pool, "with a live buffer")?;
+    ensure!(buffer.to_vec()? == [5; 100], "the buffer was not harmed");
+    let held = hold(&stream)?;
+    drop(buffer);
+    let pool = in_use(pool, "with a free to come")?;
+    drop(held);
+    stream.synchronize()?;
+    pool.close()?;
+    Ok(())
+}
+
+/// Many pools in a row that end with a live block, or with a free that has not happened: drivers that
+/// take it amiss do so some pools later.
+pub(super) fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    for round in 0..50_u8 {
+        let pool = lab.pool()?;
+        let mut buffer = pool.alloc::<u8>(&stream, 4096)?;
+        buffer.fill(round)?;
+        if round % 2 == 0 {
+            drop(pool);
+            ensure!(buffer.to_vec()? == [round; 4096]);
+            buffer.free()?;
+        } else {
+            let held = (round % 4 == 1).then(|| hold(&stream)).transpose()?;
+            buffer.free()?;
+            drop(pool);
+            drop(held);
+        }
+        context.synchronize()?;
+        let next = lab.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
+        ensure!(next.to_vec()? == [0; 100]);
+    }
     Ok(())
 }
 

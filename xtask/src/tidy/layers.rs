@@ -8,9 +8,10 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "error",
     "report",
+    "later",
     "raw",
     "driver",
     "device",

@@ -13,7 +13,7 @@ mod links;
 mod lock;
 mod rules;
 mod size;
-mod source;
+pub(crate) mod source;
 mod words;
 
 use std::fmt;
@@ -30,7 +30,7 @@ pub(crate) struct Args {}
 
 /// One broken rule: where, what is wrong, and what to do.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
+pub(crate) struct Finding {
     path: String,
     line: usize,
     what: String,

@@ -11,29 +11,29 @@ use super::{Finding, generated};
 use crate::workspace;
 
 /// What is in the repository: tracked files, and new ones that git does not ignore.
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// All paths, relative to the root and with forward slashes.
-    pub(super) paths: BTreeSet<String>,
+    pub(crate) paths: BTreeSet<String>,
     /// Those that hold UTF-8 text.
-    pub(super) texts: Vec<Text>,
+    pub(crate) texts: Vec<Text>,
 }
 
 /// A text file.
-pub(super) struct Text {
-    pub(super) path: String,
-    pub(super) text: String,
+pub(crate) struct Text {
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 /// A hand-written Rust file, without what only tests compile.
-pub(super) struct Rust {
-    pub(super) path: String,
-    pub(super) code: syn::File,
+pub(crate) struct Rust {
+    pub(crate) path: String,
+    pub(crate) code: syn::File,
     /// The whole file is compiled for tests alone: another file declares it so.
-    pub(super) test_only: bool,
+    pub(crate) test_only: bool,
 }
 
 impl Tree {
-    pub(super) fn read(root: &Path) -> Result<Self> {
+    pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut git = Command::new("git");
         git.current_dir(root).args([
             "ls-files",
@@ -71,7 +71,7 @@ impl Tree {
 }
 
 /// Parses the hand-written Rust files; what does not parse is a finding.
-pub(super) fn parse_all(texts: &[Text]) -> (Vec<Rust>, Vec<Finding>) {
+pub(crate) fn parse_all(texts: &[Text]) -> (Vec<Rust>, Vec<Finding>) {
     let mut files = Vec::new();
     let mut findings = Vec::new();
     let mut tests = BTreeSet::new();
@@ -175,7 +175,7 @@ fn only_for_tests(attributes: &[Attribute]) -> bool {
 #[cfg(test)]
 impl Rust {
     /// One parsed file, for the tests of the checks.
-    pub(super) fn parse(path: &str, text: &str) -> Self {
+    pub(crate) fn parse(path: &str, text: &str) -> Self {
         let text = Text {
             path: path.to_owned(),
             text: text.to_owned(),

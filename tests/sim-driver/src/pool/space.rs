@@ -175,6 +175,12 @@ impl Space {
         }
     }
 
+    /// Blocks that live, and frees that have not happened yet.
+    pub(crate) fn outstanding(&self) -> usize {
+        let pending = self.pending.values();
+        self.live.len() + pending.filter(|freed| !freed.mark.is_reached()).count()
+    }
+
     /// Whether anything that a stream freed waits to be seen.
     pub(crate) fn has_pending_of(&self, stream: StreamId) -> bool {
         self.own.contains_key(&stream)

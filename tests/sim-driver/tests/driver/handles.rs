@@ -118,7 +118,10 @@ fn a_destroyed_pool_lives_until_its_last_block_is_freed() {
         INVALID_VALUE,
         "nothing is there any more"
     );
-    assert_eq!(control().reports(), Vec::<String>::new());
+    // The driver says SUCCESS, and crashes some pools later.
+    let reports = control().reports();
+    assert_eq!(reports.len(), 1);
+    assert!(reports[0].starts_with("early end"), "{reports:?}");
 }
 
 fn try_alloc_code(pool: CUmemoryPool, stream: CUstream) -> CUresult {

@@ -1,0 +1,91 @@
+//! The end of a pool.
+//!
+//! NVIDIA documents that a pool may be destroyed at any time, and that its memory goes when the last
+//! allocation is freed. On an H200 with driver 580 that corrupts the driver: destroying a pool while a
+//! block of it is alive, or while a free of it has not been carried out, ends the process by a signal
+//! some pools later (R26, measured). So a pool without a handle is only destroyed once the driver says
+//! that nothing of it is outstanding; until then it waits.
+
+use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
+
+use super::{access, default};
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::later::{self, Outcome, Pending};
+use crate::location::{AllocationType, Location};
+use crate::raw;
+
+/// What is left of a pool without handles.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub(super) driver: Driver,
+    pub(super) place: (Location, AllocationType),
+    pub(super) raw: CUmemoryPool,
+    /// Those that were given access by us.
+    pub(super) granted: Vec<Device>,
+    /// The driver would not say whether anything is outstanding.
+    pub(super) has_failed: bool,
+}
+
+// SAFETY: as for pools with handles: they belong to no thread.
+unsafe impl Send for Remains {}
+
+impl Remains {
+    /// Whether every block is freed and every free is known to be carried out. What the pool keeps
+    /// unused is given back on the way: then nothing is left exactly if nothing is outstanding (R36).
+    pub(super) fn is_quiet(&self) -> Result<bool> {
+        // Before 11.3 nobody can tell, and what was measured is of newer drivers.
+        if self.driver.version() < CudaVersion::new(11, 3) {
+            return Ok(true);
+        }
+        let table = self.driver.table();
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(table, self.raw, 0) }?;
+        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
+        Ok(reserved == 0)
+    }
+
+    /// Only of a pool that is quiet. The inner result says whether the access of other devices was
+    /// taken back before.
+    pub(super) fn destroy(&self) -> Result<Result<()>> {
+        let withdrawn = access::withdraw(self);
+        // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
+        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }?;
+        Ok(withdrawn)
+    }
+
+    /// Destroys the pool, now or when its memory has come back.
+    pub(super) fn lay_down(self) -> Result<()> {
+        let outcome = match self.is_quiet() {
+            Ok(true) => return self.destroy().and_then(|withdrawn| withdrawn),
+            Ok(false) => default::step_down(self.driver, self.place, self.raw),
+            Err(error) => Err(error),
+        };
+        later::keep(Box::new(self));
+        outcome
+    }
+}
+
+impl Pending for Remains {
+    fn name(&self) -> &'static str {
+        "memory pool"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        match self.is_quiet() {
+            Ok(true) => match self.destroy().and_then(|withdrawn| withdrawn) {
+                Ok(()) => Outcome::Done,
+                Err(error) => Outcome::GivenUp(error),
+            },
+            Ok(false) => Outcome::NotYet,
+            Err(error) if self.has_failed => Outcome::GivenUp(error),
+            Err(error) => {
+                self.has_failed = true;
+                Outcome::Again(error)
+            }
+        }
+    }
+}

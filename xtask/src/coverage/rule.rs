@@ -1,0 +1,313 @@
+//! Which driver functions are about memory, and why some of them have no wrapper.
+//!
+//! A pattern is a function's name, or its beginning followed by `*`. The lists are printed in the
+//! page, so they say there what is left out as well.
+
+/// A part of the page: the functions that one of its patterns fits, and that no part before has.
+pub(super) struct Family {
+    pub(super) title: &'static str,
+    pub(super) patterns: &'static [&'static str],
+}
+
+pub(super) const FAMILIES: [Family; 14] = [
+    Family {
+        title: "Pools",
+        patterns: &[
+            "cuMemPoolCreate",
+            "cuMemPoolDestroy",
+            "cuMemPoolGetAttribute",
+            "cuMemPoolSetAttribute",
+            "cuMemPoolTrimTo",
+            "cuMemGetDefaultMemPool",
+            "cuMemGetMemPool",
+            "cuMemSetMemPool",
+            "cuDeviceGetDefaultMemPool",
+            "cuDeviceGetMemPool",
+            "cuDeviceSetMemPool",
+        ],
+    },
+    Family {
+        title: "Stream-ordered allocation",
+        patterns: &[
+            "cuMemAllocAsync",
+            "cuMemAllocFromPoolAsync",
+            "cuMemFreeAsync",
+        ],
+    },
+    Family {
+        title: "Access between devices",
+        patterns: &[
+            "cuMemPoolGetAccess",
+            "cuMemPoolSetAccess",
+            "cuDeviceCanAccessPeer",
+            "cuDeviceGetP2P*",
+            "cuCtxEnablePeerAccess",
+            "cuCtxDisablePeerAccess",
+        ],
+    },
+    Family {
+        title: "Sharing between processes",
+        patterns: &["cuMemPoolExport*", "cuMemPoolImport*", "cuIpc*"],
+    },
+    Family {
+        title: "Plain allocation",
+        patterns: &[
+            "cuMemAlloc",
+            "cuMemAllocPitch",
+            "cuMemFree",
+            "cuMemGetInfo",
+            "cuDeviceTotalMem",
+        ],
+    },
+    Family {
+        title: "Questions about addresses",
+        patterns: &["cuPointer*", "cuMemGetAddressRange", "cuMemGetLocationInfo"],
+    },
+    Family {
+        title: "Copies and fills",
+        patterns: &[
+            "cuMemcpy*",
+            "cuMemset*",
+            "cuFabricCpy*",
+            "cuMemBatchDecompress*",
+        ],
+    },
+    Family {
+        title: "Order: streams, events, host functions",
+        patterns: &[
+            "cuStreamCreate*",
+            "cuStreamDestroy",
+            "cuStreamQuery",
+            "cuStreamSynchronize",
+            "cuStreamWaitEvent",
+            "cuStreamWaitValue*",
+            "cuStreamWriteValue*",
+            "cuStreamBatchMemOp",
+            "cuStreamAddCallback",
+            "cuStreamGetCtx",
+            "cuStreamGetDevice",
+            "cuStreamGetPriority",
+            "cuStreamGetFlags",
+            "cuStreamGetId",
+            "cuCtxGetStreamPriorityRange",
+            "cuLaunchHostFunc",
+            "cuEvent*",
+        ],
+    },
+    Family {
+        title: "Capture and graph memory",
+        patterns: &[
+            "cuStreamBeginCapture*",
+            "cuStreamBeginRecaptureToGraph",
+            "cuStreamEndCapture*",
+            "cuStreamIsCapturing",
+            "cuStreamGetCaptureInfo",
+            "cuStreamUpdateCaptureDependencies",
+            "cuThreadExchangeStreamCaptureMode",
+            "cuGraphAddMem*",
+            "cuGraphMem*",
+            "cuGraphExecMem*",
+            "cuGraphAddNode",
+            "cuGraphAddDependencies",
+            "cuGraphAddChildGraphNode",
+            "cuGraphCreate",
+            "cuGraphDestroy",
+            "cuGraphInstantiate*",
+            "cuGraphExecDestroy",
+            "cuGraphUpload",
+            "cuGraphLaunch",
+            "cuDeviceGetGraphMemAttribute",
+            "cuDeviceSetGraphMemAttribute",
+            "cuDeviceGraphMemTrim",
+        ],
+    },
+    Family {
+        title: "Host memory",
+        patterns: &["cuMemAllocHost", "cuMemFreeHost", "cuMemHost*"],
+    },
+    Family {
+        title: "Managed memory",
+        patterns: &[
+            "cuMemAllocManaged",
+            "cuMemAdvise",
+            "cuMemPrefetch*",
+            "cuMemDiscard*",
+            "cuMemRange*",
+            "cuStreamAttachMemAsync",
+        ],
+    },
+    Family {
+        title: "Virtual memory",
+        patterns: &[
+            "cuMemAddress*",
+            "cuMemCreate",
+            "cuMemRelease",
+            "cuMemMap",
+            "cuMemUnmap",
+            "cuMemSetAccess",
+            "cuMemGetAccess",
+            "cuMemGetAllocation*",
+            "cuMemRetainAllocationHandle",
+            "cuMemExport*",
+            "cuMemImport*",
+        ],
+    },
+    Family {
+        title: "Other devices and other interfaces",
+        patterns: &[
+            "cuMemGetHandleForAddressRange",
+            "cuFlushGPUDirectRDMAWrites",
+            "cuMulticast*",
+            "cuLogicalEndpoint*",
+            "cuImportExternalMemory",
+            "cuExternalMemoryGetMappedBuffer",
+            "cuDestroyExternalMemory",
+        ],
+    },
+    // Last, so that it gets what is left: whatever the crate itself calls belongs on the page.
+    Family {
+        title: CALLED,
+        patterns: &[],
+    },
+];
+
+/// The part for what `cuda-mem` calls and no pattern names.
+pub(super) const CALLED: &str = "Start, devices, contexts, and the rest that is called";
+
+/// What a pattern above fits and is about something else, with the reason.
+pub(super) const LEFT_OUT: [(&str, &str); 7] = [
+    ("cuMemcpyAto*", "arrays are for textures"),
+    ("cuMemcpyDtoA", "arrays are for textures"),
+    ("cuMemcpyHtoA*", "arrays are for textures"),
+    ("cuMemMapArrayAsync", "arrays are for textures"),
+    ("cuStreamBeginCaptureToCig", "graphics interoperation"),
+    ("cuStreamEndCaptureToCig", "graphics interoperation"),
+    (
+        "cuDeviceGetP2PAtomicCapabilities",
+        "says nothing about memory",
+    ),
+];
+
+const IPC: &str = "waits for: sharing between processes";
+const OLD_IPC: &str = "for plain memory; pools are shared by handles of their own";
+const PEERS: &str = "for plain memory; access to a pool is set on the pool";
+const SYNCHRONOUS: &str = "not in a stream's order; the asynchronous function is used";
+const SHAPES: &str = "waits for: two and three dimensions";
+const BATCHES: &str = "waits for: copies in batches";
+const PRIORITIES: &str = "waits for: priorities of streams";
+const KNOWN: &str = "a stream of this crate knows it";
+const VALUES: &str = "waits for: waiting for values in memory";
+const GRAPHS: &str = "waits for: graph memory";
+const HOST: &str = "waits for: pinned host memory";
+const MANAGED: &str = "waits for: managed memory";
+const VIRTUAL: &str = "waits for: virtual memory";
+const OTHERS: &str = "waits for: other devices and interfaces";
+
+/// Why a function has no wrapper. The first pattern that fits counts.
+pub(super) const REASONS: &[(&str, &str)] = &[
+    (
+        "cuMemAllocAsync",
+        "`cuMemAllocFromPoolAsync` with the current pool does the same",
+    ),
+    ("cuCtxDisablePeerAccess", PEERS),
+    ("cuCtxEnablePeerAccess", PEERS),
+    (
+        "cuDeviceGetP2PAttribute",
+        "says how fast a link is; whether there is one is asked",
+    ),
+    ("cuMemPoolExport*", IPC),
+    ("cuMemPoolImport*", IPC),
+    ("cuIpcGetEventHandle", IPC),
+    ("cuIpcOpenEventHandle", IPC),
+    ("cuIpc*", OLD_IPC),
+    ("cuMemAllocPitch", SHAPES),
+    (
+        "cuMemAlloc",
+        "not in a stream's order; allocation from a pool is",
+    ),
+    (
+        "cuMemFree",
+        "waits for the device, and a pool goes on counting its memory as used (R89)",
+    ),
+    ("cuMemGetAddressRange", "`PointerInfo` has the answer"),
+    ("cuMemGetLocationInfo", "waits for: placement"),
+    (
+        "cuPointerGetAttributes",
+        "one question a call tells an unknown address apart (R62)",
+    ),
+    (
+        "cuPointerSetAttribute",
+        "sets whether copies are synchronous: nobody asked for it yet",
+    ),
+    (
+        "cuMemBatchDecompressAsync",
+        "waits for: decompression in hardware",
+    ),
+    ("cuFabricCpyBatchAsync", BATCHES),
+    ("cuMemcpy3DBatchAsync", BATCHES),
+    ("cuMemcpyBatchAsync", BATCHES),
+    ("cuMemcpyWithAttributesAsync", BATCHES),
+    ("cuMemcpy2D*", SHAPES),
+    ("cuMemcpy3D*", SHAPES),
+    ("cuMemsetD2D*", SHAPES),
+    ("cuMemcpy*", SYNCHRONOUS),
+    ("cuMemset*", SYNCHRONOUS),
+    ("cuCtxGetStreamPriorityRange", PRIORITIES),
+    ("cuStreamCreateWithPriority", PRIORITIES),
+    ("cuStreamGetPriority", PRIORITIES),
+    ("cuStreamGetCtx", KNOWN),
+    ("cuStreamGetDevice", KNOWN),
+    ("cuStreamGetFlags", KNOWN),
+    ("cuStreamGetId", KNOWN),
+    ("cuStreamBatchMemOp", VALUES),
+    ("cuStreamWaitValue*", VALUES),
+    ("cuStreamWriteValue*", VALUES),
+    ("cuStreamAddCallback", "`cuLaunchHostFunc` replaces it"),
+    ("cuLaunchHostFunc", "waits for: host functions"),
+    ("cuEventRecordWithFlags", "its flag is about capture"),
+    ("cuStreamBegin*", GRAPHS),
+    ("cuStreamEndCapture", GRAPHS),
+    ("cuStreamGetCaptureInfo", GRAPHS),
+    ("cuStreamIsCapturing", GRAPHS),
+    ("cuStreamUpdateCaptureDependencies", GRAPHS),
+    ("cuThreadExchangeStreamCaptureMode", GRAPHS),
+    ("cuGraph*", GRAPHS),
+    ("cuDeviceGetGraphMemAttribute", GRAPHS),
+    ("cuDeviceSetGraphMemAttribute", GRAPHS),
+    ("cuDeviceGraphMemTrim", GRAPHS),
+    ("cuMemAllocHost", HOST),
+    ("cuMemFreeHost", HOST),
+    ("cuMemHost*", HOST),
+    ("cuMemAllocManaged", MANAGED),
+    ("cuMemAdvise", MANAGED),
+    ("cuMemDiscard*", MANAGED),
+    ("cuMemPrefetch*", MANAGED),
+    ("cuMemRange*", MANAGED),
+    ("cuStreamAttachMemAsync", MANAGED),
+    ("cuMemAddress*", VIRTUAL),
+    ("cuMemCreate", VIRTUAL),
+    ("cuMemRelease", VIRTUAL),
+    ("cuMemMap", VIRTUAL),
+    ("cuMemUnmap", VIRTUAL),
+    ("cuMemSetAccess", VIRTUAL),
+    ("cuMemGetAccess", VIRTUAL),
+    ("cuMemGetAllocation*", VIRTUAL),
+    ("cuMemRetainAllocationHandle", VIRTUAL),
+    ("cuMemExportToShareableHandle", VIRTUAL),
+    ("cuMemImportFromShareableHandle", VIRTUAL),
+    ("cuMemGetHandleForAddressRange", OTHERS),
+    ("cuFlushGPUDirectRDMAWrites", OTHERS),
+    ("cuImportExternalMemory", OTHERS),
+    ("cuExternalMemoryGetMappedBuffer", OTHERS),
+    ("cuDestroyExternalMemory", OTHERS),
+    ("cuMulticast*", "waits for: multicast"),
+    ("cuLogicalEndpoint*", "waits for: logical endpoints"),
+];
+
+/// Whether a pattern fits a function.
+pub(super) fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => pattern == name,
+    }
+}
