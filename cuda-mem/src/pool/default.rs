@@ -114,14 +114,14 @@ pub(super) fn step_down(
     let table = driver.table();
     if let (Location::Device(device), AllocationType::Pinned) = (location, allocation_type) {
         let device = device.as_raw();
-        // SAFETY: the device is of this driver, and so are the pools that it names.
-        return unsafe {
-            if raw::pool::current(table, device)? == raw {
-                let default = raw::pool::default(table, device)?;
-                raw::pool::set_current(table, device, default)?;
-            }
-            Ok(())
-        };
+        // SAFETY: the device is of this driver.
+        if unsafe { raw::pool::current(table, device) }? != raw {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let default = unsafe { raw::pool::default(table, device) }?;
+        // SAFETY: as above, and the pool is live.
+        return unsafe { raw::pool::set_current(table, device, default) };
     }
     if driver.version() < CudaVersion::new(13, 0) {
         return Ok(());
@@ -130,14 +130,13 @@ pub(super) fn step_down(
     // SAFETY: the pool was made for this place and type.
     let current = unsafe { raw::pool::current_at(table, place, kind) };
     // A managed pool's place is only a preference, and there may be no current pool of it.
-    if current.is_ok_and(|current| current == raw) {
-        // SAFETY: as above; the default pool is live.
-        unsafe {
-            let default = raw::pool::default_at(table, place, kind)?;
-            raw::pool::set_current_at(table, place, kind, default)?;
-        }
+    if !current.is_ok_and(|current| current == raw) {
+        return Ok(());
     }
-    Ok(())
+    // SAFETY: as above.
+    let default = unsafe { raw::pool::default_at(table, place, kind) }?;
+    // SAFETY: as above, and the pool is live.
+    unsafe { raw::pool::set_current_at(table, place, kind, default) }
 }
 
 impl Device {
