@@ -3,8 +3,8 @@
 use cuda_driver_sys::CUevent;
 
 use crate::error::{Error, Result};
-use crate::raw;
 use crate::stream::{Stream, StreamRef};
+use crate::{raw, report};
 
 impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
@@ -102,6 +102,10 @@ struct Mark<'a> {
 impl<'a> Mark<'a> {
     /// Behind everything that is in the stream now.
     fn after(stream: StreamRef<'a>) -> Result<Self> {
+        // Before any lock: in a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         let context = stream.context();
         let event = context.take_event()?;
         let mark = Self { stream, event };

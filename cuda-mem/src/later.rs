@@ -30,12 +30,28 @@ pub(crate) enum Outcome {
     GivenUp(Error),
 }
 
-static WAITING: Mutex<Vec<Box<dyn Pending>>> = Mutex::new(Vec::new());
+/// Something that waits, and how often it was looked at in vain.
+struct Entry {
+    pending: Box<dyn Pending>,
+    tries: u32,
+    /// So many looks are left out.
+    rest: u32,
+}
+
+/// What is not ready for long, such as the pool of a model's weights, is looked at ever less often, but
+/// at every so many looks at least.
+const LONGEST_REST: u32 = 64;
+
+static WAITING: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 /// Keeps something until it can be released.
 pub(crate) fn keep(pending: Box<dyn Pending>) {
     let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    waiting.push(pending);
+    waiting.push(Entry {
+        pending,
+        tries: 0,
+        rest: 0,
+    });
     WAITING_NOW.store(waiting.len() as u64, Ordering::Relaxed);
 }
 
@@ -55,13 +71,25 @@ fn sweep_all() {
     }
     let mut failures = Vec::new();
     let mut released = Vec::new();
-    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    // Somebody who is at it already does it for all.
+    let Ok(mut waiting) = WAITING.try_lock() else {
+        return;
+    };
     let mut index = 0;
-    while let Some(pending) = waiting.get_mut(index) {
-        let outcome = pending.try_release();
-        let name = pending.name();
-        match outcome {
-            Outcome::NotYet => index += 1,
+    while let Some(entry) = waiting.get_mut(index) {
+        if entry.rest > 0 {
+            entry.rest -= 1;
+            index += 1;
+            continue;
+        }
+        let name = entry.pending.name();
+        match entry.pending.try_release() {
+            Outcome::NotYet => {
+                entry.tries += 1;
+                // The first few times cost little and are likely to help.
+                entry.rest = (entry.tries / 4).min(LONGEST_REST);
+                index += 1;
+            }
             Outcome::Again(error) => {
                 failures.push((name, error));
                 index += 1;

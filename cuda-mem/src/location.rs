@@ -50,6 +50,14 @@ impl Location {
         cuda_driver_sys::location(kind, id)
     }
 
+    /// Never [`Other`](Self::Other) for what has a name.
+    pub(crate) fn known(self, driver: Driver) -> Self {
+        match self {
+            Self::Other { kind, id } => Self::from_raw(driver, CUmemLocationType(kind), id),
+            known => known,
+        }
+    }
+
     /// What the driver's two numbers mean.
     pub(crate) fn from_raw(driver: Driver, kind: CUmemLocationType, id: i32) -> Self {
         use CUmemLocationType as T;
@@ -102,6 +110,11 @@ impl AllocationType {
             Self::Managed => CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED,
             Self::Other(number) => CUmemAllocationType(number),
         }
+    }
+
+    /// Never [`Other`](Self::Other) for what has a name.
+    pub(crate) fn known(self) -> Self {
+        Self::from_raw(self.to_raw())
     }
 
     pub(crate) fn from_raw(raw: CUmemAllocationType) -> Self {

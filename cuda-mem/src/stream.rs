@@ -41,7 +41,9 @@ enum Owner {
     /// We do, when the last handle goes.
     Us,
     /// Somebody else; this keeps them alive.
-    Foreign { _keep: Box<dyn Any + Send + Sync> },
+    Foreign {
+        keep: Option<Box<dyn Any + Send + Sync>>,
+    },
     /// Nobody: it is there as long as the context. If it is a thread's own, this is the thread.
     Context(Option<ThreadId>),
 }
@@ -55,6 +57,12 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Owner::Foreign { keep } = &mut self.owner
+            && report::is_forked()
+        {
+            // What it destroys is the parent's.
+            std::mem::forget(keep.take());
+        }
         if let Owner::Us = self.owner {
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
@@ -171,7 +179,7 @@ impl Stream {
             context: context.clone(),
             raw,
             owner: Owner::Foreign {
-                _keep: Box::new(owner),
+                keep: Some(Box::new(owner)),
             },
         }))
     }

@@ -20,7 +20,8 @@ pub fn all() -> Vec<Test> {
             a_loan_wants_access, streams_of_two_devices_wait_for_each_other,
             a_threads_default_streams_are_of_their_device;
         copies: bytes_are_copied_without_access, a_copy_orders_both_devices,
-            a_copy_inside_the_other_device_needs_nothing;
+            a_copy_inside_the_other_device_needs_nothing,
+            a_closed_source_is_copied_on_a_peers_stream;
         samples: a_peer_works_on_what_the_owner_made;
         places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
             one_device_at_work_leaves_the_other_alone;
@@ -295,6 +296,24 @@ mod copies {
         drop(held);
         ensure!(target.to_vec()?.iter().all(|byte| *byte == 1));
         ensure!(source.to_vec()?.iter().all(|byte| *byte == 2));
+        Ok(())
+    }
+
+    /// The stream that copies reaches the target, and nothing reaches the source.
+    pub(super) fn a_closed_source_is_copied_on_a_peers_stream(lab: &Lab) -> Result<()> {
+        let Pair {
+            devices, streams, ..
+        } = pair(lab)?;
+        let open = MemoryPool::builder(&devices[0])
+            .accessible_from(&devices[1])
+            .build()?;
+        let mut target = open.alloc_zeroed::<u8>(&streams[1], 500)?;
+        let source = pool(&devices[0])?.alloc_from(&streams[0], &[6_u8; 500])?;
+        target.copy_from_buffer(&source)?;
+        ensure!(target.to_vec()? == [6; 500]);
+        let mut back = pool(&devices[0])?.alloc_zeroed::<u8>(&streams[0], 500)?;
+        back.copy_from_buffer(&target)?;
+        ensure!(back.to_vec()? == [6; 500]);
         Ok(())
     }
 

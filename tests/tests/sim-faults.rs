@@ -111,6 +111,48 @@ mod faults {
         Ok(())
     }
 
+    /// Nobody may free memory that a stream still uses, also not its owner.
+    pub(crate) fn an_owner_is_not_dropped_when_a_wait_failed(lab: &Lab) -> Result<()> {
+        let (home, other) = (lab.stream()?, lab.stream()?);
+        let control = lab.control()?;
+        let theirs = std::sync::Arc::new(lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
+        // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
+        let mut view = unsafe {
+            let owner = std::sync::Arc::clone(&theirs);
+            cuda_mem::DeviceBuffer::<u8>::borrow_raw(&home, theirs.as_raw(), 1000, owner)
+        };
+        home.synchronize()?;
+        let held = cuda_mem_tests::hold::hold(&other)?;
+        view.on(&other).map(std::mem::forget)?;
+        control.reset();
+        control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        drop(view);
+        drop(held);
+        ensure!(
+            std::sync::Arc::strong_count(&theirs) == 2,
+            "the owner was let go although `other` may use the memory"
+        );
+        ensure!(control.reports().is_empty(), "{:?}", control.reports());
+        Ok(())
+    }
+
+    /// The value to go back to is not lost with the call that failed.
+    pub(crate) fn a_threshold_that_could_not_be_put_back_is_put_back_later(
+        lab: &Lab,
+    ) -> Result<()> {
+        use cuda_mem::ReleaseThreshold::{Bytes, Never};
+        let pool = lab.pool()?;
+        pool.set_release_threshold(Bytes(1000))?;
+        let raised = pool.raise_release_threshold(Never)?;
+        let control = lab.control()?;
+        control.fail("cuMemPoolSetAttribute", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        drop(raised);
+        ensure!(pool.release_threshold()? == Never, "it failed");
+        drop(pool.raise_release_threshold(Bytes(2000))?);
+        ensure!(pool.release_threshold()? == Bytes(1000));
+        Ok(())
+    }
+
     /// A hook may own what fails to drop when it is replaced.
     pub(crate) fn a_hook_is_replaced_without_its_own_lock(lab: &Lab) -> Result<()> {
         let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
@@ -202,6 +244,8 @@ fn main() -> ExitCode {
             a_pool_that_could_not_be_closed_comes_back,
             what_may_be_released_is_not_released_again,
             a_source_remembers_a_copy_that_it_could_not_wait_for,
+            an_owner_is_not_dropped_when_a_wait_failed,
+            a_threshold_that_could_not_be_put_back_is_put_back_later,
             a_hook_is_replaced_without_its_own_lock, a_driver_that_is_going_down_is_no_failure,
             a_wait_that_failed_is_made_up_for, a_library_without_a_function_is_a_typed_error,
             two_drivers_do_not_mix;

@@ -88,6 +88,66 @@ impl Pool {
     }
 }
 
+impl Stream {
+    /// Allocates `len` elements from the pool that is current on the stream's device, whoever made it, in
+    /// the order of this stream. Their content is arbitrary. For memory that is to come from another
+    /// library's pool; else [`Pool::alloc`] says where it comes from. Needs CUDA 11.2.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::alloc`]; out of memory has no numbers of the pool.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let mut buffer = stream.alloc::<u32>(1000)?;
+    /// buffer.fill(7)?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemAllocAsync")]
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>> {
+        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
+            return Err(too_large(len, size_of::<T>()));
+        };
+        let address = if bytes == 0 {
+            0
+        } else {
+            let _current = self.enter()?;
+            let table = self.device().driver().table();
+            // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
+            // one ordered with it, use it.
+            unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }
+                .map_err(|error| explain_plain(error, bytes, self))?
+        };
+        // SAFETY: allocated just now for this many elements, in this stream, from its device's current
+        // pool; nobody else has the address.
+        let mut buffer = unsafe { DeviceBuffer::from_raw(self, address, len) };
+        buffer.device = Some(self.device());
+        Ok(buffer)
+    }
+}
+
+#[cold]
+fn explain_plain(error: Error, bytes: usize, stream: &Stream) -> Error {
+    error
+        .asked(|| {
+            format!(
+                "{bytes} bytes from the current pool of {:?}",
+                stream.device()
+            )
+        })
+        .with_memory(|| {
+            let device = stream.context().memory_info().ok();
+            OutOfMemory {
+                asked: bytes as u64,
+                device_free: device.map(|device| device.free),
+                device_total: device.map(|device| device.total),
+                ..OutOfMemory::default()
+            }
+        })
+}
+
 #[cold]
 fn too_large(len: usize, size: usize) -> Error {
     Error::invalid(format!(

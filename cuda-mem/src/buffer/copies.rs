@@ -128,16 +128,20 @@ impl<T: Pod> DeviceBuffer<T> {
         copied.and(ordered)
     }
 
-    /// The contexts of both buffers' memory, if it is that of two devices.
+    /// The contexts of both buffers' memory, if not all of it is of the device that copies. Then the call
+    /// that needs no access serves.
     fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
-        let there = self.device?;
-        let here = from.device?;
-        let both_at_home = self.stream.device() == there && from.stream.device() == here;
-        (there != here && both_at_home).then(|| {
-            (
-                self.stream.context().as_raw(),
-                from.stream.context().as_raw(),
-            )
-        })
+        let (ours, theirs) = (self.device?, from.device?);
+        let copies = self.stream.device();
+        if ours == copies && theirs == copies {
+            return None;
+        }
+        let context_of = |device| {
+            [&self.stream, &from.stream]
+                .into_iter()
+                .find(|stream| stream.device() == device)
+                .map(|stream| stream.context().as_raw())
+        };
+        Some((context_of(ours)?, context_of(theirs)?))
     }
 }

@@ -150,6 +150,16 @@ impl<T: Pod> Loan<'_, T> {
         self.span().fill_bytes(value)
     }
 
+    /// See [`DeviceBuffer::zero`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn zero(&mut self) -> Result<()> {
+        self.fill_bytes(0)
+    }
+
     /// See [`DeviceBuffer::copy_from`]; synchronises this stream.
     ///
     /// # Errors

@@ -174,12 +174,11 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = self.settle() {
             self.settle_elsewhere(error)?;
         }
+        if self.keep.is_some() {
+            return self.release_kept();
+        }
         if self.address == 0 {
             return Ok(());
-        }
-        if let Some(keep) = self.keep.take() {
-            self.address = 0;
-            return keep.release(&self.stream);
         }
         let freed = self.free_in_order();
         if freed
@@ -192,6 +191,23 @@ impl<T: Pod> DeviceBuffer<T> {
         freed
     }
 
+    /// Tells the owner of memory that is not the buffer's to free.
+    #[cold]
+    fn release_kept(&mut self) -> Result<()> {
+        let here = if self.stream.is_elsewhere() {
+            // Nothing here can be ordered with it, so the host waits, and then any stream will do.
+            self.stream.context().synchronize()?;
+            Some(self.stream.context().per_thread_stream())
+        } else {
+            None
+        };
+        self.address = 0;
+        match self.keep.take() {
+            Some(keep) => keep.release(here.as_ref().unwrap_or(&self.stream)),
+            None => Ok(()),
+        }
+    }
+
     #[inline]
     fn free_in_order(&self) -> Result<()> {
         let _current = match self.stream.enter() {
@@ -202,6 +218,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
         // by this one (R13). A default stream's context is current (R8).
         unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }
+            .map_err(|error| error.asked(|| format!("{self:?}")))
     }
 
     /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
@@ -233,6 +250,10 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
     /// harmless, and other readers are none.
     fn wait_for_writers(&self) -> Result<()> {
+        // Before the lock: in a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         // Cloned out: the driver is not called under the lock.
         let owed = self.debts().clone();
         owed.iter()
@@ -256,6 +277,9 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
     #[inline]
     fn drop(&mut self) {
         report::release("buffer", || self.release());
+        // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
+        // dropped as if it were not.
+        std::mem::forget(self.keep.take());
     }
 }
 

@@ -49,6 +49,39 @@ impl<T: Pod> DeviceBuffer<T> {
         })
     }
 
+    /// Gives the buffer to another stream for good: that first waits for the buffer's own, and the memory
+    /// is used and freed in its order from now on. The host does not wait. For pipelines, where [`on`](Self::on)
+    /// would order the old stream behind the new one again.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Self::on); the buffer comes back, still of its own stream.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let (stream, next) = (context.stream()?, context.stream()?);
+    /// let buffer = device.default_pool()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    /// let buffer = buffer.move_to(&next)?;
+    /// assert_eq!(*buffer.stream(), next);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn move_to(mut self, other: &Stream) -> Result<Self, Failed<Self>> {
+        let ordered = self
+            .require_reach(other)
+            .and_then(|()| self.settle())
+            .and_then(|()| order(self.stream.as_ref(), other.as_ref()));
+        match ordered {
+            Ok(()) => {
+                self.stream = other.clone();
+                Ok(self)
+            }
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
     /// Frees the memory and waits on the host until the buffer's stream has done so, so that every
     /// stream can have it, whatever the reuse policy.
     ///
@@ -60,7 +93,12 @@ impl<T: Pod> DeviceBuffer<T> {
         let stream = self.stream.clone();
         // Not `cuMemFree`: it takes pool memory too, but leaves it among the pool's used bytes (R89).
         self.free()?;
-        stream.synchronize().map_err(Failed::lost)
+        let seen = if stream.is_elsewhere() {
+            stream.context().synchronize()
+        } else {
+            stream.synchronize()
+        };
+        seen.map_err(Failed::lost)
     }
 
     /// Gives the memory out of hand: the address, which somebody has to free. 0 if there are no bytes.

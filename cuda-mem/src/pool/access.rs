@@ -10,7 +10,7 @@ use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::raw;
+use crate::{raw, report};
 
 /// What a device may do with the memory of a pool.
 #[doc(alias = "CUmemAccess_flags")]
@@ -126,8 +126,8 @@ impl Pool {
                 return Err(Error::invalid(format!("{device:?} is named twice")));
             }
             // It has this anyway.
-            let has_it = self.0.owner_device() == Some(*device)
-                || self.0.allocation_type == AllocationType::Managed;
+            let has_it =
+                self.device() == Some(*device) || self.0.allocation_type == AllocationType::Managed;
             if !has_it {
                 entries.push(CUmemAccessDesc {
                     location: Location::Device(*device).to_raw(),
@@ -137,6 +137,9 @@ impl Pool {
         }
         if entries.is_empty() {
             return Ok(());
+        }
+        if report::is_forked() {
+            return Err(Error::forked());
         }
         // Held over the call, so that what is noted is what the driver did last.
         let mut granted = self
@@ -152,7 +155,7 @@ impl Pool {
             let bit = bit(*device);
             if *wanted == Access::None {
                 self.0.reach.fetch_and(!bit, Ordering::Relaxed);
-            } else if self.0.owner_device() != Some(*device) {
+            } else if self.device() != Some(*device) {
                 granted.push(*device);
                 self.0.reach.fetch_or(bit, Ordering::Relaxed);
             }
@@ -162,7 +165,7 @@ impl Pool {
 
     fn check_access(&self, device: &Device, wanted: Access) -> Result<()> {
         self.0.check_driver(device)?;
-        if self.0.owner_device() == Some(*device) {
+        if self.device() == Some(*device) {
             return if wanted == Access::ReadWrite {
                 Ok(())
             } else {
@@ -185,7 +188,7 @@ impl Pool {
                 Access::ReadWrite
             )));
         }
-        let Some(owner) = self.0.owner_device() else {
+        let Some(owner) = self.device() else {
             return Ok(());
         };
         if wanted == Access::ReadWrite && !device.can_access_peer(&owner)? {
@@ -206,6 +209,12 @@ impl Pool {
     /// `Ok` if work on `device` may touch the memory; asks the driver.
     #[cold]
     pub(crate) fn require_reach(&self, device: Device) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        // Held over the question, so that nobody takes the access between it and the note.
+        let granted = self.0.granted.lock();
+        let _granted = granted.unwrap_or_else(PoisonError::into_inner);
         if self.access(&device)? == Access::ReadWrite {
             // Somebody else has given it.
             self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
@@ -242,14 +251,6 @@ fn check_driver(device: &Device, other: &Device) -> Result<()> {
 }
 
 impl Inner {
-    /// The device whose access nobody can take away.
-    fn owner_device(&self) -> Option<Device> {
-        match (self.location, self.allocation_type) {
-            (Location::Device(device), AllocationType::Pinned) => Some(device),
-            _ => None,
-        }
-    }
-
     fn check_driver(&self, device: &Device) -> Result<()> {
         if device.driver() == self.driver {
             return Ok(());

@@ -45,7 +45,7 @@ pub enum CurrentPool {
 }
 
 /// The pools that are alive and ours, to recognise a handle that the driver answers.
-static POOLS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<(Driver, usize, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 /// The default pools that were asked for. They live as long as the process, and all handles of one
 /// share what this crate knows of it.
@@ -53,26 +53,27 @@ static DEFAULTS: Mutex<Vec<DefaultPool>> = Mutex::new(Vec::new());
 
 pub(super) fn remember(pool: &Arc<Inner>) {
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.push((pool.raw.addr(), Arc::downgrade(pool)));
+    pools.push((pool.driver, pool.raw.addr(), Arc::downgrade(pool)));
 }
 
 /// Before the handle is destroyed: afterwards the driver may use it for another pool.
-pub(super) fn forget(raw: CUmemoryPool) {
+pub(super) fn forget(driver: Driver, raw: CUmemoryPool) {
     // In a fork nobody may be left to unlock the list, and nobody can use it.
     if report::is_forked() {
         return;
     }
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.retain(|(known, _)| *known != raw.addr());
+    pools.retain(|(owner, known, _)| *owner != driver || *known != raw.addr());
 }
 
 fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
     let pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = pools.iter().filter(|(known, _)| *known == raw.addr());
-    known
-        .filter_map(|(_, pool)| pool.upgrade())
-        .find(|pool| pool.driver == driver)
-        .map(|pool| MemoryPool(Pool(pool)))
+    // Handles of two drivers may have the same value.
+    let known = pools
+        .iter()
+        .find(|(owner, known, _)| *owner == driver && *known == raw.addr());
+    let pool = known.and_then(|(_, _, pool)| pool.upgrade());
+    pool.map(|pool| MemoryPool(Pool(pool)))
 }
 
 /// The one value for a default pool's handle.
@@ -140,7 +141,8 @@ pub(super) fn step_down(
 }
 
 impl Device {
-    /// The pool that this device has by itself. Creates no context.
+    /// The pool that this device has by itself. Creates no context. Two driver calls and a lock: keep the
+    /// handle.
     ///
     /// # Errors
     ///
@@ -244,6 +246,8 @@ impl Driver {
         location: Location,
         allocation_type: AllocationType,
     ) -> Result<DefaultPool> {
+        let location = location.known(*self);
+        let allocation_type = allocation_type.known();
         self.require_pools_at(location)?;
         let (place, kind) = (location.to_raw(), allocation_type.to_raw());
         // SAFETY: the driver refuses a location that it does not know.

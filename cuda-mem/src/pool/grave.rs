@@ -53,7 +53,9 @@ impl Remains {
     pub(super) fn destroy(&self) -> Result<Result<()>> {
         let withdrawn = access::withdraw(self);
         // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
-        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }?;
+        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
+            error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
+        })?;
         Ok(withdrawn)
     }
 

@@ -106,7 +106,7 @@ impl Drop for Inner {
         if matches!(self.owner, Owner::Nobody) {
             return;
         }
-        default::forget(self.raw);
+        default::forget(self.driver, self.raw);
         report::release("memory pool", || self.remains().lay_down());
     }
 }
@@ -176,7 +176,7 @@ impl MemoryPool {
         location: Location,
         allocation_type: AllocationType,
     ) -> PoolBuilder {
-        PoolBuilder::new(driver, location, allocation_type)
+        PoolBuilder::new(driver, location.known(driver), allocation_type.known())
     }
 
     /// Takes over a pool that the driver made.
@@ -227,7 +227,7 @@ impl MemoryPool {
             }
         };
         // The handle in the list is of the shared value that this was.
-        default::forget(inner.raw);
+        default::forget(inner.driver, inner.raw);
         let remains = inner.remains();
         let destroyed = match remains.is_quiet() {
             Ok(true) => remains.destroy(),

@@ -13,15 +13,22 @@ use crate::report;
 pub(super) struct Scopes {
     /// Bytes asked for, and how many scopes ask for so much.
     users: BTreeMap<u64, usize>,
-    /// What the pool has when the last scope ends. Only meaningful while there are users.
-    base: u64,
+    /// What the pool has when the last scope ends; `None` if it has it.
+    base: Option<u64>,
 }
 
 impl Scopes {
     /// What the pool has now.
     fn effective(&self) -> u64 {
         let highest = self.users.last_key_value().map_or(0, |(bytes, _)| *bytes);
-        highest.max(self.base)
+        highest.max(self.base.unwrap_or(0))
+    }
+
+    /// The pool has what is in effect; without users that is the base.
+    fn forget_base(&mut self) {
+        if self.users.is_empty() {
+            self.base = None;
+        }
     }
 
     fn remove(&mut self, bytes: u64) {
@@ -46,12 +53,11 @@ impl Pool {
     #[doc(alias = "cuMemPoolSetAttribute")]
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
         let mut scopes = self.scopes()?;
-        if scopes.users.is_empty() {
-            return self.write_threshold(threshold.bytes());
-        }
-        let before = std::mem::replace(&mut scopes.base, threshold.bytes());
+        let before = scopes.base.replace(threshold.bytes());
         self.write_threshold(scopes.effective())
-            .inspect_err(|_| scopes.base = before)
+            .inspect_err(|_| scopes.base = before)?;
+        scopes.forget_base();
+        Ok(())
     }
 
     /// Lets the pool keep at least this much while the guard lives, then what it kept before. Scopes
@@ -80,12 +86,13 @@ impl Pool {
     pub fn raise_release_threshold(&self, threshold: ReleaseThreshold) -> Result<RaisedThreshold> {
         let bytes = threshold.bytes();
         let mut scopes = self.scopes()?;
-        if scopes.users.is_empty() {
-            scopes.base = self.release_threshold()?.bytes();
+        if scopes.base.is_none() {
+            scopes.base = Some(self.release_threshold()?.bytes());
         }
         *scopes.users.entry(bytes).or_default() += 1;
         if let Err(error) = self.write_threshold(scopes.effective()) {
             scopes.remove(bytes);
+            scopes.forget_base();
             return Err(error);
         }
         drop(scopes);
@@ -117,7 +124,10 @@ impl Drop for RaisedThreshold {
         report::release("raised threshold", || {
             let mut scopes = self.pool.scopes()?;
             scopes.remove(self.bytes);
-            self.pool.write_threshold(scopes.effective())
+            // If this fails, the base is kept for the next scope.
+            self.pool.write_threshold(scopes.effective())?;
+            scopes.forget_base();
+            Ok(())
         });
     }
 }
@@ -140,7 +150,7 @@ mod tests {
     #[test]
     fn the_highest_user_counts_and_the_base_is_the_least() {
         let mut scopes = Scopes {
-            base: 10,
+            base: Some(10),
             ..Scopes::default()
         };
         assert_eq!(scopes.effective(), 10);

@@ -27,6 +27,21 @@ pub(crate) unsafe fn from_pool(
     Ok(address)
 }
 
+/// From the pool that is current on the stream's device, whatever context is current (R6).
+///
+/// # Safety
+/// As [`from_pool`].
+pub(crate) unsafe fn from_current_pool(
+    table: &Table,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    // SAFETY: `address` is valid for a write; the caller vouches for the handle.
+    unsafe { call!(table, cuMemAllocAsync(&raw mut address, bytes, stream)) }?;
+    Ok(address)
+}
+
 /// # Safety
 /// `address` must come from [`from_pool`] and be freed nowhere else; every use of it must be
 /// ordered before this point of `stream`.

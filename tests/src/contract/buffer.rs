@@ -171,6 +171,28 @@ pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
+    let (pool, first, second) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u8>(&first, 1000)?;
+    first.synchronize()?;
+    let held = hold(&first)?;
+    buffer.fill(1)?;
+    let mut buffer = buffer.move_to(&second)?;
+    ensure!(*buffer.stream() == second && !second.is_done()?, "in order");
+    drop(held);
+    buffer.fill(2)?;
+    let held = hold(&first)?;
+    ensure!(
+        buffer.to_vec()? == [2; 1000],
+        "nothing of it is in the old stream"
+    );
+    drop(buffer);
+    drop(held);
+    let moved = pool.alloc::<u8>(&first, 0)?.move_to(&second)?;
+    ensure!(*moved.stream() == second);
+    Ok(())
+}
+
 pub(super) fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let address = pool.alloc_from(&stream, &[1_u16, 2, 3])?.into_raw()?;

@@ -58,9 +58,11 @@ pub(super) fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Resul
     let mut address = 0;
     // SAFETY: the stream is live, and `address` is valid for a write.
     let code = unsafe { allocate(&raw mut address, 12_345, stream.as_raw()) };
+    let ours = stream.alloc::<u8>(55);
     device.set_current_pool(&*device.default_pool()?)?;
     ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-    ensure!(pool.stats()?.used.current == 12_345);
+    ensure!(pool.stats()?.used.current == 12_400);
+    ours?.free()?;
     // SAFETY: allocated above, and never used.
     let code = unsafe { free(address, stream.as_raw()) };
     ensure!(code == CUresult::CUDA_SUCCESS, "{code}");

@@ -123,6 +123,26 @@ pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &La
     Ok(())
 }
 
+pub(super) fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    let make = || -> Result<_> {
+        let stream = lab.context()?.per_thread_stream();
+        let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
+        buffer.fill(3)?;
+        // SAFETY: the memory is that of a buffer which is kept, and nobody uses both.
+        let view =
+            unsafe { cuda_mem::DeviceBuffer::<u8>::borrow_raw(&stream, buffer.as_raw(), 1000, ()) };
+        Ok((buffer, view))
+    };
+    let (buffer, view) = std::thread::scope(|scope| {
+        let there = scope.spawn(make);
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    view.free()?;
+    buffer.free_sync()?;
+    Ok(())
+}
+
 pub(super) fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
     // Streams of this crate do not synchronise with the legacy stream.
     let stream = lab.stream()?;

@@ -101,7 +101,7 @@ pub(super) fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks.
 pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let first = pool.alloc_from(&stream, &[3u8; 1000])?;
     let second = pool.alloc_from(&stream, &[4u8; 1000])?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
@@ -112,6 +112,7 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
         let context = stream.device().primary_context();
         let allocated = pool.alloc::<u8>(&stream, 10);
         let read = first.to_vec();
+        let waited = stream.wait_for(&other).and_then(|()| stream.fork([&other]));
         let loaded = cuda_mem::Driver::load();
         let freed = second.free().map_err(|failed| failed.error);
         drop(first);
@@ -121,6 +122,7 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
             && context.is_err_and(refused)
             && allocated.is_err_and(refused)
             && read.is_err_and(refused)
+            && waited.is_err_and(refused)
             && loaded.is_err_and(refused)
             && freed.is_err_and(refused)
             && cuda_mem::drop_counts().failures == 0

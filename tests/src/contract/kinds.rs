@@ -169,6 +169,11 @@ pub(super) fn default_pools_are_found_by_place_and_type(lab: &Lab) -> Result<()>
         return Ok(());
     }
     ensure!(*found? == *device.default_pool()?);
+    // The driver's own numbers for the same place.
+    let id = device.as_raw();
+    let numbers =
+        driver.default_pool_at(Location::Other { kind: 1, id }, AllocationType::Other(1))?;
+    ensure!(numbers.device() == Some(device) && *numbers == *device.default_pool()?);
     let managed = driver.default_pool_at(Location::Anywhere, AllocationType::Managed)?;
     ensure!(managed.allocation_type() == AllocationType::Managed && managed.device().is_none());
     let nothing = driver.default_pool_at(Location::Anywhere, AllocationType::Pinned);

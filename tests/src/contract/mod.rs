@@ -64,7 +64,7 @@ pub fn all() -> Vec<Test> {
             nothing_at_all_is_a_buffer_too, live_buffers_do_not_overlap,
             a_buffer_may_be_dropped_by_another_thread, freeing_says_how_it_went,
             freeing_on_another_stream_is_ordered, freeing_at_once_serves_every_stream,
-            memory_goes_out_of_hand_and_comes_back;
+            a_buffer_moves_to_another_stream, memory_goes_out_of_hand_and_comes_back;
         threshold: a_scope_raises_the_threshold_and_puts_it_back,
             the_highest_of_several_scopes_holds, scopes_of_several_threads_end_in_any_order,
             a_scope_keeps_memory_that_goes_afterwards,
@@ -74,6 +74,7 @@ pub fn all() -> Vec<Test> {
             default_streams_of_a_context_are_told_apart,
             a_threads_own_stream_is_refused_elsewhere,
             a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
+            freeing_a_threads_own_buffer_elsewhere_waits,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
         rules: addresses_suit_every_type, the_host_may_free_pool_memory,
