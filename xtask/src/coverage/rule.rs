@@ -205,10 +205,6 @@ const OTHERS: &str = "waits for: other devices and interfaces";
 
 /// Why a function has no wrapper. The first pattern that fits counts.
 pub(super) const REASONS: &[(&str, &str)] = &[
-    (
-        "cuMemAllocAsync",
-        "`cuMemAllocFromPoolAsync` with the current pool does the same",
-    ),
     ("cuCtxDisablePeerAccess", PEERS),
     ("cuCtxEnablePeerAccess", PEERS),
     (
