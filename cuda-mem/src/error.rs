@@ -65,6 +65,10 @@ pub enum ErrorKind {
     DeviceFault,
     /// The object cannot be closed because others still use it.
     InUse,
+    /// The other process, or what it had made, is gone.
+    PeerGone,
+    /// The operating system refused something; see the error's source.
+    System,
     /// Anything else; see [`Error::code`].
     Other,
 }
@@ -104,6 +108,22 @@ enum Cause {
     NotSupported(String),
     #[error("{0}")]
     InvalidValue(String),
+    #[error("{0}")]
+    NotPermitted(String),
+    #[error("{0}")]
+    PeerGone(String),
+    #[error("{what} failed: {source}")]
+    System {
+        what: &'static str,
+        source: std::io::Error,
+    },
+    #[error("{function} answered {code}: {meaning}")]
+    Meant {
+        function: &'static str,
+        code: CUresult,
+        kind: ErrorKind,
+        meaning: &'static str,
+    },
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
@@ -194,6 +214,32 @@ impl Error {
         Self::from(Cause::InvalidValue(text))
     }
 
+    pub(crate) fn not_permitted(text: String) -> Self {
+        Self::from(Cause::NotPermitted(text))
+    }
+
+    pub(crate) fn peer_gone(text: String) -> Self {
+        Self::from(Cause::PeerGone(text))
+    }
+
+    pub(crate) fn system(what: &'static str, source: std::io::Error) -> Self {
+        Self::from(Cause::System { what, source })
+    }
+
+    /// Says what a code means where it means more than its name.
+    #[must_use]
+    pub(crate) fn meaning(self, when: CUresult, kind: ErrorKind, meaning: &'static str) -> Self {
+        match *self.0 {
+            Cause::Driver { function, code, .. } if code == when => Self::from(Cause::Meant {
+                function,
+                code,
+                kind,
+                meaning,
+            }),
+            other => Self::from(other),
+        }
+    }
+
     pub(crate) fn in_use(what: &'static str, users: usize) -> Self {
         Self::from(Cause::InUse { what, users })
     }
@@ -238,6 +284,10 @@ impl Error {
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
+            Cause::NotPermitted(_) => ErrorKind::NotPermitted,
+            Cause::PeerGone(_) => ErrorKind::PeerGone,
+            Cause::System { .. } => ErrorKind::System,
+            Cause::Meant { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Forked => ErrorKind::Forked,
         }
@@ -247,7 +297,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match &*self.0 {
-            Cause::Driver { code, .. } | Cause::OutOfMemory { code, .. } => Some(*code),
+            Cause::Driver { code, .. }
+            | Cause::OutOfMemory { code, .. }
+            | Cause::Meant { code, .. } => Some(*code),
             _ => None,
         }
     }
@@ -256,7 +308,9 @@ impl Error {
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
-            Cause::Driver { function, .. } | Cause::OutOfMemory { function, .. } => Some(function),
+            Cause::Driver { function, .. }
+            | Cause::OutOfMemory { function, .. }
+            | Cause::Meant { function, .. } => Some(function),
             Cause::Missing(missing) => Some(missing.symbol),
             _ => None,
         }

@@ -1,5 +1,6 @@
 //! Events: marks in a stream that others can wait for.
 
+use std::ffi::c_uint;
 use std::fmt;
 
 use cuda_driver_sys::{CUevent, CUevent_flags};
@@ -53,15 +54,30 @@ impl Context {
         self.new_event(true)
     }
 
+    /// Makes an event that other processes can open; see [`Event::export`]. It takes no time stamps.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuEventCreate", "CU_EVENT_INTERPROCESS"))]
+    pub fn interprocess_event(&self) -> Result<Event> {
+        let plain = CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        self.event_with(plain | CUevent_flags::CU_EVENT_INTERPROCESS.0, false)
+    }
+
     fn new_event(&self, timing: bool) -> Result<Event> {
         let flags = if timing {
             CUevent_flags::CU_EVENT_DEFAULT
         } else {
             CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
+        self.event_with(flags.0, timing)
+    }
+
+    fn event_with(&self, flags: c_uint, timing: bool) -> Result<Event> {
         let _current = self.bind()?;
         // SAFETY: this context is current.
-        let raw = unsafe { raw::event::create(self.driver().table(), flags.0) }?;
+        let raw = unsafe { raw::event::create(self.driver().table(), flags) }?;
         Ok(Event {
             context: self.clone(),
             raw,
@@ -71,6 +87,25 @@ impl Context {
 }
 
 impl Event {
+    /// Takes over an event without time stamps.
+    ///
+    /// # Safety
+    ///
+    /// The event must be live, of this context, and nobody else's.
+    #[cfg(target_os = "linux")]
+    pub(crate) unsafe fn from_raw(context: &Context, raw: CUevent) -> Self {
+        Self {
+            context: context.clone(),
+            raw,
+            timing: false,
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// The driver's handle. It stays valid while the event lives.
     #[must_use]
     pub fn as_raw(&self) -> CUevent {

@@ -50,6 +50,8 @@ mod device;
 mod driver;
 mod error;
 mod event;
+#[cfg(target_os = "linux")]
+mod ipc;
 mod join;
 mod later;
 mod location;
@@ -68,6 +70,11 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
+#[cfg(target_os = "linux")]
+pub use ipc::{
+    Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
+    SharedBuffer,
+};
 pub use location::{AllocationType, Location};
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

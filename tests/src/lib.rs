@@ -12,3 +12,4 @@ pub mod peers;
 pub mod random;
 pub mod run;
 pub mod sweep;
+pub mod two;

@@ -68,6 +68,12 @@ pub struct Options {
 pub fn main(tests: &[Test], options: Options) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let calls = std::env::var_os(CALLS);
+    // The other process of a contract test, which any program may run.
+    let mut contract = Vec::new();
+    if crate::two::is_other() {
+        contract = crate::contract::all();
+        contract.retain(|test| tests.iter().all(|own| own.name != test.name));
+    }
     if options.serial || calls.is_some() {
         arguments.test_threads = Some(1);
     }
@@ -87,7 +93,11 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
     if !arguments.list && calls.is_none() {
         announce(lab);
     }
-    let mut trials: Vec<Trial> = tests.iter().map(|test| trial(lab, *test)).collect();
+    let mut trials: Vec<Trial> = tests
+        .iter()
+        .chain(&contract)
+        .map(|test| trial(lab, *test))
+        .collect();
     trials.sort_by(|a, b| a.name().cmp(b.name()));
     let conclusion = libtest_mimic::run(&arguments, trials);
     let drops = cuda_mem::drop_counts();
@@ -156,6 +166,15 @@ fn gpu_required() -> bool {
     std::env::var_os("CUDA_MEM_TEST_REQUIRE_GPU").is_some_and(|value| value == "1")
 }
 
+/// The reason for which a program of one test skipped it, from what it printed.
+pub(crate) fn skip_in(text: &str) -> Option<Skip> {
+    let reason = text
+        .lines()
+        .find_map(|line| line.split_once("... ignored"))?;
+    let reason = reason.1.trim_start_matches([',', ' ', '(']);
+    Some(Skip(reason.trim_end_matches(')').to_owned()))
+}
+
 /// Runs one test of this program in a process of its own.
 fn spawn(name: &str) -> Result<()> {
     let output = Command::new(std::env::current_exe()?)
@@ -164,11 +183,8 @@ fn spawn(name: &str) -> Result<()> {
         .output()
         .context("could not start a process for the test")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    if let Some(skipped) = text
-        .lines()
-        .find_map(|line| line.split_once("... ignored, "))
-    {
-        return Err(Skip(skipped.1.to_owned()).into());
+    if let Some(skip) = skip_in(&text) {
+        return Err(skip.into());
     }
     ensure!(
         output.status.success() && text.contains("1 passed"),

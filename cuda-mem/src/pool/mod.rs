@@ -16,9 +16,12 @@ pub use properties::PoolProperties;
 pub use settings::{ReleaseThreshold, ReusePolicy};
 pub use threshold::RaisedThreshold;
 
+#[cfg(target_os = "linux")]
+pub(crate) use grave::no_pool_ends;
+
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
@@ -85,6 +88,8 @@ struct Inner {
     /// Those that were given access by us.
     granted: Mutex<Vec<Device>>,
     scopes: Mutex<threshold::Scopes>,
+    /// An export failed in a way after which the driver must not be asked again.
+    export_failed: AtomicBool,
 }
 
 /// Who destroys the pool.
@@ -128,6 +133,7 @@ impl Inner {
             reach: AtomicU64::new(reach),
             granted: Mutex::default(),
             scopes: Mutex::default(),
+            export_failed: AtomicBool::new(false),
         }
     }
 
@@ -189,6 +195,16 @@ impl MemoryPool {
         let inner = Arc::new(inner);
         default::remember(&inner);
         Self(Pool(inner))
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn export_has_failed(&self) -> bool {
+        self.0.0.export_failed.load(Ordering::Relaxed)
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note_failed_export(&self) {
+        self.0.0.export_failed.store(true, Ordering::Relaxed);
     }
 
     /// Destroys the pool now and says how it went, where dropping the last handle waits for the memory

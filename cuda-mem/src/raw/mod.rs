@@ -9,6 +9,8 @@ pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod init;
+#[cfg(target_os = "linux")]
+pub(crate) mod ipc;
 pub(crate) mod pointer;
 pub(crate) mod pool;
 pub(crate) mod stream;

@@ -1,5 +1,6 @@
 //! Asking in a process of its own.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -16,41 +17,80 @@ pub(crate) const LIMIT_OF_MANY: Duration = Duration::from_secs(300);
 ///
 /// The caller has one thread and has not started the driver.
 pub(crate) fn ask(name: &str, limit: Duration, body: impl FnOnce() -> Result<()>) -> bool {
-    // SAFETY: this process has one thread, so the child has everything it needs.
-    let pid = unsafe { libc::fork() };
-    if pid == 0 {
-        // SAFETY: no pointers; a child that hangs does not outlive this process.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-        let outcome = catch_unwind(AssertUnwindSafe(body));
-        let code = match outcome {
-            Ok(Ok(())) => 0,
-            Ok(Err(error)) => {
-                println!("{name}: {error:#}");
-                1
-            }
-            Err(_) => {
-                println!("{name}: panicked");
-                1
-            }
-        };
-        // SAFETY: ends the child at once: the driver's own clean-up at the end of a program may
-        // wait for what a question left behind.
-        unsafe { libc::_exit(code) };
-    }
-    if pid < 0 {
-        println!("{name}: no process: {}", std::io::Error::last_os_error());
-        return false;
-    }
-    match wait(pid, limit) {
-        None => {
-            println!("{name}: hung");
-            false
+    Child::start(name, body).is_some_and(|child| child.finish(name, limit))
+}
+
+/// A process that this one has started.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: libc::pid_t,
+    /// It was waited for, so the number may be somebody else's.
+    is_gone: Cell<bool>,
+}
+
+impl Child {
+    /// Runs `body` in a child; if it fails, that is said on a line with `name`.
+    pub(crate) fn start(name: &str, body: impl FnOnce() -> Result<()>) -> Option<Self> {
+        // SAFETY: this process has one thread, so the child has everything it needs.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: no pointers; a child that hangs does not outlive this process.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let outcome = catch_unwind(AssertUnwindSafe(body));
+            let code = match outcome {
+                Ok(Ok(())) => 0,
+                Ok(Err(error)) => {
+                    println!("{name}: {error:#}");
+                    1
+                }
+                Err(_) => {
+                    println!("{name}: panicked");
+                    1
+                }
+            };
+            // SAFETY: ends the child at once: the driver's own clean-up at the end of a program
+            // may wait for what a question left behind.
+            unsafe { libc::_exit(code) };
         }
-        Some(status) if libc::WIFSIGNALED(status) => {
-            println!("{name}: crashed (signal {})", libc::WTERMSIG(status));
-            false
+        if pid < 0 {
+            println!("{name}: no process: {}", std::io::Error::last_os_error());
+            return None;
         }
-        Some(status) => status == 0,
+        let is_gone = Cell::new(false);
+        Some(Self { pid, is_gone })
+    }
+
+    /// Waits for its end; whether all went well.
+    pub(crate) fn finish(&self, name: &str, limit: Duration) -> bool {
+        if self.is_gone.get() {
+            return true;
+        }
+        self.is_gone.set(true);
+        match wait(self.pid, limit) {
+            None => {
+                println!("{name}: hung");
+                false
+            }
+            Some(status) if libc::WIFSIGNALED(status) => {
+                println!("{name}: crashed (signal {})", libc::WTERMSIG(status));
+                false
+            }
+            Some(status) => status == 0,
+        }
+    }
+
+    pub(crate) fn kill(&self) {
+        if !self.is_gone.get() {
+            // SAFETY: the child was not waited for, so the number is still its own.
+            unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        }
+    }
+
+    /// Waits for its end, however it comes.
+    pub(crate) fn wait_quietly(&self) {
+        if !self.is_gone.replace(true) {
+            wait(self.pid, LIMIT);
+        }
     }
 }
 

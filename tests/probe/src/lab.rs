@@ -74,16 +74,16 @@ impl Lab {
             context: Cell::new(std::ptr::null_mut()),
         }
     }
-
-    pub(crate) fn question(&self) -> &'static str {
-        self.question
-    }
-
     /// Prints one answer.
     pub(crate) fn say(&self, part: impl Display, answer: impl Display) {
         let part = part.to_string().replace(':', ",");
         let space = if part.is_empty() { "" } else { " " };
         println!("{}{space}{part}: {answer}", self.question);
+    }
+
+    /// The beginning of the line of a part.
+    pub(crate) fn label(&self, part: &str) -> String {
+        format!("{} {part}", self.question)
     }
 
     /// Prints a code.
@@ -93,7 +93,7 @@ impl Lab {
 
     /// Asks one part in a process of its own, which starts the driver for itself.
     pub(crate) fn alone(&self, part: &str, body: impl FnOnce() -> Result<String>) {
-        let label = format!("{} {part}", self.question);
+        let label = self.label(part);
         crate::child::ask(&label, crate::child::LIMIT, || {
             self.start()?;
             let answer = body()?;

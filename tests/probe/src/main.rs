@@ -16,6 +16,10 @@ mod events;
 mod gate;
 mod hosts;
 mod init;
+mod ipc;
+mod ipc_ends;
+mod ipc_events;
+mod ipc_pointers;
 mod joins;
 mod kinds;
 mod lab;
@@ -29,6 +33,7 @@ mod pressure;
 mod reuse;
 mod streams;
 mod trim;
+mod twin;
 mod two;
 mod views;
 mod wrong;
@@ -136,6 +141,24 @@ fn questions() -> Vec<Question> {
     all.extend(
         questions!(true events: fresh, flags, pending, times, other_context,
         destroy_with_work),
+    );
+    all.extend(
+        questions!(true ipc: exports, descriptors, imported_twice, gives_back, fabric, no_context),
+    );
+    all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
+    all.extend(questions!(true ipc_pointers: exports));
+    all.extend(
+        questions!(false ipc_pointers: forged, misplaced, pools, pending_free,
+        twice),
+    );
+    all.extend(
+        questions!(false ipc_ends: importer_first, exporter_first, exporter_dies,
+        importer_dies, legacy),
+    );
+    all.extend(questions!(true ipc_events: handles));
+    all.extend(
+        questions!(false ipc_events: wrong, order, recorded_again, ends, stuck,
+        waits),
     );
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));

@@ -16,7 +16,7 @@ pub(crate) struct Two {
 
 /// Asks in a process of its own. Says nothing where there are not two devices.
 pub(crate) fn apart(lab: &Lab, part: &str, body: impl FnOnce(&Two) -> Result<()>) {
-    let label = format!("{} {part}", lab.question());
+    let label = lab.label(part);
     crate::child::ask(&label, crate::child::LIMIT, || {
         lab.fine("cuInit", cu!(lab, cuInit(0)))?;
         let mut count = 0;

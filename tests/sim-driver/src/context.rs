@@ -105,6 +105,7 @@ impl State {
             context.peers.remove(&id);
         }
         self.orphan_streams(id);
+        self.sharing.end_context(id);
         for event in self.events.values_mut() {
             event.is_orphan |= event.context == id;
         }

@@ -110,6 +110,9 @@ impl State {
             By::Stream(id) => (self.stream(id)?.device, false),
             By::Device(device) => (device, true),
         };
+        if let Some(answer) = self.touch_imported(access, device) {
+            return answer.map(|()| Place::Device);
+        }
         let Self {
             pools,
             clocks,

@@ -9,6 +9,7 @@ use cuda_driver_sys::{CUevent, CUresult, CUstream};
 use crate::clock::Past;
 use crate::context::ContextId;
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::ipc::{Signal, Slot};
 use crate::queue::{Mark, Task};
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
 use crate::stream::check_event_flags;
@@ -27,8 +28,59 @@ pub(crate) struct Event {
     /// Its context is gone.
     pub(crate) is_orphan: bool,
     flags: c_uint,
-    /// The last record; none yet counts as reached.
-    pub(crate) recorded: Option<Recorded>,
+    /// The last record here; none yet counts as reached.
+    recorded: Option<Recorded>,
+    /// Where other processes see it.
+    shared: Option<Shared>,
+}
+
+/// An event that several processes have.
+#[derive(Debug)]
+struct Shared {
+    slot: Slot,
+    /// Another process made it.
+    is_opened: bool,
+    /// What `recorded` is to the others.
+    own: Option<Signal>,
+}
+
+impl Event {
+    /// One that another process made.
+    pub(crate) fn opened(context: ContextId, slot: Slot) -> Self {
+        let shared = Shared {
+            slot,
+            is_opened: true,
+            own: None,
+        };
+        Self {
+            context,
+            is_orphan: false,
+            flags: DISABLE_TIMING | INTERPROCESS,
+            recorded: None,
+            shared: Some(shared),
+        }
+    }
+
+    /// Where others find it, if it was made here for them.
+    pub(crate) fn own_slot(&self) -> Option<&Slot> {
+        let shared = self.shared.as_ref()?;
+        (!shared.is_opened).then_some(&shared.slot)
+    }
+
+    /// The last record, by whatever process.
+    pub(crate) fn last(&self) -> Option<Recorded> {
+        let Some(shared) = &self.shared else {
+            return self.recorded.clone();
+        };
+        let signal = shared.slot.latest()?;
+        let is_own = shared.own.as_ref().is_some_and(|own| own.is_same(&signal));
+        let past = self.recorded.as_ref().filter(|_| is_own);
+        Some(Recorded {
+            past: past.map_or_else(Past::default, |recorded| recorded.past.clone()),
+            mark: Mark::shared(signal),
+            time: Arc::default(),
+        })
+    }
 }
 
 /// Where an event was recorded.
@@ -69,6 +121,15 @@ impl State {
                 queue.push(Task::Stamp(Arc::clone(&time)))?;
             }
         }
+        let shared = self.event(event)?.shared.as_ref();
+        let signal = shared.map(|shared| shared.slot.record());
+        if let Some(signal) = &signal {
+            if queue.is_idle() {
+                signal.reach();
+            } else {
+                queue.push(Task::Signal(signal.clone()))?;
+            }
+        }
         let recorded = Recorded {
             mark: queue.mark(),
             past: self.clocks.past(id),
@@ -76,6 +137,9 @@ impl State {
         };
         if let Some(event) = self.events.get_mut(&from_handle(event)) {
             event.recorded = Some(recorded);
+            if let Some(shared) = &mut event.shared {
+                shared.own = signal;
+            }
         }
         Ok(())
     }
@@ -114,7 +178,13 @@ exports! {
         let mut state = state()?;
         let context = state.current()?;
         let id = state.new_handle(HandleKind::Event);
-        let event = Event { context, is_orphan: false, flags, recorded: None };
+        let shared = if flags & INTERPROCESS == 0 {
+            None
+        } else {
+            let slot = state.new_slot(context, id)?;
+            Some(Shared { slot, is_opened: false, own: None })
+        };
+        let event = Event { context, is_orphan: false, flags, recorded: None, shared };
         state.events.insert(id, event);
         out.write(to_handle(id))
     }
@@ -122,7 +192,11 @@ exports! {
     release fn cuEventDestroy_v2(_, event: CUevent) {
         let mut state = state()?;
         let answer = state.event(event).map(|_| ());
-        state.events.remove(&from_handle(event));
+        if let Some(event) = state.events.remove(&from_handle(event))
+            && let Some(slot) = event.own_slot()
+        {
+            state.end_slot(event.context, slot);
+        }
         answer
     }
 
@@ -139,7 +213,7 @@ exports! {
 
     plain fn cuEventQuery(_, event: CUevent) {
         let mut state = state()?;
-        match state.event(event)?.recorded.clone() {
+        match state.event(event)?.last() {
             Some(recorded) if !recorded.mark.is_reached() => Err(CUresult::CUDA_ERROR_NOT_READY),
             Some(recorded) => {
                 state.note_observed(&[recorded.past]);
@@ -150,7 +224,7 @@ exports! {
     }
 
     plain fn cuEventSynchronize(_, event: CUevent) {
-        let recorded = state()?.event(event)?.recorded.clone();
+        let recorded = state()?.event(event)?.last();
         if let Some(recorded) = recorded {
             recorded.mark.wait();
             state()?.observe(&[recorded.past]);

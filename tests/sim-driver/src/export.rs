@@ -6,8 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUhostFn, CUmemAllocationType,
-    CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUhostFn, CUipcEventHandle,
+    CUipcMemHandle, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
+    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
 };
 
 use crate::fault;
@@ -129,6 +130,9 @@ plain_arguments!(
     CUevent,
     CUmemoryPool,
     CUhostFn,
+    CUipcEventHandle,
+    CUipcMemHandle,
+    CUmemAllocationHandleType,
     CUresult,
     CUdevice_P2PAttribute,
     CUdevice_attribute,

@@ -37,6 +37,7 @@ mod event;
 mod export;
 mod fault;
 mod init;
+mod ipc;
 mod knobs;
 mod live;
 mod memory;

@@ -15,7 +15,7 @@ pub struct Live {
     pub streams: u64,
     /// Events.
     pub events: u64,
-    /// Pools that were made and not destroyed; default pools do not count.
+    /// Pools that were made or imported, and not destroyed; default pools do not count.
     pub pools: u64,
     /// Blocks of device memory, from pools and from `cuMemAlloc`.
     pub allocations: u64,
@@ -37,6 +37,9 @@ impl State {
             .filter(|allocation| allocation.freed.is_none())
             .partition(|allocation| allocation.is_host);
         let device_bytes = device.iter().map(|allocation| allocation.size);
+        let imported = || self.sharing.imported.values();
+        let pointers = || imported().flat_map(|pool| pool.pointers.values());
+        let imported_bytes: u64 = pointers().map(|block| block.size).sum();
         let explicit_pools = self.pools.values();
         let explicit_pools = explicit_pools.filter(|pool| !pool.is_default && !pool.is_destroyed);
         let explicit_contexts = self.contexts.values();
@@ -55,9 +58,9 @@ impl State {
                     .filter(|event| !event.is_orphan)
                     .count(),
             ),
-            pools: count(explicit_pools.count()),
-            allocations: count(device.len() + pool_blocks.sum::<usize>()),
-            bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>(),
+            pools: count(explicit_pools.count() + imported().count()),
+            allocations: count(device.len() + pool_blocks.sum::<usize>() + pointers().count()),
+            bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>() + imported_bytes,
             host_allocations: count(host.len()),
         }
     }

@@ -1,8 +1,11 @@
 //! The memory itself: address space from the operating system, and the bytes in it.
 
+use std::ffi::c_int;
+
 use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
+use crate::ipc::{Backing, SharedFile};
 
 /// A page of any machine this runs on divides this.
 const PAGE: u64 = 64 << 10;
@@ -12,6 +15,8 @@ const PAGE: u64 = 64 << 10;
 pub(crate) struct Mapping {
     base: u64,
     len: u64,
+    /// The file behind it that other processes may map; none of memory that nobody can share.
+    backing: Option<Backing>,
 }
 
 impl Mapping {
@@ -19,24 +24,47 @@ impl Mapping {
     pub(crate) fn reserve(len: u64) -> Answer<Self> {
         let len = len.max(1).next_multiple_of(PAGE);
         let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        // SAFETY: a fresh anonymous mapping at an address that the system chooses.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
+        Ok(Self {
+            base: map(
                 size,
                 libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        Ok(Self {
-            base: base.expose_provenance() as u64,
+            )?,
             len,
+            backing: None,
         })
+    }
+
+    /// As [`Mapping::reserve`], as long as the file that will be behind it.
+    pub(crate) fn shared(backing: Backing) -> Answer<Self> {
+        let (len, number) = (backing.file.len(), backing.file.number());
+        let size = usize::try_from(len).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        Ok(Self {
+            base: map(size, libc::PROT_NONE, libc::MAP_SHARED, number)?,
+            len,
+            backing: Some(backing),
+        })
+    }
+
+    /// All of the memory in a file, which need not stay open.
+    pub(crate) fn of_file(file: &SharedFile) -> Answer<Self> {
+        let size = usize::try_from(file.len()).map_err(|_| CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        Ok(Self {
+            base: map(size, access, libc::MAP_SHARED, file.number())?,
+            len: file.len(),
+            backing: None,
+        })
+    }
+
+    /// What other processes may import.
+    pub(crate) fn backing(&mut self) -> Option<&mut Backing> {
+        self.backing.as_mut()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
     }
 
     /// Address space with memory behind all of it.
@@ -74,6 +102,9 @@ impl Mapping {
     /// Gives the pages of a part back; it reads as zero from now on. It stays accessible, so that
     /// a program with an ordering mistake meets the sanitizer and not a signal.
     pub(crate) fn discard(&self, offset: u64, len: u64) {
+        if let Some(backing) = &self.backing {
+            return backing.discard(offset, len);
+        }
         let Ok(address) = self.at(offset, len) else {
             return;
         };
@@ -96,6 +127,17 @@ impl Drop for Mapping {
         // queue can touch it any more.
         unsafe { libc::munmap(pointer(self.base), self.len as usize) };
     }
+}
+
+/// Fresh address space, where the system chooses.
+fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+    let kind = kind | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping: nothing that is there changes.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    Ok(base.expose_provenance() as u64)
 }
 
 fn pointer<T>(address: u64) -> *mut T {

@@ -30,6 +30,8 @@ struct Facts {
     is_sync: bool,
     /// Whether the current context may use the address.
     reach: Answer,
+    /// Whether another process allocated it.
+    is_imported: bool,
 }
 
 /// What the plural query answers for an address that is not the driver's.
@@ -47,6 +49,7 @@ const NOTHING: Facts = Facts {
     access: 0,
     is_sync: false,
     reach: Ok(()),
+    is_imported: false,
 };
 
 impl State {
@@ -70,6 +73,22 @@ impl State {
                 access: 3,
                 is_sync: allocation.is_sync,
                 reach,
+                ..NOTHING
+            });
+        }
+        if let Some((id, imported, start, size)) = self.imported_block(address) {
+            let device = imported.device.unwrap_or(0);
+            let is_host = imported.device.is_none();
+            return Some(Facts {
+                address,
+                start,
+                size,
+                memory_type: if is_host { HOST } else { DEVICE },
+                device: c_int::try_from(device).unwrap_or(NO_DEVICE),
+                pool: id,
+                access: 3,
+                is_sync: true,
+                is_imported: true,
                 ..NOTHING
             });
         }
@@ -105,6 +124,7 @@ impl State {
                     Err(INVALID_VALUE)
                 }
             }),
+            is_imported: false,
         })
     }
 
@@ -150,6 +170,9 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         8 => flag(facts.is_managed),
         9 => out.write(facts.device),
         10 => flag(facts.is_legacy_ipc),
+        // Measured: nothing is said of the mapping of imported memory.
+        18 if facts.is_imported => out.write(0_usize),
+        19 if facts.is_imported => out.write::<CUdeviceptr>(0),
         11 | 19 => out.write::<CUdeviceptr>(facts.start),
         12 | 18 => out.write(facts.size as usize),
         13 => flag(facts.size > 0),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
+use crate::ipc::Signal;
 use crate::memory::bytes;
 
 /// A worker without work ends after this long; the next task starts another.
@@ -29,6 +30,8 @@ pub(crate) enum Task {
     Host(HostCall),
     /// Waits for another stream to get somewhere.
     Wait(Mark),
+    /// Tells other processes that the stream has got here.
+    Signal(Signal),
     /// Notes the time.
     Stamp(Arc<OnceLock<Instant>>),
 }
@@ -74,9 +77,16 @@ struct Inner {
 
 /// A place in a queue, reached when all tasks before it are done.
 #[derive(Clone, Debug)]
-pub(crate) struct Mark {
-    queue: Arc<Queue>,
-    position: u64,
+pub(crate) struct Mark(Place);
+
+#[derive(Clone, Debug)]
+enum Place {
+    Queue {
+        queue: Arc<Queue>,
+        position: u64,
+    },
+    /// In a stream of any process.
+    Shared(Signal),
 }
 
 impl Queue {
@@ -105,19 +115,19 @@ impl Queue {
 
     /// The place behind everything pushed so far.
     pub(crate) fn mark(self: &Arc<Self>) -> Mark {
-        Mark {
+        Mark(Place::Queue {
             position: self.lock().pushed,
             queue: Arc::clone(self),
-        }
+        })
     }
 
     /// A place that no work pushed so far reaches.
     #[cfg(test)]
     pub(crate) fn mark_ahead(self: &Arc<Self>) -> Mark {
-        Mark {
+        Mark(Place::Queue {
             position: self.lock().pushed + 1,
             queue: Arc::clone(self),
-        }
+        })
     }
 
     /// Bytes taken from the host that are not written yet.
@@ -157,16 +167,27 @@ impl Queue {
 }
 
 impl Mark {
+    /// The place of a recording that other processes see.
+    pub(crate) fn shared(signal: Signal) -> Self {
+        Self(Place::Shared(signal))
+    }
+
     pub(crate) fn is_reached(&self) -> bool {
-        self.queue.lock().done >= self.position
+        match &self.0 {
+            Place::Queue { queue, position } => queue.lock().done >= *position,
+            Place::Shared(signal) => signal.is_reached(),
+        }
     }
 
     /// Blocks until the place is reached. The caller must not hold the state.
     pub(crate) fn wait(&self) {
-        let mut inner = self.queue.lock();
-        while inner.done < self.position {
-            inner = self
-                .queue
+        let (queue, position) = match &self.0 {
+            Place::Queue { queue, position } => (queue, *position),
+            Place::Shared(signal) => return signal.wait(),
+        };
+        let mut inner = queue.lock();
+        while inner.done < position {
+            inner = queue
                 .changed
                 .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
@@ -193,6 +214,7 @@ impl Task {
             },
             Self::Host(call) => call.run(),
             Self::Wait(mark) => mark.wait(),
+            Self::Signal(signal) => signal.reach(),
             Self::Stamp(slot) => {
                 // A slot is stamped once, by the task that was made for it.
                 let _ = slot.set(Instant::now());

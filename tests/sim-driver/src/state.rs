@@ -12,6 +12,7 @@ use crate::context::{Context, ContextId};
 use crate::device::Device;
 use crate::event::{Event, EventId};
 use crate::export::Answer;
+use crate::ipc::Sharing;
 use crate::knobs::Knobs;
 use crate::memory::Mapping;
 use crate::pool::{Place, Pool, PoolId};
@@ -44,6 +45,7 @@ pub(crate) struct State {
     /// What is not pool memory, by address.
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) slabs: Slabs,
+    pub(crate) sharing: Sharing,
     pub(crate) reports: Reports,
     /// Memory that goes when the queues that might still touch it have got that far.
     graveyard: Vec<(Mapping, Vec<Mark>)>,
@@ -66,6 +68,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         ranges: BTreeMap::new(),
         allocations: BTreeMap::new(),
         slabs: Slabs::default(),
+        sharing: Sharing::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
         next_handle: 0,

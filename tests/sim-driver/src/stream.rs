@@ -381,7 +381,7 @@ exports! {
         check_event_flags(flags)?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
-        let recorded = state.event(event)?.recorded.clone();
+        let recorded = state.event(event)?.last();
         state.begin(id)?;
         match recorded {
             Some(recorded) => state.wait_for(id, &recorded.past, recorded.mark),

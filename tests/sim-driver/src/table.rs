@@ -1,7 +1,9 @@
 //! All exports, by name.
 
 use crate::export::Export;
-use crate::{alloc, context, copy, device, event, init, peer, pointer, pool, proc_address, stream};
+use crate::{
+    alloc, context, copy, device, event, init, ipc, peer, pointer, pool, proc_address, stream,
+};
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
@@ -17,7 +19,11 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         proc_address::EXPORTS,
         stream::EXPORTS,
     ];
-    files.into_iter().chain(pool::EXPORTS).flatten()
+    files
+        .into_iter()
+        .chain(pool::EXPORTS)
+        .chain(ipc::EXPORTS)
+        .flatten()
 }
 
 /// The export with this real name (`cuMemAlloc_v2`, not `cuMemAlloc`).

@@ -7,6 +7,8 @@ mod default_streams;
 mod device;
 mod failure;
 mod foreign;
+mod ipc;
+mod ipc_ends;
 mod kinds;
 mod order;
 mod plain;
@@ -90,8 +92,26 @@ pub fn all() -> Vec<Test> {
         failure: a_size_that_overflows_is_refused, too_much_memory_says_how_much_there_was,
             a_pool_works_after_running_out,
             running_out_takes_what_other_pools_keep, dropping_counts_no_failure;
+        ipc: two_processes_read_and_write_one_buffer,
+            imported_memory_is_described_and_not_handed_out,
+            two_imports_of_one_buffer_share_a_mapping, an_import_may_follow_the_end_of_another,
+            an_event_orders_two_processes, an_event_is_opened_by_others_only,
+            what_was_not_made_to_be_shared_is_refused,
+            a_fabric_that_is_not_there_is_refused_and_stays_refused,
+            a_pool_is_imported_where_it_was_exported,
+            a_wrong_description_of_a_buffer_is_refused,
+            memory_is_given_back_after_it_was_shared;
+        ipc_ends: the_exporter_may_die, the_exporter_may_die_before_anything_is_imported,
+            the_importer_may_die_before_it_imports, the_importer_may_die_with_a_pool,
+            the_importer_may_die_with_a_buffer, the_importer_may_die_with_work_submitted,
+            dropping_a_lent_buffer_waits_for_its_return,
+            an_event_outlives_the_process_that_recorded_it,
+            a_name_is_listened_to_by_one_and_free_afterwards, a_message_has_bounds,
+            what_was_not_expected_is_refused, a_process_of_another_user_is_turned_away;
     };
     all.extend(tests_alone! {
+        ipc: foreign_descriptors_are_refused_and_kept, sharing_leaves_no_descriptor_open;
+        ipc_ends: a_forked_child_leaves_imports_alone;
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;

@@ -9,7 +9,8 @@ use cuda_driver_sys::{
 
 use super::Pool;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
-use crate::state::{State, state};
+use crate::ipc::Imported;
+use crate::state::{State, from_handle, state};
 
 pub(super) const NONE: u32 = 0;
 const READ: u32 = 1;
@@ -28,6 +29,35 @@ impl Pool {
     /// Whether a device reaches the memory.
     pub(crate) fn is_open_to(&self, device: usize) -> bool {
         self.properties.is_managed() || self.access_of(device) != NONE
+    }
+}
+
+/// What kind of imported pool a request is about, and who may use it.
+impl State {
+    fn kind_of(&mut self, pool: CUmemoryPool) -> Answer<Of> {
+        if let Some(imported) = self.sharing.imported.get(&from_handle(pool)) {
+            return Ok(imported.device.map_or(Of::Host, Of::Device));
+        }
+        let asked = self.pool(pool)?;
+        Ok(match asked.device {
+            Some(device) => Of::Device(device),
+            None if asked.is_host() => Of::Host,
+            None => Of::Managed,
+        })
+    }
+}
+
+impl Imported {
+    /// What a device may do here: the access of the exporter's devices is not inherited.
+    fn access_of(&self, device: usize) -> u32 {
+        if self.device == Some(device) {
+            return READWRITE;
+        }
+        self.access.get(&device).copied().unwrap_or(NONE)
+    }
+
+    pub(crate) fn is_open_to(&self, device: usize) -> bool {
+        self.access_of(device) != NONE
     }
 }
 
@@ -89,12 +119,7 @@ exports! {
         _, pool: CUmemoryPool, wishes: In<CUmemAccessDesc>, count: usize
     ) {
         let mut state = state()?;
-        let asked = state.pool(pool)?;
-        let of = match asked.device {
-            Some(device) => Of::Device(device),
-            None if asked.is_host() => Of::Host,
-            None => Of::Managed,
-        };
+        let of = state.kind_of(pool)?;
         let wishes = wishes.required()?.read_all(count)?;
         // The whole list is checked before any of it counts, all devices first.
         let named: Vec<Who> = wishes
@@ -106,6 +131,14 @@ exports! {
             .zip(&wishes)
             .map(|(who, wish)| Ok((*who, flags_of(&state, of, *who, wish)?)))
             .collect::<Answer<_>>()?;
+        if let Some(imported) = state.sharing.imported.get_mut(&from_handle(pool)) {
+            for (who, flags) in wishes {
+                if let Who::Device(device) = who {
+                    imported.access.insert(device, flags);
+                }
+            }
+            return Ok(());
+        }
         let pool = state.pool(pool)?;
         for (who, flags) in wishes {
             match who {
@@ -128,11 +161,19 @@ exports! {
         let flags = match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
                 let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
-                state.pool(pool)?.access_of(device)
+                match state.sharing.imported.get(&from_handle(pool)) {
+                    Some(imported) => imported.access_of(device),
+                    None => state.pool(pool)?.access_of(device),
+                }
             }
             CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
             | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                state.pool(pool)?.host_access
+                // Measured for an imported pool of a device; that of a host's is a guess.
+                if state.sharing.imported.contains_key(&from_handle(pool)) {
+                    NONE
+                } else {
+                    state.pool(pool)?.host_access
+                }
             }
             _ => return Err(INVALID_VALUE),
         };

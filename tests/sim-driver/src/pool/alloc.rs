@@ -121,7 +121,8 @@ impl State {
         let mark = self.stream(id)?.queue.mark();
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {
-            return self.free_device_memory(address, point);
+            let imported = self.free_imported(address, Some(id));
+            return imported.unwrap_or_else(|| self.free_device_memory(address, point));
         };
         let pool = self.pools.get_mut(&pool_id).ok_or(INVALID_VALUE)?;
         match pool.space.free(address - base, Some((point, mark))) {
@@ -157,7 +158,8 @@ impl State {
     pub(crate) fn free_pool_memory_now(&mut self, address: u64) -> Answer<bool> {
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {
-            return Ok(false);
+            let imported = self.free_imported(address, None);
+            return imported.map_or(Ok(false), |freed| freed.map(|()| true));
         };
         let freed = self.pools.get_mut(&pool_id);
         match freed.and_then(|pool| pool.space.free(address - base, None)) {

@@ -134,6 +134,9 @@ impl State {
 
 impl State {
     fn destroy_pool(&mut self, handle: CUmemoryPool) -> Answer {
+        if let Some(answer) = self.end_import(handle) {
+            return answer;
+        }
         let pool = self.pool(handle)?;
         if pool.is_default {
             return Err(INVALID_VALUE);

@@ -18,6 +18,7 @@ use cuda_driver_sys::{CUmemoryPool, CUresult};
 
 use crate::clock::{Past, StreamId};
 use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::ipc::Backing;
 use crate::memory::Mapping;
 use crate::state::{HandleKind, State, from_handle};
 
@@ -55,7 +56,7 @@ pub(crate) struct Pool {
     /// The program has destroyed it; it goes when its last block is freed.
     pub(crate) is_destroyed: bool,
     pub(crate) space: Space,
-    mapping: Mapping,
+    pub(crate) mapping: Mapping,
     pub(crate) reuse: [bool; 3],
     pub(crate) threshold: u64,
     /// The streams that allocated or freed here: their synchronisation lets the pool shrink.
@@ -99,6 +100,12 @@ impl State {
             capacity = capacity.min(wanted.max(1 << 30));
         }
         let capacity = capacity.next_multiple_of(chunk);
+        let mapping = if properties.handle_types == 0 {
+            Mapping::reserve(capacity)?
+        } else {
+            let index = device.map(|device| self.devices[device].index);
+            Mapping::shared(Backing::create(capacity, &properties, index)?)?
+        };
         let host_access = if properties.is_host() {
             access::READWRITE
         } else {
@@ -110,7 +117,7 @@ impl State {
             is_default,
             is_destroyed: false,
             space: Space::new(self.knobs.granule, chunk, capacity, limit),
-            mapping: Mapping::reserve(capacity)?,
+            mapping,
             reuse: [true; 3],
             threshold: 0,
             users: HashSet::new(),

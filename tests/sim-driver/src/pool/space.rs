@@ -22,6 +22,19 @@ pub(crate) struct Block {
     pub(crate) accesses: Vec<Point>,
 }
 
+impl Block {
+    /// One of another process. No stream of this one allocated it: the host knows it done.
+    pub(crate) fn imported(size: u64) -> Self {
+        Self {
+            size,
+            len: size,
+            allocated: Point { stream: 0, time: 0 },
+            accesses: Vec::new(),
+            is_sync: true,
+        }
+    }
+}
+
 /// A range that was freed in stream order, and not yet seen freed by the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Freed {

@@ -1,0 +1,340 @@
+//! A channel to another process of the same machine: messages with descriptors over a Unix socket.
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
+};
+use rustix::process::geteuid;
+
+use crate::error::{Error, Result};
+
+/// Which processes may be at the other end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Peers {
+    /// Those of the same user. Whoever can share memory can also harm: a wrong token can crash the
+    /// process that imports it.
+    #[default]
+    SameUser,
+    /// Those of any user who can reach the socket.
+    AnyUser,
+}
+
+/// One end of a channel to another process of this machine. Messages arrive whole, in order, with the
+/// descriptors that were sent along, which are close-on-exec from the start.
+///
+/// If the other process dies, sending and receiving answer [`PeerGone`](crate::ErrorKind::PeerGone), once
+/// what it had sent is read.
+///
+/// ```
+/// use cuda_mem::Channel;
+///
+/// let (here, there) = Channel::pair()?;
+/// here.send(b"hello", &[])?;
+/// assert_eq!(there.receive()?.bytes, b"hello");
+/// drop(here);
+/// assert_eq!(there.receive().unwrap_err().kind(), cuda_mem::ErrorKind::PeerGone);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+/// What [`Channel::receive`] brings.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Message {
+    /// The bytes that were sent.
+    pub bytes: Vec<u8>,
+    /// Descriptors of this process, for what was sent along.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Waits for other processes to [`connect`](Channel::connect).
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    peers: Peers,
+}
+
+impl Channel {
+    /// The most bytes of one message.
+    pub const MAX_BYTES: usize = 64 << 10;
+
+    /// The most descriptors of one message.
+    pub const MAX_DESCRIPTORS: usize = 16;
+
+    /// Two ends. One of them is for a child: made into its standard input, say.
+    ///
+    /// # Errors
+    ///
+    /// [`System`](crate::ErrorKind::System) if there are no descriptors left.
+    #[doc(alias = "socketpair")]
+    pub fn pair() -> Result<(Self, Self)> {
+        let (first, second) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|error| system("making a channel", error))?;
+        Ok((Self { socket: first }, Self { socket: second }))
+    }
+
+    /// Connects to the process that [listens](Listener::bind) under `name`, if it is of the same user.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](crate::ErrorKind::PeerGone) if nobody listens;
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if it is somebody else's process.
+    pub fn connect(name: &str) -> Result<Self> {
+        Self::connect_to(name, Peers::SameUser)
+    }
+
+    /// As [`connect`](Self::connect), with a choice of whose process may be there.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn connect_to(name: &str, peers: Peers) -> Result<Self> {
+        let socket = socket()?;
+        retry_on_intr(|| rustix::net::connect(&socket, &address(name)?)).map_err(|error| {
+            match error {
+                Errno::CONNREFUSED => {
+                    Error::peer_gone(format!("nobody listens under the name {name:?}"))
+                }
+                error => system("connecting a channel", error),
+            }
+        })?;
+        Self::from_fd_of(socket, peers)
+    }
+
+    /// Takes over one end of a channel that came by another way, such as standard input, if the process
+    /// that made it is of the same user.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the descriptor is something else;
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if the other end is somebody else's.
+    pub fn from_fd(socket: OwnedFd) -> Result<Self> {
+        Self::from_fd_of(socket, Peers::SameUser)
+    }
+
+    /// As [`from_fd`](Self::from_fd), with a choice of whose process may be there.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn from_fd_of(socket: OwnedFd, peers: Peers) -> Result<Self> {
+        let kind = sockopt::socket_type(&socket).and_then(|kind| {
+            let domain = sockopt::socket_domain(&socket)?;
+            Ok(kind == SocketType::SEQPACKET && domain == AddressFamily::UNIX)
+        });
+        if kind != Ok(true) {
+            return Err(Error::invalid(
+                "the descriptor is not one end of a channel".to_owned(),
+            ));
+        }
+        check_peer(&socket, peers)?;
+        Ok(Self { socket })
+    }
+
+    /// Sends a message, with copies of the descriptors. Waits while the other end has too much to read.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](crate::ErrorKind::PeerGone) if the other end is closed;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the message is too large.
+    #[doc(alias("sendmsg", "SCM_RIGHTS"))]
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        if bytes.len() > Self::MAX_BYTES || descriptors.len() > Self::MAX_DESCRIPTORS {
+            return Err(Error::invalid(format!(
+                "a message of {} bytes and {} descriptors; at most {} and {} fit",
+                bytes.len(),
+                descriptors.len(),
+                Self::MAX_BYTES,
+                Self::MAX_DESCRIPTORS
+            )));
+        }
+        let mut space = [MaybeUninit::uninit(); SPACE];
+        // One byte more than asked, so that a message of no bytes is not taken for the end.
+        let parts = [IoSlice::new(&[0]), IoSlice::new(bytes)];
+        retry_on_intr(|| {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(descriptors));
+            }
+            rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)
+        })
+        .map_err(|error| match error {
+            Errno::PIPE | Errno::CONNRESET => gone(),
+            error => system("sending to another process", error),
+        })?;
+        Ok(())
+    }
+
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](crate::ErrorKind::PeerGone) if the other end is closed and all it sent is read;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a message that is too large, or that came
+    /// without its descriptors because this process has too many; nothing of it is kept.
+    #[doc(alias("recvmsg", "SCM_RIGHTS"))]
+    pub fn receive(&self) -> Result<Message> {
+        let mut bytes = vec![0; Self::MAX_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); SPACE];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = retry_on_intr(|| {
+            let mut parts = [IoSliceMut::new(&mut bytes)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)
+        })
+        .map_err(|error| match error {
+            Errno::CONNRESET => gone(),
+            error => system("receiving from another process", error),
+        })?;
+        // Owned before anything else is looked at, so that they are closed whatever comes.
+        let descriptors = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes == 0 {
+            return Err(gone());
+        }
+        if got
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(Error::invalid(
+                "a message of the other process was cut: it is too large, or this process has too \
+                 many open files"
+                    .to_owned(),
+            ));
+        }
+        bytes.truncate(got.bytes);
+        bytes.remove(0);
+        Ok(Message { bytes, descriptors })
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.socket
+    }
+}
+
+impl Listener {
+    /// Listens under a name, for processes of the same user. The name is one of Linux's abstract
+    /// sockets: no file comes to be, and it is free again when the listener is dropped or its process
+    /// dies. Every process of the same network namespace can see it.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse) if somebody has the name; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// if it is empty or longer than 107 bytes.
+    pub fn bind(name: &str) -> Result<Self> {
+        if name.is_empty() || name.len() > 107 {
+            return Err(Error::invalid(format!(
+                "{name:?} is no name for a channel: it takes 1 to 107 bytes"
+            )));
+        }
+        let socket = socket()?;
+        let bound = address(name).and_then(|address| rustix::net::bind(&socket, &address));
+        bound.map_err(|error| match error {
+            Errno::ADDRINUSE => Error::in_use("the name of the channel", 1),
+            error => system("naming a channel", error),
+        })?;
+        rustix::net::listen(&socket, 16).map_err(|error| system("listening", error))?;
+        let peers = Peers::SameUser;
+        Ok(Self { socket, peers })
+    }
+
+    /// Chooses whose processes may connect.
+    #[must_use]
+    pub fn allow(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Waits for the next process to connect.
+    ///
+    /// # Errors
+    ///
+    /// [`NotPermitted`](crate::ErrorKind::NotPermitted) if it is somebody else's; it is turned away, and
+    /// the listener goes on.
+    pub fn accept(&self) -> Result<Channel> {
+        let socket = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
+            .map_err(|error| system("accepting a channel", error))?;
+        check_peer(&socket, self.peers)?;
+        Ok(Channel { socket })
+    }
+}
+
+/// Room for the descriptors of one message.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(Channel::MAX_DESCRIPTORS));
+
+fn socket() -> Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
+        .map_err(|error| system("making a channel", error))
+}
+
+fn address(name: &str) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+fn check_peer(socket: &OwnedFd, peers: Peers) -> Result<()> {
+    if peers == Peers::AnyUser {
+        return Ok(());
+    }
+    let theirs = sockopt::socket_peercred(socket)
+        .map_err(|error| system("asking who is at the other end", error))?
+        .uid;
+    let ours = geteuid();
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(Error::not_permitted(format!(
+        "the process at the other end belongs to user {}, this one to user {}; allow it with \
+         Peers::AnyUser if it is to be trusted",
+        theirs.as_raw(),
+        ours.as_raw()
+    )))
+}
+
+#[cold]
+fn gone() -> Error {
+    Error::peer_gone("the process at the other end of the channel is gone".to_owned())
+}
+
+#[cold]
+fn system(what: &'static str, error: Errno) -> Error {
+    Error::system(what, error.into())
+}
+
+impl fmt::Display for Peers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameUser => "processes of the same user",
+            Self::AnyUser => "processes of any user",
+        })
+    }
+}

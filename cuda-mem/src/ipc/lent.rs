@@ -1,0 +1,89 @@
+//! A buffer while another process uses it.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+use super::channel::Channel;
+use crate::buffer::DeviceBuffer;
+use crate::error::{ErrorKind, Result};
+use crate::report;
+
+impl Channel {
+    /// Lends a buffer to the other process until that gives it back or dies. Sends it as
+    /// [`send_buffer`](Self::send_buffer) does. Several lent buffers count as given back one after the
+    /// other.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```no_run
+    /// # fn example(
+    /// #     channel: cuda_mem::Channel,
+    /// #     pool: cuda_mem::MemoryPool,
+    /// #     stream: cuda_mem::Stream,
+    /// # ) -> Result<(), cuda_mem::Error> {
+    /// channel.send_pool(&pool)?;
+    /// let mut buffer = pool.alloc_from(&stream, &[1.0f32; 1000])?;
+    /// channel.lend(&mut buffer)?.wait()?; // the other process has it
+    /// println!("{:?}", buffer.to_vec()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "cuMemPoolExportPointer")]
+    pub fn lend<'a, T: Pod>(&'a self, buffer: &'a mut DeviceBuffer<T>) -> Result<Lent<'a, T>> {
+        buffer.settle()?;
+        self.send_buffer(buffer)?;
+        Ok(Lent {
+            channel: self,
+            buffer,
+            is_waited_for: false,
+        })
+    }
+}
+
+/// A buffer that another process has. The buffer cannot be used or freed here until that process gives
+/// it back, so that it frees first, as the driver wants it (R56).
+///
+/// Dropping waits too: until word comes, or the end of the other process. Leaking it lets the buffer be
+/// freed under the other process's work, which then reads and writes memory that is somebody else's by
+/// then; it stays mapped there (measured).
+#[must_use = "it waits for the other process when dropped"]
+pub struct Lent<'a, T: Pod> {
+    channel: &'a Channel,
+    buffer: &'a mut DeviceBuffer<T>,
+    is_waited_for: bool,
+}
+
+impl<T: Pod> Lent<'_, T> {
+    /// Waits until the other process has given the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
+    /// it; work that it had submitted may run for a moment more.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else.
+    pub fn wait(mut self) -> Result<()> {
+        self.is_waited_for = true;
+        self.channel.receive_returned()
+    }
+}
+
+impl<T: Pod> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        if self.is_waited_for {
+            return;
+        }
+        report::release("lent buffer", || match self.channel.receive_returned() {
+            Err(error) if error.kind() == ErrorKind::PeerGone => Ok(()),
+            answer => answer,
+        });
+    }
+}
+
+impl<T: Pod> fmt::Debug for Lent<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lent").field(&self.buffer).finish()
+    }
+}

@@ -1,0 +1,313 @@
+//! Events that processes share: two counters in memory that both have mapped. A recording takes the
+//! next number; when the stream gets there it is reached.
+//!
+//! Measured: whoever waits, waits for a number, and a later recording that is done earlier, in
+//! another stream, ends the wait too.
+
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use cuda_driver_sys::{CUevent, CUipcEventHandle, CUresult};
+
+use super::file::SharedFile;
+use crate::context::ContextId;
+use crate::event::Event;
+use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::memory::Mapping;
+use crate::state::{HandleKind, State, state, to_handle};
+
+/// What events of one context can be shared at a time.
+const SLOTS: usize = 1 << 14;
+
+const MAGIC: u32 = 0x7369_6d65;
+
+/// How long a wait sleeps before it looks again, whoever wakes it.
+static NAP: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+
+/// An event, where both processes see it.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Shared {
+    /// Which event it is; a place serves several, one after the other.
+    identity: AtomicU64,
+    /// Recordings ever begun, and the latest that is reached.
+    recorded: AtomicU64,
+    done: AtomicU64,
+    /// Changes with every step of `done`.
+    changed: AtomicU32,
+}
+
+/// The events of one context, mapped.
+#[derive(Debug)]
+struct Page(Mapping);
+
+/// One event in a page.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    page: Arc<Page>,
+    index: usize,
+}
+
+impl Slot {
+    fn shared(&self) -> &Shared {
+        let address = self.page.0.base() as usize + self.index * size_of::<Shared>();
+        let place = std::ptr::with_exposed_provenance::<Shared>(address);
+        // SAFETY: the page is mapped as long as this value lives, has `SLOTS` of these, and all of
+        // their fields are atomic: other processes may write them at any time.
+        unsafe { &*place }
+    }
+
+    /// The next recording.
+    pub(crate) fn record(&self) -> Signal {
+        let ticket = self.shared().recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        Signal {
+            slot: self.clone(),
+            ticket,
+        }
+    }
+
+    /// The latest recording, of any process.
+    pub(crate) fn latest(&self) -> Option<Signal> {
+        let ticket = self.shared().recorded.load(Ordering::SeqCst);
+        (ticket > 0).then(|| Signal {
+            slot: self.clone(),
+            ticket,
+        })
+    }
+}
+
+/// One recording of a shared event.
+#[derive(Clone, Debug)]
+pub(crate) struct Signal {
+    slot: Slot,
+    ticket: u64,
+}
+
+impl Signal {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.slot.shared().done.load(Ordering::SeqCst) >= self.ticket
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.ticket == other.ticket
+    }
+
+    /// The stream has got there.
+    pub(crate) fn reach(&self) {
+        let shared = self.slot.shared();
+        shared.done.fetch_max(self.ticket, Ordering::SeqCst);
+        shared.changed.fetch_add(1, Ordering::SeqCst);
+        let (place, all) = (shared.changed.as_ptr(), i32::MAX);
+        // SAFETY: the word lives in the page, which this value keeps.
+        unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAKE, all) };
+    }
+
+    /// Blocks until it is reached. Measured: if the process that recorded it is gone, for ever.
+    pub(crate) fn wait(&self) {
+        let shared = self.slot.shared();
+        loop {
+            let seen = shared.changed.load(Ordering::SeqCst);
+            if self.is_reached() {
+                return;
+            }
+            let (place, nap) = (shared.changed.as_ptr(), &raw const NAP);
+            // SAFETY: the word lives in the page, which this value keeps, and the time is a
+            // constant; the system reads both.
+            unsafe { libc::syscall(libc::SYS_futex, place, libc::FUTEX_WAIT, seen, nap) };
+        }
+    }
+}
+
+/// The shared events that one context has made.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    file: SharedFile,
+    page: Arc<Page>,
+    free: Vec<usize>,
+    next: usize,
+}
+
+impl Slots {
+    fn new() -> Answer<Self> {
+        let len = (SLOTS * size_of::<Shared>()) as u64;
+        let file = SharedFile::create(c"cuda-sim events", len, [0; 4])?;
+        let page = Arc::new(Page(Mapping::of_file(&file)?));
+        Ok(Self {
+            file,
+            page,
+            free: Vec::new(),
+            next: 0,
+        })
+    }
+
+    fn take(&mut self, identity: u64) -> Answer<Slot> {
+        let index = self.free.pop().unwrap_or(self.next);
+        if index >= SLOTS {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        self.next = self.next.max(index + 1);
+        let page = Arc::clone(&self.page);
+        let slot = Slot { page, index };
+        let shared = slot.shared();
+        shared.identity.store(identity, Ordering::SeqCst);
+        shared.recorded.store(0, Ordering::SeqCst);
+        shared.done.store(0, Ordering::SeqCst);
+        Ok(slot)
+    }
+}
+
+/// What a handle says. Measured: a driver looks at the first half only.
+struct Handle {
+    process: u32,
+    descriptor: u32,
+    index: u32,
+    identity: u64,
+}
+
+impl Handle {
+    fn write(&self) -> CUipcEventHandle {
+        let words = [MAGIC, self.process, self.descriptor, self.index];
+        let bytes = words.into_iter().flat_map(u32::to_le_bytes);
+        let bytes = bytes.chain(self.identity.to_le_bytes());
+        let mut handle = CUipcEventHandle::default();
+        for (place, byte) in handle.reserved.iter_mut().zip(bytes) {
+            *place = byte.cast_signed();
+        }
+        handle
+    }
+
+    fn read(handle: &CUipcEventHandle) -> Option<Self> {
+        let bytes = handle.reserved.map(i8::cast_unsigned);
+        let word = |at: usize| bytes[at..][..4].try_into().map_or(0, u32::from_le_bytes);
+        (word(0) == MAGIC).then(|| Self {
+            process: word(4),
+            descriptor: word(8),
+            index: word(12),
+            identity: u64::from(word(16)) | u64::from(word(20)) << 32,
+        })
+    }
+
+    /// Finds the event in the process that made it.
+    fn find(&self) -> Option<Slot> {
+        let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
+        // Whatever lies there now, opening it does not block.
+        let mut options = File::options();
+        options.read(true).write(true);
+        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        let file = SharedFile::adopt(options.open(path).ok()?)?;
+        let index = self.index as usize;
+        if file.len() != (SLOTS * size_of::<Shared>()) as u64 || index >= SLOTS {
+            return None;
+        }
+        let page = Arc::new(Page(Mapping::of_file(&file).ok()?));
+        let slot = Slot { page, index };
+        let identity = slot.shared().identity.load(Ordering::SeqCst);
+        (identity == self.identity).then_some(slot)
+    }
+}
+
+impl State {
+    /// A place for an event that is made to be shared.
+    pub(crate) fn new_slot(&mut self, context: ContextId, identity: u64) -> Answer<Slot> {
+        let slots = match self.sharing.events.entry(context) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(Slots::new()?),
+        };
+        let identity = identity ^ slots.file.identity;
+        slots.take(identity)
+    }
+
+    /// The event is gone; others that have it keep it.
+    pub(crate) fn end_slot(&mut self, context: ContextId, slot: &Slot) {
+        if let Some(slots) = self.sharing.events.get_mut(&context)
+            && Arc::ptr_eq(&slots.page, &slot.page)
+        {
+            // Last, so that a handle of it is good for as long as possible, as measured.
+            slots.free.insert(0, slot.index);
+        }
+    }
+
+    fn event_handle(&self, event: CUevent) -> Answer<CUipcEventHandle> {
+        let invalid = CUresult::CUDA_ERROR_INVALID_HANDLE;
+        if event.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        self.current()?;
+        let event = self.event(event)?;
+        let slot = event.own_slot().ok_or(invalid)?;
+        let slots = self.sharing.events.get(&event.context).ok_or(invalid)?;
+        let handle = Handle {
+            process: std::process::id(),
+            descriptor: slots.file.number().cast_unsigned(),
+            index: slot.index as u32,
+            identity: slot.shared().identity.load(Ordering::SeqCst),
+        };
+        Ok(handle.write())
+    }
+}
+
+exports! {
+    plain fn cuIpcGetEventHandle(_, out: Out<CUipcEventHandle>, event: CUevent) {
+        out.required()?;
+        out.write(state()?.event_handle(event)?)
+    }
+
+    plain fn cuIpcOpenEventHandle(_, out: Out<CUevent>, handle: CUipcEventHandle) {
+        out.required()?;
+        let mut state = state()?;
+        let context = state.current()?;
+        let unmapped = CUresult::CUDA_ERROR_MAP_FAILED;
+        let handle = Handle::read(&handle).ok_or(unmapped)?;
+        if handle.process == std::process::id() {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
+        let slot = handle.find().ok_or(unmapped)?;
+        let id = state.new_handle(HandleKind::Event);
+        state.events.insert(id, Event::opened(context, slot));
+        out.write(to_handle(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_is_reached_by_it_or_by_a_later_one() {
+        let mut slots = Slots::new().expect("memory");
+        let slot = slots.take(1).expect("a place");
+        assert!(slot.latest().is_none());
+        let (first, second) = (slot.record(), slot.record());
+        assert!(!first.is_reached() && !second.is_reached());
+        std::thread::scope(|scope| {
+            scope.spawn(|| first.wait());
+            second.reach();
+        });
+        assert!(first.is_reached() && second.is_reached());
+        first.reach();
+        assert!(second.is_reached(), "it does not go back");
+        assert!(slot.latest().is_some_and(|latest| latest.is_same(&second)));
+    }
+
+    #[test]
+    fn a_handle_is_read_as_it_was_written() {
+        let handle = Handle {
+            process: 1,
+            descriptor: 2,
+            index: 3,
+            identity: 1 << 40 | 4,
+        };
+        let mut bytes = handle.write();
+        let read = Handle::read(&bytes).expect("a handle");
+        assert_eq!((read.process, read.descriptor), (1, 2));
+        assert_eq!((read.index, read.identity), (3, 1 << 40 | 4));
+        bytes.reserved[0] ^= 1;
+        assert!(Handle::read(&bytes).is_none());
+    }
+}

@@ -1,0 +1,154 @@
+//! A file of memory without a name, that other processes can map.
+
+use std::ffi::{CStr, c_int};
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use cuda_driver_sys::CUresult;
+
+use crate::export::Answer;
+
+/// Space for a header behind the memory, where nobody maps it.
+const HEADER: u64 = 64 << 10;
+
+/// Says that a file is one of these; changes when its layout does.
+const MAGIC: u64 = 0x6375_6461_5f73_6901;
+
+/// Nobody can change the size of these files: a process that maps one cannot be hurt by another.
+const SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Words of the header that its owner may use.
+pub(crate) type Words = [u64; 4];
+
+/// Memory that is shared through a descriptor.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    file: File,
+    len: u64,
+    /// A number that no other such file has.
+    pub(crate) identity: u64,
+    pub(crate) words: Words,
+}
+
+impl SharedFile {
+    /// `len` bytes that cost nothing until they are touched.
+    pub(crate) fn create(name: &CStr, len: u64, words: Words) -> Answer<Self> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a string that ends in a zero.
+        let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        let file = File::from(own(descriptor)?);
+        let identity = RandomState::new().build_hasher().finish();
+        let header: Vec<u8> = [MAGIC, identity, len]
+            .iter()
+            .chain(&words)
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        let written = file
+            .set_len(len + HEADER)
+            .and_then(|()| file.write_all_at(&header, len));
+        // SAFETY: no pointers.
+        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) };
+        if written.is_err() || sealed != 0 {
+            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        }
+        Ok(Self {
+            file,
+            len,
+            identity,
+            words,
+        })
+    }
+
+    /// What somebody else made, or `None` if it is something else.
+    pub(crate) fn adopt(file: File) -> Option<Self> {
+        // SAFETY: no pointers.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & SEALS != SEALS {
+            return None;
+        }
+        let len = file.metadata().ok()?.len().checked_sub(HEADER)?;
+        let mut header = [0; 7 * 8];
+        file.read_exact_at(&mut header, len).ok()?;
+        let word = |index: usize| {
+            let bytes = header[index * 8..][..8].try_into();
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        if word(0) != MAGIC || word(2) != len {
+            return None;
+        }
+        Some(Self {
+            file,
+            len,
+            identity: word(1),
+            words: [word(3), word(4), word(5), word(6)],
+        })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn number(&self) -> c_int {
+        self.file.as_raw_fd()
+    }
+
+    /// Another descriptor of it. Measured: a driver does not set close-on-exec.
+    pub(crate) fn duplicate(&self) -> Answer<c_int> {
+        // SAFETY: no pointers.
+        let number = unsafe { libc::fcntl(self.number(), libc::F_DUPFD, 0) };
+        if number < 0 {
+            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        }
+        Ok(number)
+    }
+
+    /// Forgets the bytes of a range, in every process; they read as zero.
+    pub(crate) fn forget(&self, offset: u64, len: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (offset, len) = (offset.cast_signed(), len.cast_signed());
+        // SAFETY: no pointers. A failure keeps the pages, which is harmless.
+        unsafe { libc::fallocate(self.number(), mode, offset, len) };
+    }
+}
+
+/// The file behind a number of the program, which keeps its own.
+pub(crate) fn file_of(number: c_int) -> Option<File> {
+    // SAFETY: no pointers; a number that is not open is an error.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    own(copy).ok().map(File::from)
+}
+
+fn own(number: c_int) -> Answer<OwnedFd> {
+    if number < 0 {
+        return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    // SAFETY: the system has just made it for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_file_is_known_by_its_descriptor_and_nothing_else_is() {
+        let made = SharedFile::create(c"test", 1 << 30, [1, 2, 3, 4]).expect("memory");
+        let found = file_of(made.number()).and_then(SharedFile::adopt);
+        let found = found.expect("one of ours");
+        assert_eq!((found.len(), found.words), (1 << 30, [1, 2, 3, 4]));
+        assert_eq!(found.identity, made.identity);
+        let other = SharedFile::create(c"test", 1 << 30, [0; 4]).expect("memory");
+        assert_ne!(other.identity, made.identity);
+        assert!(made.file.set_len(1).is_err(), "its size is sealed");
+
+        assert!(file_of(-1).is_none());
+        let exe = File::open("/proc/self/exe").expect("a file");
+        assert!(SharedFile::adopt(exe).is_none());
+        // SAFETY: the name is a literal.
+        let empty = unsafe { libc::memfd_create(c"test".as_ptr(), 0) };
+        let empty = File::from(own(empty).expect("memory"));
+        assert!(SharedFile::adopt(empty).is_none());
+    }
+}

@@ -1,0 +1,45 @@
+//! Sharing without pools, as it was before them: only so far that a program is told that memory of
+//! a pool cannot be shared like that.
+
+use std::ffi::c_uint;
+
+use cuda_driver_sys::{CUdeviceptr, CUipcMemHandle, CUresult};
+
+use crate::export::{INVALID_VALUE, Out, exports};
+use crate::state::state;
+
+const MAGIC: [u8; 4] = *b"simm";
+
+exports! {
+    plain fn cuIpcGetMemHandle(_, out: Out<CUipcMemHandle>, address: CUdeviceptr) {
+        out.required()?;
+        let state = state()?;
+        state.current()?;
+        let allocation = state.allocation(address);
+        if !allocation.is_some_and(|(_, found)| !found.is_host && found.freed.is_none()) {
+            return Err(INVALID_VALUE);
+        }
+        let mut handle = CUipcMemHandle::default();
+        let bytes = MAGIC.into_iter().chain(std::process::id().to_le_bytes());
+        for (place, byte) in handle.reserved.iter_mut().zip(bytes) {
+            *place = byte.cast_signed();
+        }
+        out.write(handle)
+    }
+
+    plain fn cuIpcOpenMemHandle_v2(
+        _, out: Out<CUdeviceptr>, handle: CUipcMemHandle, _flags: c_uint
+    ) {
+        out.required()?;
+        state()?.current()?;
+        let is_ours = handle.reserved.iter().zip(MAGIC).all(|(a, b)| a.cast_unsigned() == b);
+        let process = handle.reserved[4..8].iter().map(|byte| byte.cast_unsigned());
+        Err(if !is_ours {
+            INVALID_VALUE
+        } else if process.eq(std::process::id().to_le_bytes()) {
+            CUresult::CUDA_ERROR_INVALID_CONTEXT
+        } else {
+            CUresult::CUDA_ERROR_NOT_SUPPORTED
+        })
+    }
+}

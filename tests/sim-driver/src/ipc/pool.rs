@@ -1,0 +1,169 @@
+//! Pools that other processes can import, and pools imported from them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+
+use cuda_driver_sys::{CUmemAllocationHandleType, CUmemLocationType, CUmemoryPool, CUresult};
+
+use super::file::{SharedFile, Words, file_of};
+use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
+use crate::memory::Mapping;
+use crate::pool::{Block, PoolId, Properties};
+use crate::state::{HandleKind, State, from_handle, state, to_handle};
+
+const DESCRIPTOR: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
+const WIN32: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32.0;
+const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
+
+/// What is behind the memory of a pool that can be shared.
+#[derive(Debug)]
+pub(crate) struct Backing {
+    pub(crate) file: SharedFile,
+    /// Measured: before, none of its pointers can be exported.
+    pub(crate) is_exported: bool,
+    /// A fabric export failed once: measured, the next failure is another.
+    fabric_failed: bool,
+    /// Pieces in which pointers were exported. Measured: others still read them when the pool has
+    /// given the memory back. Here it stays until the pool takes it again, or ends.
+    kept: BTreeSet<(u64, u64)>,
+}
+
+impl Backing {
+    pub(crate) fn create(len: u64, properties: &Properties, index: Option<usize>) -> Answer<Self> {
+        let (kind, id) = properties.location;
+        let index = index.map_or(0, |index| index as u64 + 1);
+        let words: Words = [u64::from(kind.0), u64::from(id.cast_unsigned()), index, 0];
+        Ok(Self {
+            file: SharedFile::create(c"cuda-sim pool", len, words)?,
+            is_exported: false,
+            fabric_failed: false,
+            kept: BTreeSet::new(),
+        })
+    }
+
+    pub(super) fn keep(&mut self, offset: u64, len: u64) {
+        self.kept.insert((offset, len));
+    }
+
+    /// The pool gives a piece back.
+    pub(crate) fn discard(&self, offset: u64, len: u64) {
+        let end = offset + len;
+        let mut kept = self.kept.iter();
+        let is_kept = kept.any(|(start, len)| *start < end && start + len > offset);
+        if !is_kept {
+            self.file.forget(offset, len);
+        }
+    }
+}
+
+/// A pool of another process, or once more one of this.
+#[derive(Debug)]
+pub(crate) struct Imported {
+    /// That of the file behind it.
+    pub(crate) identity: u64,
+    /// `None` on the host.
+    pub(crate) device: Option<usize>,
+    pub(crate) mapping: Mapping,
+    /// What was imported, by offset.
+    pub(crate) pointers: BTreeMap<u64, Block>,
+    pub(crate) access: BTreeMap<usize, u32>,
+}
+
+impl State {
+    fn export_pool(&mut self, pool: CUmemoryPool, kind: u32, handle: Value) -> Answer {
+        let types = self.pool(pool)?.properties.handle_types;
+        if ![DESCRIPTOR, FABRIC].contains(&kind) || types & kind == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let backing = self.pool(pool)?.mapping.backing();
+        let backing = backing.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        // Measured on a machine that has no fabric: the pool is made, and cannot be exported.
+        if types & FABRIC != 0 {
+            return Err(if std::mem::replace(&mut backing.fabric_failed, true) {
+                CUresult::CUDA_ERROR_OPERATING_SYSTEM
+            } else {
+                CUresult::CUDA_ERROR_NOT_PERMITTED
+            });
+        }
+        backing.is_exported = true;
+        handle.write::<c_int>(backing.file.duplicate()?)
+    }
+
+    /// Measured: a pool that was imported is answered again, and not made again.
+    fn import_pool(&mut self, number: c_int) -> Answer<PoolId> {
+        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+        let file = file_of(number).and_then(SharedFile::adopt).ok_or(unknown)?;
+        let known = self.sharing.imported.iter();
+        let mut known = known.filter(|(_, pool)| pool.identity == file.identity);
+        if let Some((id, _)) = known.next() {
+            return Ok(*id);
+        }
+        let [kind, _, index, _] = file.words;
+        let is_device = kind == u64::from(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE.0);
+        let device = if is_device {
+            let mut devices = self.devices.iter();
+            let found = devices.position(|device| device.index as u64 + 1 == index);
+            Some(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?)
+        } else {
+            None
+        };
+        let imported = Imported {
+            identity: file.identity,
+            device,
+            mapping: Mapping::of_file(&file)?,
+            pointers: BTreeMap::new(),
+            access: BTreeMap::new(),
+        };
+        let id = self.new_handle(HandleKind::Pool);
+        self.sharing.imported.insert(id, imported);
+        Ok(id)
+    }
+
+    /// Ends an imported pool; `None` if the handle is of none.
+    pub(crate) fn end_import(&mut self, pool: CUmemoryPool) -> Option<Answer> {
+        let id = from_handle(pool);
+        if self.sharing.ended.contains(&id) {
+            return Some(Ok(()));
+        }
+        let imported = self.sharing.imported.get(&id)?;
+        if !imported.pointers.is_empty() {
+            return Some(Err(INVALID_VALUE));
+        }
+        if let Some(imported) = self.sharing.imported.remove(&id) {
+            self.bury(imported.mapping);
+        }
+        self.sharing.ended.insert(id);
+        Some(Ok(()))
+    }
+}
+
+exports! {
+    plain fn cuMemPoolExportToShareableHandle(
+        _, handle: Value, pool: CUmemoryPool, kind: CUmemAllocationHandleType, flags: u64
+    ) {
+        handle.required()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        state()?.export_pool(pool, kind.0, handle)
+    }
+
+    plain fn cuMemPoolImportFromShareableHandle(
+        _, out: Out<CUmemoryPool>, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: u64
+    ) {
+        out.required()?;
+        let not_supported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        match kind.0 {
+            _ if flags != 0 => Err(INVALID_VALUE),
+            DESCRIPTOR => {
+                // The handle is the number itself, as wide as an `int`.
+                let id = state()?.import_pool(handle.addr() as c_int)?;
+                out.write(to_handle(id))
+            }
+            // Measured on a machine that has no fabric.
+            FABRIC if !handle.is_null() => Err(not_supported),
+            WIN32 => Err(not_supported),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}
