@@ -188,7 +188,6 @@ pub(super) const LEFT_OUT: [(&str, &str); 7] = [
     ),
 ];
 
-const IPC: &str = "waits for: sharing between processes";
 const OLD_IPC: &str = "for plain memory; pools are shared by handles of their own";
 const PEERS: &str = "for plain memory; access to a pool is set on the pool";
 const SYNCHRONOUS: &str = "not in a stream's order; the asynchronous function is used";
@@ -211,10 +210,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "cuDeviceGetP2PAttribute",
         "says how fast a link is; whether there is one is asked",
     ),
-    ("cuMemPoolExport*", IPC),
-    ("cuMemPoolImport*", IPC),
-    ("cuIpcGetEventHandle", IPC),
-    ("cuIpcOpenEventHandle", IPC),
     ("cuIpc*", OLD_IPC),
     ("cuMemAllocPitch", SHAPES),
     (
