@@ -1,6 +1,6 @@
 //! What this process has imported. The driver answers a second import of the same thing with the same
-//! handle or address, and the first release ends all of them (measured, R57): so uses are counted,
-//! and only the last one releases.
+//! handle or address. Of pointers, the first release ends all of them (measured, R57): so uses are
+//! counted, and only the last one releases.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,6 +23,8 @@ struct Entry {
     pool: usize,
     /// None, while it waits for the frees of its pointers.
     users: usize,
+    /// The driver counts too (measured): as many ends as imports.
+    imports: usize,
     pointers: HashMap<CUdeviceptr, Pointer>,
     /// Where pointers were freed.
     freed_in: Vec<Stream>,
@@ -57,11 +59,15 @@ pub(super) fn import_pool(
     alone(|pools| {
         let pool = import()?;
         match entry(pools, driver, pool) {
-            Some(entry) => entry.users += 1,
+            Some(entry) => {
+                entry.users += 1;
+                entry.imports += 1;
+            }
             None => pools.push(Entry {
                 driver,
                 pool: pool.addr(),
                 users: 1,
+                imports: 1,
                 pointers: HashMap::new(),
                 freed_in: Vec::new(),
             }),
@@ -127,10 +133,15 @@ impl Pending for Remains {
             if entry.freed_in.iter().any(at_work) {
                 return Ok(Outcome::NotYet);
             }
-            ended = Some(pools.swap_remove(index));
-            // SAFETY: nobody uses the pool any more, its pointers are freed, and no other pool ends
-            // meanwhile. The exporter's memory is not touched (R59).
-            unsafe { raw::pool::destroy(self.driver.table(), self.pool) }?;
+            let entry = pools.swap_remove(index);
+            let imports = entry.imports;
+            ended = Some(entry);
+            for _ in 0..imports {
+                // SAFETY: nobody uses the pool any more, its pointers are freed, the driver counts one
+                // import less each time, and no other pool ends meanwhile. The exporter's memory is
+                // not touched (R59).
+                unsafe { raw::pool::destroy(self.driver.table(), self.pool) }?;
+            }
             Ok(Outcome::Done)
         });
         // Outside of the locks: the end of a stream looks at what waits.

@@ -156,6 +156,32 @@ pub(crate) fn both_kinds(lab: &Lab) -> Result<()> {
             Ok(name(export(lab, pool, kind, 0).0))
         });
     }
+    for (types, kind) in [(FABRIC, FABRIC), (FABRIC | DESCRIPTOR, DESCRIPTOR)] {
+        for end in ["used", "trimmed", "destroyed"] {
+            lab.alone(&format!("{types} as {kind}, then {end}"), || {
+                let (code, pool) = shared(lab, types);
+                lab.fine("cuMemPoolCreate", code)?;
+                let failed = export(lab, pool, kind, 0).0;
+                let stream = lab.stream()?;
+                let code = match end {
+                    "used" => {
+                        let block = lab.alloc(pool, MIB, stream)?;
+                        lab.fine("write", write(lab, block, 1))?;
+                        lab.free(block, stream)?;
+                        cu!(lab, cuStreamSynchronize(stream))
+                    }
+                    "trimmed" => cu!(lab, cuMemPoolTrimTo(pool, 0)),
+                    _ => cu!(lab, cuMemPoolDestroy(pool)),
+                };
+                let healthy = yes(lab.plain(64).is_ok());
+                Ok(format!(
+                    "{}, {}, healthy {healthy}",
+                    name(failed),
+                    name(code)
+                ))
+            });
+        }
+    }
     lab.alone("as 1, again after a failure", || {
         let (code, pool) = shared(lab, DESCRIPTOR | FABRIC);
         lab.fine("cuMemPoolCreate", code)?;

@@ -9,7 +9,7 @@ const CRASH: &str = "the driver crashes; the simulator answers an error, which a
 const RANGE: &str = "the driver answers the start of something larger than the block; unexplained";
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why.
-const KNOWN_DIFFERENCES: [(&str, &str); 32] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 33] = [
     (
         "init.proc_address too old, cuMemAlloc 2000",
         "the simulator has no ABI of before 3.2",
@@ -44,6 +44,10 @@ const KNOWN_DIFFERENCES: [(&str, &str); 32] = [
     ),
     (
         "ipc.bad_imports a pool that was destroyed",
+        "the simulator keeps no descriptor of what it has imported",
+    ),
+    (
+        "ipc.imported_twice descriptors more then",
         "the simulator keeps no descriptor of what it has imported",
     ),
     (

@@ -61,6 +61,8 @@ impl Backing {
 pub(crate) struct Imported {
     /// That of the file behind it.
     pub(crate) identity: u64,
+    /// Measured: it needs as many ends as it had imports.
+    imports: u64,
     /// `None` on the host.
     pub(crate) device: Option<usize>,
     pub(crate) mapping: Mapping,
@@ -93,9 +95,10 @@ impl State {
     fn import_pool(&mut self, number: c_int) -> Answer<PoolId> {
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
         let file = file_of(number).and_then(SharedFile::adopt).ok_or(unknown)?;
-        let known = self.sharing.imported.iter();
+        let known = self.sharing.imported.iter_mut();
         let mut known = known.filter(|(_, pool)| pool.identity == file.identity);
-        if let Some((id, _)) = known.next() {
+        if let Some((id, pool)) = known.next() {
+            pool.imports += 1;
             return Ok(*id);
         }
         let [kind, _, index, _] = file.words;
@@ -109,6 +112,7 @@ impl State {
         };
         let imported = Imported {
             identity: file.identity,
+            imports: 1,
             device,
             mapping: Mapping::of_file(&file)?,
             pointers: BTreeMap::new(),
@@ -125,7 +129,11 @@ impl State {
         if self.sharing.ended.contains(&id) {
             return Some(Ok(()));
         }
-        let imported = self.sharing.imported.get(&id)?;
+        let imported = self.sharing.imported.get_mut(&id)?;
+        if imported.imports > 1 {
+            imported.imports -= 1;
+            return Some(Ok(()));
+        }
         if !imported.pointers.is_empty() {
             return Some(Err(INVALID_VALUE));
         }
