@@ -9,7 +9,9 @@ const CRASH: &str = "the driver crashes; the simulator answers an error, which a
 const RANGE: &str = "the driver answers the start of something larger than the block; unexplained";
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why.
-const KNOWN_DIFFERENCES: [(&str, &str); 33] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 35] = [
+    ("ipc.both_kinds 8 as 8, then used", CRASH),
+    ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
         "init.proc_address too old, cuMemAlloc 2000",
         "the simulator has no ABI of before 3.2",
