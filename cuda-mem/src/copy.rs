@@ -7,8 +7,8 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
 use crate::error::{Error, Result};
-use crate::raw;
 use crate::stream::Stream;
+use crate::{raw, recording};
 
 /// `len` elements of device memory, and the stream in whose order they are used.
 pub(crate) struct Span<'a, T> {
@@ -17,6 +17,8 @@ pub(crate) struct Span<'a, T> {
     stream: &'a Stream,
     /// It is known to be a device's; else the driver has to find out where it is.
     on_device: bool,
+    /// The stream is recorded by the span's maker, so that work in it is meant to be.
+    is_recorded: bool,
     element: PhantomData<T>,
 }
 
@@ -38,7 +40,16 @@ impl<'a, T: Pod> Span<'a, T> {
             len,
             stream,
             on_device,
+            is_recorded: false,
             element: PhantomData,
+        }
+    }
+
+    /// The same range, for work that is recorded.
+    pub(crate) fn recorded(self) -> Self {
+        Self {
+            is_recorded: true,
+            ..self
         }
     }
 
@@ -62,6 +73,9 @@ impl<'a, T: Pod> Span<'a, T> {
     fn submit(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.bytes() == 0 {
             return Ok(());
+        }
+        if !self.is_recorded {
+            recording::refuse(self.table(), self.stream.as_raw())?;
         }
         let _current = self.stream.bind()?;
         call().map_err(|error| {

@@ -69,6 +69,10 @@ pub enum ErrorKind {
     PeerGone,
     /// The operating system refused something; see the error's source.
     System,
+    /// A stream is being captured into a graph, and this cannot be done meanwhile.
+    Capturing,
+    /// The last launch of a graph left memory allocated that has to be freed first.
+    StillAllocated,
     /// Anything else; see [`Error::code`].
     Other,
 }
@@ -124,6 +128,14 @@ enum Cause {
         kind: ErrorKind,
         meaning: &'static str,
     },
+    #[error("{0}")]
+    Capturing(String),
+    #[error(
+        "the last launch left {blocks} blocks of {} allocated; free them, or instantiate the graph \
+         so that a launch frees them",
+        Bytes(*bytes)
+    )]
+    StillAllocated { blocks: usize, bytes: u64 },
     #[error("{what} is still used by {users} other owners; drop them first")]
     InUse { what: &'static str, users: usize },
     #[error(
@@ -158,6 +170,10 @@ fn advice(kind: ErrorKind) -> &'static str {
         }
         ErrorKind::InvalidContext => "; use objects of one device and driver together",
         ErrorKind::DeviceFault => "; end the process: the driver cannot recover this context",
+        ErrorKind::Capturing => {
+            "; a stream is being captured into a graph: do this before or after, or capture in relaxed \
+             mode"
+        }
         ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
         _ => "",
     }
@@ -244,6 +260,14 @@ impl Error {
         Self::from(Cause::InUse { what, users })
     }
 
+    pub(crate) fn capturing(text: String) -> Self {
+        Self::from(Cause::Capturing(text))
+    }
+
+    pub(crate) fn still_allocated(blocks: usize, bytes: u64) -> Self {
+        Self::from(Cause::StillAllocated { blocks, bytes })
+    }
+
     pub(crate) fn memory_in_use() -> Self {
         Self::from(Cause::MemoryInUse)
     }
@@ -266,6 +290,7 @@ impl Error {
                     | ErrorKind::NotInitialized
                     | ErrorKind::NotSupported
                     | ErrorKind::NotPermitted
+                    | ErrorKind::Capturing
             )
     }
 
@@ -289,6 +314,8 @@ impl Error {
             Cause::System { .. } => ErrorKind::System,
             Cause::Meant { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
+            Cause::Capturing(_) => ErrorKind::Capturing,
+            Cause::StillAllocated { .. } => ErrorKind::StillAllocated,
             Cause::Forked => ErrorKind::Forked,
         }
     }
@@ -352,6 +379,15 @@ fn kind_of(code: CUresult) -> ErrorKind {
         CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
         CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
         CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        | CUresult::CUDA_ERROR_CAPTURED_EVENT
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => ErrorKind::Capturing,
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
         | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
         | CUresult::CUDA_ERROR_EXTERNAL_DEVICE

@@ -8,7 +8,7 @@ use cuda_driver_sys::{CUevent, CUevent_flags};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::stream::{Stream, StreamRef};
-use crate::{later, raw, report};
+use crate::{later, raw, recording, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -129,6 +129,7 @@ impl Event {
                 stream.context()
             )));
         }
+        recording::refuse(self.context.driver().table(), stream.as_raw())?;
         let _current = stream.enter()?;
         // SAFETY: both handles are live and of one context.
         unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
@@ -214,6 +215,7 @@ impl StreamRef<'_> {
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
+        recording::refuse(self.context().driver().table(), self.as_raw())?;
         let _current = self.enter()?;
         // SAFETY: both handles are live and of one driver.
         unsafe { raw::stream::wait(self.context().driver().table(), self.as_raw(), event.raw) }

@@ -4,7 +4,7 @@ use cuda_driver_sys::CUevent;
 
 use crate::error::{Error, Result};
 use crate::stream::{Stream, StreamRef};
-use crate::{raw, report};
+use crate::{raw, recording, report};
 
 impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
@@ -107,6 +107,7 @@ impl<'a> Mark<'a> {
             return Err(Error::forked());
         }
         let context = stream.context();
+        recording::refuse(context.driver().table(), stream.as_raw())?;
         let event = context.take_event()?;
         let mark = Self { stream, event };
         let _current = stream.enter()?;
@@ -118,6 +119,7 @@ impl<'a> Mark<'a> {
     fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
         let table = self.stream.context().driver().table();
+        recording::refuse(table, later.as_raw())?;
         let _current = later.enter()?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
         // recording at this call, so the event may be used again at once.

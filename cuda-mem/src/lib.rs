@@ -50,6 +50,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod graph;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
@@ -58,6 +59,7 @@ mod location;
 mod pointer;
 mod pool;
 mod raw;
+mod recording;
 mod report;
 mod stats;
 mod stream;
@@ -70,6 +72,10 @@ pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
 pub use event::Event;
+pub use graph::{
+    Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
+    Instantiate, Left, LeftBuffer, Node, NodeMemory,
+};
 #[cfg(target_os = "linux")]
 pub use ipc::{
     Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,

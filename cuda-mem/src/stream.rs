@@ -1,5 +1,10 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
+mod waiting;
+
+pub(crate) use waiting::Later;
+use waiting::Waiting;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +15,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::{later, raw, report};
+use crate::{later, raw, recording, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -34,6 +39,20 @@ struct Inner {
     // Dropped before the context, in which a foreign owner may still have something to destroy.
     owner: Owner,
     context: Context,
+    waiting: Waiting,
+}
+
+impl Inner {
+    fn view(&self) -> StreamRef<'_> {
+        StreamRef {
+            context: &self.context,
+            raw: self.raw,
+            thread: match self.owner {
+                Owner::Context(thread) => thread,
+                Owner::Us | Owner::Foreign { .. } => None,
+            },
+        }
+    }
 }
 
 /// Who destroys the queue.
@@ -57,6 +76,7 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        waiting::give_back_at_last(self);
         if let Owner::Foreign { keep } = &mut self.owner
             && report::is_forked()
         {
@@ -93,6 +113,7 @@ impl Context {
         Ok(Stream(Arc::new(Inner {
             context: self.clone(),
             raw,
+            waiting: Waiting::default(),
             owner: Owner::Us,
         })))
     }
@@ -140,6 +161,7 @@ impl Context {
         Stream(Arc::new(Inner {
             context: self.clone(),
             raw,
+            waiting: Waiting::default(),
             owner: Owner::Context(thread),
         }))
     }
@@ -157,6 +179,7 @@ impl Stream {
         Self(Arc::new(Inner {
             context: context.clone(),
             raw,
+            waiting: Waiting::default(),
             owner: Owner::Us,
         }))
     }
@@ -178,6 +201,7 @@ impl Stream {
         Self(Arc::new(Inner {
             context: context.clone(),
             raw,
+            waiting: Waiting::default(),
             owner: Owner::Foreign {
                 keep: Some(Box::new(owner)),
             },
@@ -188,14 +212,7 @@ impl Stream {
     #[inline]
     #[must_use]
     pub fn as_ref(&self) -> StreamRef<'_> {
-        StreamRef {
-            context: &self.0.context,
-            raw: self.0.raw,
-            thread: match self.0.owner {
-                Owner::Context(thread) => thread,
-                Owner::Us | Owner::Foreign { .. } => None,
-            },
-        }
+        self.0.view()
     }
 
     /// See [`StreamRef::enter`].
@@ -247,6 +264,7 @@ impl Stream {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        self.give_back_waiting();
         self.as_ref().synchronize()
     }
 
@@ -353,6 +371,7 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
+        recording::refuse(self.context.driver().table(), self.raw)?;
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
@@ -367,6 +386,7 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
+        recording::refuse(self.context.driver().table(), self.raw)?;
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::query(self.context.driver().table(), self.raw) }

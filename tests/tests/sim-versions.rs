@@ -65,19 +65,19 @@ mod versions {
     }
 
     pub(crate) fn cuda_11_2_has_no_statistics_and_no_maximum_size(_: &Lab) -> Result<()> {
-        only_misses(11_020, &["11.3", "12.2", "12.3", "13.0"])
+        only_misses(11_020, &["11.3", "11.4", "12.2", "12.3", "12.9", "13.0"])
     }
 
     pub(crate) fn cuda_11_4_has_no_maximum_size(_: &Lab) -> Result<()> {
-        only_misses(11_040, &["12.2", "12.3", "13.0"])
+        only_misses(11_040, &["12.2", "12.3", "12.9", "13.0"])
     }
 
     pub(crate) fn cuda_12_0_has_no_maximum_size(_: &Lab) -> Result<()> {
-        only_misses(12_000, &["12.2", "12.3", "13.0"])
+        only_misses(12_000, &["12.2", "12.3", "12.9", "13.0"])
     }
 
     pub(crate) fn cuda_12_2_has_no_pools_of_the_host(_: &Lab) -> Result<()> {
-        only_misses(12_020, &["12.3", "13.0"])
+        only_misses(12_020, &["12.3", "12.9", "13.0"])
     }
 
     pub(crate) fn cuda_13_0_and_newer_skip_nothing(_: &Lab) -> Result<()> {

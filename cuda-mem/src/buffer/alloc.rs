@@ -8,8 +8,8 @@ use bytemuck::Pod;
 use super::DeviceBuffer;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
-use crate::raw;
 use crate::stream::Stream;
+use crate::{raw, recording};
 
 impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
@@ -46,6 +46,8 @@ impl Pool {
             0
         } else {
             let table = self.driver().table();
+            stream.give_back_waiting();
+            recording::refuse(table, stream.as_raw())?;
             let _current = stream.enter()?;
             // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
             // the buffer frees the memory once and lets only its stream, or one ordered with it, use it.

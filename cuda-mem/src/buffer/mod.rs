@@ -2,10 +2,12 @@
 
 mod alloc;
 mod copies;
+mod held;
 mod loan;
 mod raw_parts;
 mod read_loan;
 
+pub(crate) use held::explain_refusal;
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
 
@@ -24,7 +26,7 @@ use crate::event::Event;
 use crate::join::order;
 use crate::pool::{MemoryPool, PoolBuilder};
 use crate::stream::{Stream, StreamRef};
-use crate::{raw, report};
+use crate::{raw, recording, report};
 
 /// `len` elements of device memory, allocated in the order of a stream and freed in it.
 ///
@@ -180,13 +182,17 @@ impl<T: Pod> DeviceBuffer<T> {
         if self.address == 0 {
             return Ok(());
         }
-        let freed = self.free_in_order();
+        let mut freed = self.free_in_order();
+        if let Err(error) = freed {
+            freed = self.free_refused(error);
+        }
         if freed
             .as_ref()
             .err()
             .is_none_or(|error| !error.had_no_effect())
         {
             self.address = 0;
+            self.stream.give_back_waiting();
         }
         freed
     }
@@ -215,6 +221,9 @@ impl<T: Pod> DeviceBuffer<T> {
             Err(error) => Some(self.enter_elsewhere(error)?),
         };
         let table = self.stream.device().driver().table();
+        if recording::any() {
+            return self.free_while_recording();
+        }
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
         // by this one (R13). A default stream's context is current (R8).
         unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }
@@ -276,7 +285,9 @@ impl<T: Pod> DeviceBuffer<T> {
 impl<T: Pod> Drop for DeviceBuffer<T> {
     #[inline]
     fn drop(&mut self) {
-        report::release("buffer", || self.release());
+        report::release("buffer", || {
+            self.release().or_else(|error| self.hold_back(error))
+        });
         // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
         // dropped as if it were not.
         std::mem::forget(self.keep.take());

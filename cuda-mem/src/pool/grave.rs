@@ -17,12 +17,12 @@ use crate::device::Device;
 use crate::driver::Driver;
 #[cfg(target_os = "linux")]
 use crate::error::Error;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::later::{self, Outcome, Pending};
 use crate::location::{AllocationType, Location};
-use crate::raw;
 #[cfg(target_os = "linux")]
 use crate::report;
+use crate::{raw, recording};
 
 /// Held while a pool is destroyed, and by calls that share memory between processes: both at once
 /// crashed a driver (R28).
@@ -62,12 +62,19 @@ impl Remains {
             return Ok(true);
         }
         let table = self.driver.table();
-        // SAFETY: the pool is live.
-        unsafe { raw::pool::trim(table, self.raw, 0) }?;
-        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
-        let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
-        Ok(reserved == 0)
+        let ask = || -> Result<bool> {
+            // SAFETY: the pool is live.
+            unsafe { raw::pool::trim(table, self.raw, 0) }?;
+            let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+            let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
+            Ok(reserved == 0)
+        };
+        match ask() {
+            // Somebody captures a stream, and nothing can be asked meanwhile.
+            Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
+            quiet => quiet,
+        }
     }
 
     /// Only of a pool that is quiet. The inner result says whether the access of other devices was
@@ -84,6 +91,11 @@ impl Remains {
 
     /// Destroys the pool, now or when its memory has come back.
     pub(super) fn lay_down(self) -> Result<()> {
+        // Asking would spoil the capture.
+        if recording::any() {
+            later::keep(Box::new(self));
+            return Ok(());
+        }
         let outcome = match self.is_quiet() {
             Ok(true) => return self.destroy().and_then(|withdrawn| withdrawn),
             Ok(false) => default::step_down(self.driver, self.place, self.raw),
@@ -100,6 +112,9 @@ impl Pending for Remains {
     }
 
     fn try_release(&mut self) -> Outcome {
+        if recording::any() {
+            return Outcome::NotYet;
+        }
         match self.is_quiet() {
             Ok(true) => match self.destroy().and_then(|withdrawn| withdrawn) {
                 Ok(()) => Outcome::Done,

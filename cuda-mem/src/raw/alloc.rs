@@ -27,7 +27,7 @@ pub(crate) unsafe fn from_pool(
     Ok(address)
 }
 
-/// From the pool that is current on the stream's device, whatever context is current (R6).
+/// From the current pool of the stream's device; in a captured stream, memory of the graph.
 ///
 /// # Safety
 /// As [`from_pool`].
@@ -37,7 +37,7 @@ pub(crate) unsafe fn from_current_pool(
     stream: CUstream,
 ) -> Result<CUdeviceptr> {
     let mut address = 0;
-    // SAFETY: `address` is valid for a write; the caller vouches for the handle.
+    // SAFETY: `address` is valid for a write; the caller vouches for the stream.
     unsafe { call!(table, cuMemAllocAsync(&raw mut address, bytes, stream)) }?;
     Ok(address)
 }

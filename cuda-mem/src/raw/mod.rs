@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
+pub(crate) mod graph;
 pub(crate) mod init;
 #[cfg(target_os = "linux")]
 pub(crate) mod ipc;

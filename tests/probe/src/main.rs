@@ -7,6 +7,7 @@
 
 mod across;
 mod attributes;
+mod capture;
 mod child;
 mod contexts;
 mod copies;
@@ -14,6 +15,9 @@ mod current;
 mod defaults;
 mod events;
 mod gate;
+mod graph_memory;
+mod graph_work;
+mod graphs;
 mod hosts;
 mod init;
 mod ipc;
@@ -23,6 +27,7 @@ mod ipc_pointers;
 mod joins;
 mod kinds;
 mod lab;
+mod meanwhile;
 mod memory;
 mod none;
 mod observe;
@@ -30,6 +35,7 @@ mod peers;
 mod place;
 mod pools;
 mod pressure;
+mod recorder;
 mod reuse;
 mod streams;
 mod trim;
@@ -159,6 +165,26 @@ fn questions() -> Vec<Question> {
     all.extend(
         questions!(false ipc_events: wrong, order, recorded_again, ends, stuck,
         waits),
+    );
+    all.extend(
+        questions!(true meanwhile: global, thread_local, relaxed, global_other_thread,
+        thread_local_other_thread, relaxed_other_thread),
+    );
+    all.extend(
+        questions!(true capture: ends, implicit, threads, joined, destroyed, statistics,
+        pool_is_gone, exchanged, afterwards),
+    );
+    all.extend(
+        questions!(true graphs: alloc, bad_allocs, null_accesses, add_node, frees, limits,
+        moved),
+    );
+    all.extend(
+        questions!(true graph_memory: relaunch, outlives, memory_steps, sizes, reuse,
+        sharing),
+    );
+    all.extend(
+        questions!(true graph_work: work, bytes, pointers, out_of_memory, handles,
+        running),
     );
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));

@@ -192,6 +192,7 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
 fn allocate_host(out: Out<*mut c_void>, size: usize) -> Answer {
     out.required()?;
     let mut state = state()?;
+    state.refuse_while_recording()?;
     // Measured: nothing asked for is nothing given, and no error, unlike on the device.
     let address = if size == 0 {
         state.current().map(|_| 0)?
@@ -208,6 +209,7 @@ exports! {
         state.current()?;
         // A failure nulls the result.
         out.write(0)?;
+        state.refuse_while_recording()?;
         if size == 0 {
             return Err(INVALID_VALUE);
         }
@@ -221,7 +223,8 @@ exports! {
         let in_pool = {
             let mut state = state()?;
             state.check_current_if_any()?;
-            state.free_pool_memory_now(address)?
+            state.refuse_while_recording()?;
+            state.free_graph_block(address, None)? || state.free_pool_memory_now(address)?
         };
         if in_pool {
             return Ok(());
@@ -276,6 +279,7 @@ exports! {
         if address.is_null() {
             return Ok(());
         }
+        state()?.refuse_while_recording()?;
         free_waiting(address.expose_provenance() as u64, true)
     }
 }

@@ -116,7 +116,9 @@ impl State {
 /// Waits for all work of a context, and lets the host have seen it.
 fn synchronise(id: ContextId) -> Answer {
     let (device, marks, pasts) = {
-        let state = state()?;
+        let mut state = state()?;
+        state.context(id)?;
+        state.refuse_in_context(id)?;
         let device = state.context(id)?.device;
         let streams = state
             .streams

@@ -9,6 +9,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CUcontext, CUdeviceptr, CUstream};
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
+use crate::pool::Block;
 use crate::queue::{Pattern, Task};
 use crate::sanitizer::{self, Access};
 use crate::state::{State, from_handle, state};
@@ -19,7 +20,7 @@ const STAGED: usize = 2 << 20;
 
 /// What an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(crate) enum Place {
     Device,
     Pinned,
     Pageable,
@@ -27,7 +28,7 @@ enum Place {
 
 /// What the function's name says about one end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+pub(crate) enum Side {
     Host(u64),
     Device(u64),
     /// The address decides.
@@ -43,7 +44,7 @@ impl Side {
 
 /// Who has to reach the memory.
 #[derive(Clone, Copy, Debug)]
-enum By {
+pub(crate) enum By {
     /// The device of a stream: it fills.
     Stream(StreamId),
     /// This device, which need not be the stream's. Measured: what decides about a copy is the
@@ -61,7 +62,7 @@ impl State {
     }
 
     /// Checks one end of a copy or memset: INVALID_VALUE where the simulated device has nothing.
-    fn touch(
+    pub(crate) fn touch(
         &mut self,
         what: &'static str,
         at: Point,
@@ -72,6 +73,11 @@ impl State {
         let address = side.address();
         if address == 0 {
             return Err(INVALID_VALUE);
+        }
+        if let Some((start, block)) = self.graph_block(address) {
+            // Measured: known only from the launch to the free.
+            let block = block.ok_or(INVALID_VALUE)?.clone();
+            return self.touch_graph_block(what, at, (address, len as u64), (start, block));
         }
         let len = len as u64;
         let access = Access {
@@ -171,6 +177,34 @@ impl State {
     }
 }
 
+impl State {
+    /// As [`touch`](Self::touch), for a live block of graph memory.
+    fn touch_graph_block(
+        &mut self,
+        what: &'static str,
+        at: Point,
+        (address, len): (u64, u64),
+        (start, mut block): (u64, Block),
+    ) -> Answer<Place> {
+        let access = Access {
+            what,
+            at,
+            address,
+            len,
+        };
+        sanitizer::access(&mut self.reports, &self.clocks, start, &mut block, access);
+        let is_inside = address + len <= start + block.size;
+        if let Some((_, Some(place))) = self.graph_block(address) {
+            *place = block;
+        }
+        if is_inside {
+            Ok(Place::Device)
+        } else {
+            Err(INVALID_VALUE)
+        }
+    }
+}
+
 /// How long the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
@@ -214,6 +248,9 @@ fn copy_between(
         if len == 0 && wait != Wait::Done {
             return Ok(());
         }
+        if state.is_recording(id)? {
+            return state.record_copy(id, target_address, source_address, len);
+        }
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
         if len > 0 {
@@ -242,11 +279,7 @@ fn copy_between(
 }
 
 fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usize) -> Answer {
-    let size = match pattern {
-        Pattern::D8(_) => 1,
-        Pattern::D16(_) => 2,
-        Pattern::D32(_) => 4,
-    };
+    let size = pattern.size();
     let len = count.checked_mul(size).ok_or(INVALID_VALUE)?;
     let mut state = state()?;
     let id: StreamId = state.resolve(handle, call)?;
@@ -255,6 +288,9 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
     }
     if !to.is_multiple_of(size as u64) {
         return Err(INVALID_VALUE);
+    }
+    if state.is_recording(id)? {
+        return state.record_fill(id, to, pattern, count);
     }
     let at = state.begin(id)?;
     state.touch("memset", at, By::Stream(id), Side::Device(to), len)?;

@@ -110,6 +110,9 @@ impl State {
         if self.stream(id)?.context != context {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
+        if self.record_event(from_handle(event), id)? {
+            return Ok(());
+        }
         self.begin(id)?;
         let queue = Arc::clone(&self.stream(id)?.queue);
         let time = Arc::new(OnceLock::new());
@@ -197,6 +200,7 @@ exports! {
         {
             state.end_slot(event.context, slot);
         }
+        state.forget_captured_event(from_handle(event));
         answer
     }
 
@@ -213,6 +217,8 @@ exports! {
 
     plain fn cuEventQuery(_, event: CUevent) {
         let mut state = state()?;
+        state.event(event)?;
+        state.refuse_captured_event(from_handle(event))?;
         match state.event(event)?.last() {
             Some(recorded) if !recorded.mark.is_reached() => Err(CUresult::CUDA_ERROR_NOT_READY),
             Some(recorded) => {
@@ -224,7 +230,12 @@ exports! {
     }
 
     plain fn cuEventSynchronize(_, event: CUevent) {
-        let recorded = state()?.event(event)?.last();
+        let recorded = {
+            let mut state = state()?;
+            let recorded = state.event(event)?.last();
+            state.refuse_captured_event(from_handle(event))?;
+            recorded
+        };
         if let Some(recorded) = recorded {
             recorded.mark.wait();
             state()?.observe(&[recorded.past]);

@@ -6,9 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUhostFn, CUipcEventHandle,
-    CUipcMemHandle, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
-    CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUgraph, CUgraphExec,
+    CUgraphMem_attribute, CUgraphNode, CUhostFn, CUipcEventHandle, CUipcMemHandle,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute, CUmemoryPool,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -139,6 +140,11 @@ plain_arguments!(
     CUmemAllocationType,
     CUpointer_attribute,
     CUmemPool_attribute,
+    CUgraph,
+    CUgraphNode,
+    CUgraphExec,
+    CUgraphMem_attribute,
+    CUstreamCaptureMode,
 );
 
 /// A pointer through which a result is handed back.
@@ -187,6 +193,11 @@ impl<T> Out<T> {
         }
     }
 
+    /// The place for one element of a list.
+    pub(crate) fn at(self, index: usize) -> Self {
+        Self(self.0.wrapping_add(index))
+    }
+
     /// The pointer, for inputs that the header forgot to make `const`.
     pub(crate) fn as_input(self) -> In<T> {
         In(self.0)
@@ -225,6 +236,12 @@ impl<T> FromC for In<T> {
     type C = *const T;
 
     unsafe fn from_c(raw: *const T) -> Self {
+        Self(raw)
+    }
+}
+
+impl<T> In<T> {
+    pub(crate) fn new(raw: *const T) -> Self {
         Self(raw)
     }
 }

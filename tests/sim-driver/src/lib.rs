@@ -36,6 +36,7 @@ mod elf;
 mod event;
 mod export;
 mod fault;
+mod graph;
 mod init;
 mod ipc;
 mod knobs;

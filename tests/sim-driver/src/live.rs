@@ -23,6 +23,14 @@ pub struct Live {
     pub bytes: u64,
     /// Blocks of pinned host memory.
     pub host_allocations: u64,
+    /// Graphs that the program has.
+    pub graphs: u64,
+    /// Instances of graphs.
+    pub graph_execs: u64,
+    /// Blocks that launched graphs have allocated and nobody has freed.
+    pub graph_allocations: u64,
+    /// Captures that run.
+    pub captures: u64,
 }
 
 impl State {
@@ -44,6 +52,7 @@ impl State {
         let explicit_pools = explicit_pools.filter(|pool| !pool.is_default && !pool.is_destroyed);
         let explicit_contexts = self.contexts.values();
         let explicit_contexts = explicit_contexts.filter(|context| !context.is_primary);
+        let [graphs, graph_execs, graph_allocations, captures] = self.live_graphs();
         Live {
             primary_retains: self.devices.iter().map(|device| device.retains).sum(),
             contexts: count(explicit_contexts.count()),
@@ -62,6 +71,10 @@ impl State {
             allocations: count(device.len() + pool_blocks.sum::<usize>() + pointers().count()),
             bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>() + imported_bytes,
             host_allocations: count(host.len()),
+            graphs,
+            graph_execs,
+            graph_allocations,
+            captures,
         }
     }
 }

@@ -26,6 +26,8 @@ struct Facts {
     pool: u64,
     handle_types: u64,
     is_legacy_ipc: bool,
+    /// Memory of a graph, between its launch and its free.
+    is_graph: bool,
     access: c_uint,
     is_sync: bool,
     /// Whether the current context may use the address.
@@ -46,6 +48,7 @@ const NOTHING: Facts = Facts {
     pool: 0,
     handle_types: 0,
     is_legacy_ipc: false,
+    is_graph: false,
     access: 0,
     is_sync: false,
     reach: Ok(()),
@@ -92,6 +95,18 @@ impl State {
                 ..NOTHING
             });
         }
+        if let Some((start, size, device)) = self.live_graph_block(address) {
+            return Some(Facts {
+                address,
+                start,
+                size,
+                memory_type: DEVICE,
+                device: c_int::try_from(device).unwrap_or(NO_DEVICE),
+                is_graph: true,
+                access: 3,
+                ..NOTHING
+            });
+        }
         let current = self.current().and_then(|current| {
             let context = self.context(current)?;
             Ok(context.device)
@@ -115,6 +130,7 @@ impl State {
             pool: id,
             handle_types: pool.properties.handle_types.into(),
             is_legacy_ipc: false,
+            is_graph: false,
             access: 3,
             is_sync,
             reach: current.and_then(|device| {
@@ -163,8 +179,9 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         3 => out.write::<CUdeviceptr>(facts.address),
         4 if facts.memory_type == DEVICE && !facts.is_managed => Err(INVALID_VALUE),
         4 => out.write::<*mut c_void>(to_handle(facts.address)),
+        5 if facts.is_graph => out.write(0_u64),
         5 if facts.memory_type == DEVICE => Ok(()),
-        6 => flag(facts.is_sync),
+        6 => flag(facts.is_sync || facts.is_graph),
         // One allocation, one number: the address is never shared by two that live.
         7 | 20 => out.write(facts.start),
         8 => flag(facts.is_managed),

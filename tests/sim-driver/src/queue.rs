@@ -44,6 +44,17 @@ pub(crate) enum Pattern {
     D32(u32),
 }
 
+impl Pattern {
+    /// Bytes of one element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::D8(_) => 1,
+            Self::D16(_) => 2,
+            Self::D32(_) => 4,
+        }
+    }
+}
+
 /// A function of the program and its argument.
 #[derive(Clone, Debug)]
 pub(crate) struct HostCall {

@@ -12,6 +12,7 @@ use crate::context::{Context, ContextId};
 use crate::device::Device;
 use crate::event::{Event, EventId};
 use crate::export::Answer;
+use crate::graph::Graphs;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
 use crate::memory::Mapping;
@@ -46,6 +47,7 @@ pub(crate) struct State {
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) slabs: Slabs,
     pub(crate) sharing: Sharing,
+    pub(crate) graphs: Graphs,
     pub(crate) reports: Reports,
     /// Memory that goes when the queues that might still touch it have got that far.
     graveyard: Vec<(Mapping, Vec<Mark>)>,
@@ -69,6 +71,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         allocations: BTreeMap::new(),
         slabs: Slabs::default(),
         sharing: Sharing::default(),
+        graphs: Graphs::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
         next_handle: 0,
@@ -105,6 +108,9 @@ pub(crate) enum HandleKind {
     Stream = 0x51,
     Event = 0xe1,
     Pool = 0xb1,
+    Graph = 0x61,
+    Node = 0x4e,
+    Exec = 0x6e,
 }
 
 impl State {

@@ -55,7 +55,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Whether it takes turns with the legacy stream of its context.
-    fn is_blocking(&self) -> bool {
+    pub(crate) fn is_blocking(&self) -> bool {
         self.life != Life::Orphaned && self.flags & NON_BLOCKING == 0 && self.kind != Kind::Legacy
     }
 }
@@ -133,6 +133,7 @@ impl State {
     /// Opens a piece of work on a stream: takes its place in the order, after the legacy stream
     /// or, on that, after all blocking streams.
     pub(crate) fn begin(&mut self, id: StreamId) -> Answer<Point> {
+        self.refuse_implicit(id)?;
         let stream = self.stream(id)?;
         let context = stream.context;
         let others: Vec<StreamId> = if stream.kind == Kind::Legacy {
@@ -218,6 +219,7 @@ impl State {
             if let Some(stream) = self.streams.get_mut(id) {
                 stream.life = Life::Destroyed;
             }
+            self.leave_captures(*id);
             self.clocks.retire(*id);
         }
         // Measured: to destroy a stream that is done is to synchronise with it.
@@ -304,6 +306,7 @@ pub(crate) fn synchronise(handle: CUstream, call: Call) -> Answer {
     let (marks, pasts) = {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        state.refuse_on_recorded(id)?;
         state.ends(&state.with_blocking(id)?)
     };
     marks.iter().for_each(Mark::wait);
@@ -367,6 +370,7 @@ exports! {
     plain fn cuStreamQuery(call, handle: CUstream) twin cuStreamQuery_ptsz {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
+        state.refuse_on_recorded(id)?;
         let (marks, pasts) = state.ends(&state.with_blocking(id)?);
         if !marks.iter().all(Mark::is_reached) {
             return Err(CUresult::CUDA_ERROR_NOT_READY);
@@ -382,6 +386,9 @@ exports! {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
         let recorded = state.event(event)?.last();
+        if state.wait_in_capture(id, from_handle(event), recorded.is_some())? {
+            return Ok(());
+        }
         state.begin(id)?;
         match recorded {
             Some(recorded) => state.wait_for(id, &recorded.past, recorded.mark),
@@ -436,10 +443,13 @@ exports! {
         let function = function.ok_or(INVALID_VALUE)?;
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
-        state.begin(id)?;
         let context = state.stream(id)?.context;
         let turn = Arc::clone(&state.context(context)?.host_turn);
         let call = HostCall { function, argument, turn };
+        if state.is_recording(id)? {
+            return state.record_host(id, call);
+        }
+        state.begin(id)?;
         state.stream(id)?.queue.push(Task::Host(call))
     }
 }

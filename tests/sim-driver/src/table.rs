@@ -2,7 +2,8 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, event, init, ipc, peer, pointer, pool, proc_address, stream,
+    alloc, context, copy, device, event, graph, init, ipc, peer, pointer, pool, proc_address,
+    stream,
 };
 
 /// Every function of the driver that the simulator has.
@@ -23,6 +24,7 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         .into_iter()
         .chain(pool::EXPORTS)
         .chain(ipc::EXPORTS)
+        .chain(graph::EXPORTS)
         .flatten()
 }
 

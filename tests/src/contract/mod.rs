@@ -1,12 +1,14 @@
 //! Test bodies that hold on every driver.
 
 mod buffer;
+mod capture;
 mod context;
 mod default_pool;
 mod default_streams;
 mod device;
 mod failure;
 mod foreign;
+mod graph;
 mod ipc;
 mod ipc_ends;
 mod kinds;
@@ -17,6 +19,7 @@ mod pool;
 mod reuse;
 mod rules;
 mod samples;
+mod samples_graph;
 mod threshold;
 
 use crate::run::Test;
@@ -109,6 +112,7 @@ pub fn all() -> Vec<Test> {
             a_name_is_listened_to_by_one_and_free_afterwards, a_message_has_bounds,
             what_was_not_expected_is_refused, a_process_of_another_user_is_turned_away;
     };
+    all.extend(graphs());
     all.extend(tests_alone! {
         ipc: foreign_descriptors_are_refused_and_kept, sharing_leaves_no_descriptor_open;
         ipc_ends: a_forked_child_leaves_imports_alone;
@@ -119,4 +123,31 @@ pub fn all() -> Vec<Test> {
         plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });
     all
+}
+
+/// A capture forbids things to the whole process, and graph memory is counted for all of it.
+fn graphs() -> Vec<Test> {
+    tests_alone! {
+        graph: what_is_captured_runs_when_it_is_launched, captured_memory_is_not_the_pools,
+            graph_memory_has_one_address_for_all_launches,
+            what_a_launch_leaves_is_freed_before_the_next,
+            an_instance_can_free_what_it_left, an_instance_that_ends_frees_what_it_left,
+            graph_memory_is_counted_and_trimmed_apart,
+            a_launch_is_ordered_with_the_buffers_of_its_graph,
+            nodes_are_ordered_by_the_memory_they_use,
+            an_address_is_used_again_where_the_order_allows,
+            memory_of_another_graph_is_refused, a_graph_with_memory_is_not_copied,
+            a_graph_goes_into_another, a_graph_that_the_device_cannot_hold_fails_at_its_launch;
+        capture: a_capture_that_fails_leaves_nothing, a_captured_stream_is_refused_to_others,
+            a_buffer_is_freed_after_the_capture_of_its_stream,
+            buffers_of_other_streams_do_not_spoil_a_capture,
+            a_capture_of_somebody_else_loses_no_buffer,
+            a_forbidden_free_elsewhere_is_done_all_the_same,
+            a_stream_that_ends_in_a_capture_gives_back_what_waits;
+        samples_graph: a_recorded_graph_does_what_its_stream_does,
+            branches_with_memory_meet_again, memory_that_outlives_a_launch_is_freed_once,
+            blocks_that_follow_each_other_take_the_room_of_one,
+            graphs_of_one_stream_take_the_room_of_one,
+            graphs_of_several_streams_take_room_each, memory_that_is_left_keeps_its_room;
+    }
 }

@@ -196,7 +196,7 @@ const BATCHES: &str = "waits for: copies in batches";
 const PRIORITIES: &str = "waits for: priorities of streams";
 const KNOWN: &str = "a stream of this crate knows it";
 const VALUES: &str = "waits for: waiting for values in memory";
-const GRAPHS: &str = "waits for: graph memory";
+const CAPTURES: &str = "waits for: captures over several streams or into a graph";
 const HOST: &str = "waits for: pinned host memory";
 const MANAGED: &str = "waits for: managed memory";
 const VIRTUAL: &str = "waits for: virtual memory";
@@ -256,16 +256,30 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuStreamAddCallback", "`cuLaunchHostFunc` replaces it"),
     ("cuLaunchHostFunc", "waits for: host functions"),
     ("cuEventRecordWithFlags", "its flag is about capture"),
-    ("cuStreamBegin*", GRAPHS),
-    ("cuStreamEndCapture", GRAPHS),
-    ("cuStreamGetCaptureInfo", GRAPHS),
-    ("cuStreamIsCapturing", GRAPHS),
-    ("cuStreamUpdateCaptureDependencies", GRAPHS),
-    ("cuThreadExchangeStreamCaptureMode", GRAPHS),
-    ("cuGraph*", GRAPHS),
-    ("cuDeviceGetGraphMemAttribute", GRAPHS),
-    ("cuDeviceSetGraphMemAttribute", GRAPHS),
-    ("cuDeviceGraphMemTrim", GRAPHS),
+    ("cuStreamBegin*", CAPTURES),
+    ("cuStreamGetCaptureInfo", CAPTURES),
+    ("cuStreamUpdateCaptureDependencies", CAPTURES),
+    (
+        "cuGraphAddDependencies",
+        "the order of memory comes by itself, other edges with the node",
+    ),
+    (
+        "cuGraphAddChildGraphNode",
+        "copies the child, which graphs with memory refuse (R73)",
+    ),
+    ("cuGraphExecMem*", "waits for: changing instances"),
+    (
+        "cuGraphMem*",
+        "a graph's own memory is known; other nodes are not changed",
+    ),
+    (
+        "cuGraphInstantiateWithParams",
+        "waits for: uploads when an instance is made",
+    ),
+    (
+        "cuGraphInstantiate",
+        "`cuGraphInstantiateWithFlags`, whose ABI did not change, is used",
+    ),
     ("cuMemAllocHost", HOST),
     ("cuMemFreeHost", HOST),
     ("cuMemHost*", HOST),

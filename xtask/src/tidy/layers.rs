@@ -8,11 +8,12 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 28] = [
+const LAYERS: [&str; 29] = [
     "error",
     "report",
     "later",
     "raw",
+    "recording",
     "driver",
     "device",
     "location",

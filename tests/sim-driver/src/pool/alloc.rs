@@ -19,6 +19,11 @@ impl State {
             return Ok(0);
         }
         let size = size as u64;
+        if self.is_recording(stream)? {
+            let device = self.pools.get(&pool).and_then(|pool| pool.device);
+            return self.record_alloc(stream, size, device);
+        }
+        self.refuse_while_recording()?;
         self.begin(stream)?;
         self.end_finished_streams();
         let plan = match self.plan(pool, size, stream)? {
@@ -117,7 +122,14 @@ impl State {
         if address == 0 {
             return Ok(());
         }
+        if self.is_recording(id)? {
+            return self.record_free(id, address);
+        }
+        self.refuse_while_recording()?;
         let point = self.begin(id)?;
+        if self.free_graph_block(address, Some(point))? {
+            return Ok(());
+        }
         let mark = self.stream(id)?.queue.mark();
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {

@@ -71,6 +71,7 @@ exports! {
     ) {
         value.required()?;
         let mut state = state()?;
+        state.refuse_while_recording()?;
         state.end_finished_streams();
         let version = state.knobs.version;
         let pool = state.pool(pool)?;
@@ -88,6 +89,7 @@ exports! {
     ) {
         value.required()?;
         let mut state = state()?;
+        state.refuse_while_recording()?;
         let version = state.knobs.version;
         let pool = state.pool(pool)?;
         if version < since(attribute.0) {
@@ -98,6 +100,7 @@ exports! {
 
     plain fn cuMemPoolTrimTo(_, pool: CUmemoryPool, keep: usize) {
         let mut state = state()?;
+        state.refuse_while_recording()?;
         state.end_finished_streams();
         let step = state.pool(pool)?.space.chunk();
         let keep = round_up(keep as u64, step);

@@ -175,6 +175,7 @@ exports! {
         let props = props.read()?;
         let mut state = state()?;
         state.check_pools()?;
+        state.refuse_while_recording()?;
         let properties = Properties::check(&props, &state)?;
         let id = state.add_pool(properties, false)?;
         out.write(to_handle(id))

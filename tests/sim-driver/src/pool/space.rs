@@ -33,6 +33,17 @@ impl Block {
             is_sync: true,
         }
     }
+
+    /// A block outside any pool.
+    pub(crate) fn new(size: u64, allocated: Point) -> Self {
+        Self {
+            size,
+            len: size,
+            allocated,
+            accesses: Vec::new(),
+            is_sync: false,
+        }
+    }
 }
 
 /// A range that was freed in stream order, and not yet seen freed by the host.

@@ -5,6 +5,7 @@
 mod control;
 mod copies;
 mod devices;
+mod graphs;
 mod handles;
 mod harness;
 mod memory;

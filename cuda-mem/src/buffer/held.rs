@@ -1,0 +1,109 @@
+//! Freeing while somebody captures a stream into a graph.
+//!
+//! Measured: a free in a captured stream answers INVALID_VALUE for memory that is no graph's, and has
+//! no effect, neither on the memory nor on the capture. A free in another stream answers
+//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
+//! the capture is relaxed or the thread has said that it knows what it does.
+
+use std::sync::PoisonError;
+
+use bytemuck::Pod;
+use cuda_driver_sys::{CUdeviceptr, CUresult};
+
+use super::{Debt, DeviceBuffer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::join::order;
+use crate::stream::{Later, Stream, StreamRef};
+use crate::{raw, recording};
+
+/// Memory of a buffer that was dropped while its stream was captured.
+struct Held {
+    address: CUdeviceptr,
+    owed: Vec<Debt>,
+}
+
+impl Later for Held {
+    fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+        for debt in &self.owed {
+            order(debt.stream.as_ref(), stream)?;
+        }
+        // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
+        let freed = unsafe { free_harmlessly(self.address, stream) };
+        freed.map_err(|error| explain_refusal(error, stream))
+    }
+}
+
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    let table = stream.context().driver().table();
+    recording::refuse(table, stream.as_raw())?;
+    let _current = stream.enter()?;
+    // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
+    recording::harmlessly(table, || unsafe {
+        raw::alloc::free(table, address, stream.as_raw())
+    })
+}
+
+/// INVALID_VALUE may mean that the stream is captured.
+pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
+    let table = stream.context().driver().table();
+    let is_refused = error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+    // SAFETY: the stream is live while the reference is.
+    if is_refused && unsafe { recording::is_captured(table, stream.as_raw()) } {
+        return Error::capturing(
+            "the buffer's stream is being captured into a graph, where only the graph's own memory \
+             can be freed; free the buffer before or after"
+                .to_owned(),
+        );
+    }
+    error
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Everything that is done with the memory from now on waits for `stream`, and so does its free.
+    pub(crate) fn owe_to(&self, stream: &Stream) {
+        self.debts().push(Debt {
+            stream: stream.clone(),
+            reads: false,
+        });
+    }
+
+    /// A free while this crate records some stream.
+    #[cold]
+    pub(super) fn free_while_recording(&self) -> Result<()> {
+        // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
+        // by this one (R13).
+        unsafe { free_harmlessly(self.address, self.stream.as_ref()) }
+    }
+
+    /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
+    /// way that disturbs none, and if that is not enough, the error says so.
+    #[cold]
+    pub(super) fn free_refused(&self, error: Error) -> Result<()> {
+        let stream = self.stream.as_ref();
+        if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+            // SAFETY: as in `free_while_recording`; the first try had no effect.
+            let freed = unsafe { free_harmlessly(self.address, stream) };
+            return freed.map_err(|error| explain_refusal(error, stream));
+        }
+        Err(explain_refusal(error, stream))
+    }
+
+    /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
+    #[cold]
+    pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
+        if error.kind() != ErrorKind::Capturing || self.address == 0 {
+            return Err(error);
+        }
+        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let held = Held {
+            address: self.address,
+            owed: std::mem::take(owed),
+        };
+        self.address = 0;
+        self.stream.give_back_later(Box::new(held));
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! Instances of graphs.
+
+use std::fmt;
+
+use cuda_driver_sys::{CUdeviceptr, CUgraphExec, CUgraphInstantiate_flags};
+
+use super::{Block, Graph, Parts};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Failed, Result};
+use crate::join::order;
+use crate::stream::{Later, Stream, StreamRef};
+use crate::{raw, recording, report};
+
+/// How to make an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Instantiate {
+    /// What a launch leaves allocated must be freed before the next launch.
+    #[default]
+    Plain,
+    /// A launch first frees what the one before it has left.
+    AutoFree,
+}
+
+/// A graph that can be launched. It holds the graph, of which there can be one instance at a time
+/// (R73), and the buffers that the graph has adopted.
+///
+/// What a launch leaves allocated belongs to the instance: [`left`](Self::left) gives access to it,
+/// [`free_left`](Self::free_left) frees it, and so does dropping the instance, in the order of the
+/// stream of that launch. The driver alone would keep it for ever (R70).
+pub struct GraphExec {
+    raw: CUgraphExec,
+    kind: Instantiate,
+    pub(super) parts: Parts,
+    pub(super) alive: Option<Alive>,
+    /// Dropped after the instance.
+    graph: Graph,
+}
+
+/// What a launch has left.
+pub(super) struct Alive {
+    pub(super) stream: Stream,
+    pub(super) blocks: Vec<Block>,
+}
+
+// SAFETY: handles of instances may be used from any thread, by one at a time, which `&mut self` sees
+// to.
+unsafe impl Send for GraphExec {}
+// SAFETY: what can be called through a shared reference only reads the fields.
+unsafe impl Sync for GraphExec {}
+
+impl Graph {
+    /// Makes a graph ready to be launched. Needs CUDA 11.4.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the graph comes back.
+    #[doc(alias("cuGraphInstantiate", "cuGraphInstantiateWithFlags"))]
+    pub fn instantiate(self, kind: Instantiate) -> Result<GraphExec, Failed<Self>> {
+        let flags = match kind {
+            Instantiate::Plain => 0,
+            Instantiate::AutoFree => {
+                CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0
+            }
+        };
+        let table = self.context.driver().table();
+        let made = self.context.bind().and_then(|_current| {
+            // SAFETY: the graph is live and has no instance, since that would own it (R73); its context
+            // is current. Of the flags at most one is set, so none excludes another (R74).
+            unsafe { raw::graph::instantiate(table, self.raw, flags.into()) }
+        });
+        match made {
+            Err(error) => Err(Failed::new(error, self)),
+            Ok(raw) => {
+                let mut graph = self;
+                let parts = std::mem::replace(&mut graph.parts, Parts::new());
+                Ok(GraphExec {
+                    raw,
+                    kind,
+                    parts,
+                    alive: None,
+                    graph,
+                })
+            }
+        }
+    }
+}
+
+impl GraphExec {
+    /// The context that the work is for.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.graph.context
+    }
+
+    /// The driver's handle. It stays valid while the instance lives. Launches that go past this crate
+    /// must free what they leave, and order themselves with the adopted buffers.
+    #[must_use]
+    pub fn as_raw(&self) -> CUgraphExec {
+        self.raw
+    }
+
+    /// Bytes that the last launch has left and that were not freed since.
+    #[must_use]
+    pub fn left_bytes(&self) -> usize {
+        let blocks = self.alive.iter().flat_map(|alive| &alive.blocks);
+        blocks.map(|block| block.bytes).sum()
+    }
+
+    /// Submits the whole graph to a stream, in order with everything that was done with the adopted
+    /// buffers. Does not synchronise. Launches of one instance run one after another, whatever their
+    /// streams.
+    ///
+    /// # Errors
+    ///
+    /// [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch left memory that was not
+    /// freed since, unless the instance was made with [`Instantiate::AutoFree`];
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here
+    /// or in [`upload`](Self::upload); else as the driver answers.
+    #[doc(alias = "cuGraphLaunch")]
+    pub fn launch(&mut self, stream: &Stream) -> Result<()> {
+        if let Some(alive) = &self.alive
+            && !alive.blocks.is_empty()
+            && self.kind == Instantiate::Plain
+        {
+            let bytes = self.left_bytes() as u64;
+            return Err(Error::still_allocated(alive.blocks.len(), bytes));
+        }
+        let table = self.context().driver().table();
+        recording::refuse(table, stream.as_raw())?;
+        self.check_driver(stream)?;
+        // What was done with the memory that this launch frees comes before it.
+        if let Some(before) = &self.alive {
+            order(before.stream.as_ref(), stream.as_ref())?;
+        }
+        self.parts.enter(stream)?;
+        let _current = stream.bind()?;
+        // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
+        // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
+        let launched = unsafe { raw::graph::launch(table, self.raw, stream.as_raw()) };
+        // A code that reports an earlier fault does not say that nothing was launched.
+        if launched
+            .as_ref()
+            .err()
+            .is_none_or(|error| !error.had_no_effect())
+        {
+            self.parts.leave(stream);
+        }
+        launched.map_err(|error| error.asked(|| format!("{:?}", self.graph)))?;
+        let blocks: Vec<Block> = self.parts.left().copied().collect();
+        self.alive = (!blocks.is_empty()).then(|| Alive {
+            stream: stream.clone(),
+            blocks,
+        });
+        Ok(())
+    }
+
+    /// Takes the device memory that a launch needs, so that the launch has not to. Does not
+    /// synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
+    #[doc(alias = "cuGraphUpload")]
+    pub fn upload(&mut self, stream: &Stream) -> Result<()> {
+        let table = self.context().driver().table();
+        recording::refuse(table, stream.as_raw())?;
+        self.check_driver(stream)?;
+        let _current = stream.bind()?;
+        // SAFETY: the instance and the stream are live.
+        unsafe { raw::graph::upload(table, self.raw, stream.as_raw()) }
+    }
+
+    fn check_driver(&self, stream: &Stream) -> Result<()> {
+        if stream.context().driver() == self.context().driver() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "the graph and the stream belong to two drivers".to_owned(),
+        ))
+    }
+
+    /// Frees what the last launch has left, in the order of its stream. Nothing happens if there is
+    /// nothing. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, of the first block that could not be freed. What could not be freed is
+    /// still left.
+    #[doc(alias = "cuMemFreeAsync")]
+    pub fn free_left(&mut self) -> Result<()> {
+        while let Some(alive) = &mut self.alive {
+            let Some(block) = alive.blocks.last() else {
+                self.alive = None;
+                break;
+            };
+            let freed = free(block.address, alive.stream.as_ref());
+            if let Err(error) = freed {
+                if !error.had_no_effect() {
+                    alive.blocks.pop();
+                }
+                return Err(error);
+            }
+            alive.blocks.pop();
+        }
+        Ok(())
+    }
+
+    /// The end: what cannot be freed because the stream is captured is left to the stream; any other
+    /// failure is reported, and the next block tried.
+    fn free_at_last(&mut self) {
+        while let Some(alive) = &mut self.alive {
+            let Some(block) = alive.blocks.pop() else {
+                self.alive = None;
+                break;
+            };
+            report::release("graph memory", || {
+                let freed = free(block.address, alive.stream.as_ref());
+                match freed {
+                    Err(error) if error.kind() == ErrorKind::Capturing => {
+                        alive
+                            .stream
+                            .give_back_later(Box::new(Orphan(block.address)));
+                        Ok(())
+                    }
+                    freed => freed,
+                }
+            });
+        }
+    }
+}
+
+/// Graph memory whose instance is gone.
+struct Orphan(CUdeviceptr);
+
+impl Later for Orphan {
+    fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+        free(self.0, stream)
+    }
+}
+
+/// Frees one block outside its graph.
+fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    let table = stream.context().driver().table();
+    recording::refuse(table, stream.as_raw())?;
+    let _current = stream.enter()?;
+    let call = || {
+        // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
+        unsafe { raw::alloc::free(table, address, stream.as_raw()) }
+    };
+    let freed = if recording::any() {
+        recording::harmlessly(table, call)
+    } else {
+        call()
+    };
+    freed.map_err(|error| crate::buffer::explain_refusal(error, stream))
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        self.free_at_last();
+        let table = self.graph.context.driver().table();
+        // SAFETY: the instance is this value's.
+        report::release("graph instance", || unsafe {
+            raw::graph::destroy_exec(table, self.raw)
+        });
+    }
+}
+
+impl fmt::Debug for GraphExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphExec")
+            .field("raw", &self.raw)
+            .field("kind", &self.kind)
+            .field("left_bytes", &self.left_bytes())
+            .field("adopted", &self.parts.guests.len())
+            .finish()
+    }
+}

@@ -1,0 +1,92 @@
+//! Frees that had to wait because somebody captures the stream.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::{Inner, Owner, Stream, StreamRef};
+use crate::error::{ErrorKind, Result};
+use crate::{raw, recording, report};
+
+/// Something to be given back in the order of a stream, as soon as that can be done.
+pub(crate) trait Later: Send + Sync {
+    /// An error of kind [`ErrorKind::Capturing`] if it cannot be done yet.
+    fn give_back(&self, stream: StreamRef<'_>) -> Result<()>;
+}
+
+/// What waits. Almost always nothing, and then it costs one relaxed load to know that.
+#[derive(Default)]
+pub(super) struct Waiting {
+    any: AtomicBool,
+    list: Mutex<Vec<Box<dyn Later>>>,
+}
+
+impl Waiting {
+    #[inline]
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    fn push(&self, later: Box<dyn Later>) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.push(later);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> Vec<Box<dyn Later>> {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        self.any.store(false, Ordering::Relaxed);
+        std::mem::take(&mut list)
+    }
+}
+
+impl Stream {
+    /// Keeps something until the stream is not captured any more.
+    #[cold]
+    pub(crate) fn give_back_later(&self, later: Box<dyn Later>) {
+        self.0.waiting.push(later);
+    }
+
+    /// Gives back what waits, if anything does.
+    #[inline]
+    pub(crate) fn give_back_waiting(&self) {
+        if self.0.waiting.any() {
+            give_back(&self.0, true);
+        }
+    }
+}
+
+/// Gives back what can be; the rest goes on waiting, or is reported if it may not.
+#[cold]
+fn give_back(inner: &Inner, may_wait: bool) {
+    let stream = inner.view();
+    for later in inner.waiting.take() {
+        match later.give_back(stream) {
+            Err(error) if may_wait && error.kind() == ErrorKind::Capturing => {
+                inner.waiting.push(later);
+            }
+            Err(error) => report::failed("buffer", &error),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// The last handle of a stream is gone. A capture of a stream that is ours to destroy ends with it, so
+/// it is ended first: then the frees are possible, in order.
+#[cold]
+pub(super) fn give_back_at_last(inner: &Inner) {
+    if !inner.waiting.any() {
+        return;
+    }
+    let table = inner.context.driver().table();
+    // SAFETY: the stream is destroyed only after this.
+    let is_captured = unsafe { recording::is_captured(table, inner.raw) };
+    if is_captured && matches!(inner.owner, Owner::Us) {
+        // SAFETY: nobody can use the stream any more, so nobody can want its graph. An error ends the
+        // capture as well (measured).
+        if let Ok(graph) = unsafe { recording::end(table, inner.raw) } {
+            // SAFETY: the graph was handed out just now.
+            report::release("graph", || unsafe { raw::graph::destroy(table, graph) });
+        }
+    }
+    give_back(inner, false);
+}

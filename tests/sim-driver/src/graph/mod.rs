@@ -1,0 +1,215 @@
+//! Graphs: work that is written down once and launched many times, and the memory that is theirs.
+
+mod add;
+mod capture;
+mod launch;
+mod memory;
+mod nodes;
+mod order;
+
+use std::collections::{BTreeMap, HashSet};
+
+use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
+
+use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::queue::{HostCall, Pattern};
+use crate::state::{HandleKind, State, from_handle};
+
+use capture::Captures;
+use launch::Exec;
+use memory::Memory;
+
+/// The numbers behind the handles.
+pub(crate) type GraphId = u64;
+pub(crate) type NodeId = u64;
+pub(crate) type ExecId = u64;
+
+/// What the files of this folder export.
+pub(crate) static EXPORTS: [&[&Export]; 5] = [
+    add::EXPORTS,
+    capture::EXPORTS,
+    launch::EXPORTS,
+    memory::EXPORTS,
+    nodes::EXPORTS,
+];
+
+/// Everything about graphs.
+#[derive(Debug, Default)]
+pub(crate) struct Graphs {
+    graphs: BTreeMap<GraphId, Graph>,
+    execs: BTreeMap<ExecId, Exec>,
+    pub(crate) captures: Captures,
+    memory: Memory,
+}
+
+/// A graph.
+#[derive(Debug, Default)]
+struct Graph {
+    /// In the order of their making, so that each comes after what it depends on.
+    nodes: Vec<Node>,
+    /// Its instances that exist.
+    instances: usize,
+    /// Given to a parent, which owns it now.
+    is_owned: bool,
+    /// Still being recorded: no handle of it is out.
+    is_recording: bool,
+}
+
+/// One piece of work.
+#[derive(Clone, Debug)]
+struct Node {
+    id: NodeId,
+    op: Op,
+    after: Vec<NodeId>,
+}
+
+/// What a node does.
+#[derive(Clone, Debug)]
+enum Op {
+    Empty,
+    Alloc {
+        address: u64,
+        size: u64,
+    },
+    Free {
+        address: u64,
+    },
+    Fill {
+        to: u64,
+        pattern: Pattern,
+        count: usize,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        len: usize,
+    },
+    Host(HostCall),
+    Child(GraphId),
+}
+
+impl Op {
+    fn is_memory(&self) -> bool {
+        matches!(self, Self::Alloc { .. } | Self::Free { .. })
+    }
+}
+
+impl Graph {
+    fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    /// These nodes and all that come before them.
+    fn with_ancestors(&self, nodes: &[NodeId]) -> HashSet<NodeId> {
+        let mut all = HashSet::new();
+        let mut rest = nodes.to_vec();
+        while let Some(id) = rest.pop() {
+            if all.insert(id)
+                && let Some(node) = self.node(id)
+            {
+                rest.extend(&node.after);
+            }
+        }
+        all
+    }
+}
+
+impl State {
+    fn add_graph(&mut self, graph: Graph) -> GraphId {
+        let id = self.new_handle(HandleKind::Graph);
+        self.graphs.graphs.insert(id, graph);
+        id
+    }
+
+    fn graph(&mut self, id: GraphId) -> Answer<&mut Graph> {
+        self.graphs.graphs.get_mut(&id).ok_or(INVALID_VALUE)
+    }
+
+    /// The graph behind a handle of the program.
+    fn named_graph(&mut self, handle: CUgraph) -> Answer<(GraphId, &mut Graph)> {
+        let id = from_handle(handle);
+        let graph = self.graphs.graphs.get_mut(&id);
+        let graph = graph.filter(|graph| !graph.is_recording);
+        graph.map(|graph| (id, graph)).ok_or(INVALID_VALUE)
+    }
+
+    /// The graph that has a node.
+    fn graph_of(&self, node: CUgraphNode) -> Answer<(GraphId, &Node)> {
+        let id = from_handle(node);
+        let mut graphs = self.graphs.graphs.iter();
+        graphs
+            .find_map(|(graph, it)| it.node(id).map(|node| (*graph, node)))
+            .ok_or(INVALID_VALUE)
+    }
+
+    fn exec(&mut self, handle: CUgraphExec) -> Answer<(ExecId, &mut Exec)> {
+        let id = from_handle(handle);
+        let exec = self.graphs.execs.get_mut(&id);
+        exec.map(|exec| (id, exec)).ok_or(INVALID_VALUE)
+    }
+
+    /// Adds a node to a graph.
+    fn add_op(&mut self, graph: GraphId, op: Op, after: &[NodeId]) -> Answer<NodeId> {
+        let id = self.new_handle(HandleKind::Node);
+        let graph = self.graph(graph)?;
+        if after.iter().any(|id| graph.node(*id).is_none()) {
+            return Err(INVALID_VALUE);
+        }
+        let after = after.to_vec();
+        graph.nodes.push(Node { id, op, after });
+        Ok(id)
+    }
+
+    /// Whether a graph, or one inside it, has nodes of memory.
+    fn has_memory(&self, graph: GraphId) -> bool {
+        let Some(graph) = self.graphs.graphs.get(&graph) else {
+            return false;
+        };
+        graph.nodes.iter().any(|node| match node.op {
+            Op::Child(child) => self.has_memory(child),
+            ref op => op.is_memory(),
+        })
+    }
+
+    /// A graph and all inside it.
+    fn family(&self, graph: GraphId) -> Vec<GraphId> {
+        let mut all = vec![graph];
+        if let Some(graph) = self.graphs.graphs.get(&graph) {
+            for node in &graph.nodes {
+                if let Op::Child(child) = node.op {
+                    all.extend(self.family(child));
+                }
+            }
+        }
+        all
+    }
+
+    fn destroy_graph(&mut self, id: GraphId) {
+        for id in self.family(id) {
+            self.graphs.graphs.remove(&id);
+        }
+        self.forget_graph_memory();
+    }
+
+    /// Measured: nothing can be taken out of a graph with memory.
+    fn refuse_with_memory(&self, graph: GraphId) -> Answer {
+        if self.has_memory(graph) {
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Graphs, instances, blocks of graph memory and captures that exist.
+    pub(crate) fn live_graphs(&self) -> [u64; 4] {
+        let graphs = self.graphs.graphs.values();
+        let graphs = graphs.filter(|graph| !graph.is_owned && !graph.is_recording);
+        [
+            graphs.count(),
+            self.graphs.execs.len(),
+            self.graphs.memory.live_blocks(),
+            self.graphs.captures.count(),
+        ]
+        .map(|count| count as u64)
+    }
+}

@@ -1,0 +1,84 @@
+//! The order sanitizer inside a graph: every use of a block of the graph's own memory lies between
+//! its allocation and its free, by the edges alone. No real driver checks that.
+
+use std::collections::HashMap;
+
+use super::{Graph, GraphId, NodeId, Op};
+use crate::state::State;
+
+/// The addresses that a node uses, and what it does with them.
+fn uses(op: &Op) -> Vec<(&'static str, u64)> {
+    match op {
+        Op::Fill { to, .. } => vec![("memset", *to)],
+        Op::Copy { to, from, .. } => vec![("copy to", *to), ("copy from", *from)],
+        Op::Free { address } => vec![("free", *address)],
+        _ => Vec::new(),
+    }
+}
+
+/// What is wrong with the order of one graph.
+fn check(graph: &Graph, start_of: impl Fn(u64) -> Option<u64>) -> Vec<String> {
+    let mut allocs: HashMap<u64, Vec<NodeId>> = HashMap::new();
+    let mut frees: HashMap<u64, Vec<NodeId>> = HashMap::new();
+    for node in &graph.nodes {
+        match node.op {
+            Op::Alloc { address, .. } => allocs.entry(address).or_default().push(node.id),
+            Op::Free { address } => frees.entry(address).or_default().push(node.id),
+            _ => {}
+        }
+    }
+    let mut wrong = Vec::new();
+    for node in &graph.nodes {
+        let before = graph.with_ancestors(&[node.id]);
+        for (what, address) in uses(&node.op) {
+            let Some(start) = start_of(address) else {
+                continue;
+            };
+            let Some(allocs) = allocs.get(&start) else {
+                continue;
+            };
+            let is_after = |node: &NodeId| before.contains(node);
+            if !allocs.iter().any(is_after) {
+                wrong.push(format!(
+                    "before allocation: {what} at {address:#x} in a graph is not ordered after the \
+                     allocation in it"
+                ));
+            }
+            for free in frees.get(&start).into_iter().flatten() {
+                if *free == node.id {
+                    continue;
+                }
+                let free_before = graph.with_ancestors(&[*free]);
+                // The address may have been given out again after that free.
+                let is_again = before.contains(free)
+                    && allocs
+                        .iter()
+                        .any(|alloc| before.contains(alloc) && !free_before.contains(alloc));
+                if !free_before.contains(&node.id) && !is_again {
+                    wrong.push(format!(
+                        "after free: {what} at {address:#x} in a graph is not ordered before the \
+                         free in it"
+                    ));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+impl State {
+    /// Reports what is wrong with the order of a graph.
+    pub(super) fn check_graph_order(&mut self, id: GraphId) {
+        let memory = &self.graphs.memory;
+        let Some(graph) = self.graphs.graphs.get(&id) else {
+            return;
+        };
+        let wrong = check(graph, |address| {
+            let (start, block) = memory.block(address)?;
+            (block.graph == id).then_some(start)
+        });
+        for line in wrong {
+            self.reports.add(line);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Captures: what they keep others from, and what becomes of buffers that end meanwhile.
+//!
+//! A capture forbids things to the whole process, so these bodies run alone.
+
+use std::panic::AssertUnwindSafe;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
+use cuda_mem::{ErrorKind, Instantiate, Stream};
+
+use super::graph::MODES;
+use crate::lab::Lab;
+
+/// Begins a capture as a program without this crate does.
+fn begin(stream: &Stream, mode: u32) -> Result<()> {
+    let table = stream.device().driver().table();
+    let begin = table.cuStreamBeginCapture_v2.context("no capture")?;
+    // SAFETY: the stream is live.
+    let code = unsafe { begin(stream.as_raw(), CUstreamCaptureMode(mode)) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(())
+}
+
+/// Ends such a capture, and says how; the graph is destroyed.
+fn end(stream: &Stream) -> Result<CUresult> {
+    let table = stream.device().driver().table();
+    let (end, destroy) = (table.cuStreamEndCapture, table.cuGraphDestroy);
+    let (end, destroy) = (end.context("no capture")?, destroy.context("no graphs")?);
+    let mut graph: CUgraph = std::ptr::null_mut();
+    // SAFETY: the stream is live, and `graph` is valid for a write.
+    let code = unsafe { end(stream.as_raw(), &raw mut graph) };
+    if !graph.is_null() {
+        // SAFETY: the graph was handed out just now.
+        unsafe { destroy(graph) };
+    }
+    Ok(code)
+}
+
+pub(super) fn a_capture_that_fails_leaves_nothing(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for mode in MODES {
+        let given = pool.alloc::<u8>(&stream, 1000)?;
+        let failed = stream.capture(mode, |capture| {
+            let _given = capture.adopt(given);
+            let _memory = capture.alloc::<u8>(1000)?;
+            capture.alloc::<u64>(usize::MAX).map(drop)
+        });
+        let Err(error) = failed else {
+            bail!("it did not fail");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let _ = stream.capture(mode, |capture| -> cuda_mem::Result<()> {
+                let _memory = capture.alloc::<u8>(1000)?;
+                panic!("as a program may");
+            });
+        }));
+        ensure!(panicked.is_err());
+        // The stream works, and what was given to the graph is free.
+        stream.synchronize()?;
+        ensure!(pool.stats()?.used.current == 0);
+        stream.capture(mode, |_| Ok(()))?;
+    }
+    Ok(())
+}
+
+fn is_capturing<T>(result: cuda_mem::Result<T>) -> bool {
+    matches!(
+        result.map_err(|error| error.kind()),
+        Err(ErrorKind::Capturing)
+    )
+}
+
+pub(super) fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (pool, context) = (lab.pool()?, lab.context()?);
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let (event, mut buffer) = (context.event()?, pool.alloc::<u8>(&stream, 1000)?);
+    for mode in MODES {
+        let ((), ()) = stream
+            .capture(mode, |capture| {
+                assert_eq!(*capture.stream(), stream);
+                assert!(is_capturing(stream.synchronize()));
+                assert!(is_capturing(stream.is_done()));
+                assert!(is_capturing(stream.wait_for(&other)));
+                assert!(is_capturing(other.wait_for(&stream)));
+                assert!(is_capturing(event.record(&stream)));
+                assert!(is_capturing(stream.wait_event(&event)));
+                assert!(is_capturing(pool.alloc::<u8>(&stream, 10)));
+                assert!(is_capturing(buffer.fill(1)));
+                assert!(is_capturing(buffer.to_vec()));
+                assert!(is_capturing(buffer.on(&other).map(drop)));
+                assert!(is_capturing(stream.capture(mode, |_| Ok(()))));
+                Ok(())
+            })
+            .map(|(graph, ())| (drop(graph), ()))?;
+    }
+    // None of that did any harm.
+    buffer.fill(2)?;
+    ensure!(buffer.to_vec()? == [2; 1000]);
+    Ok(())
+}
+
+pub(super) fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    for mode in MODES {
+        let buffers = [1, 2, 3].map(|_| pool.alloc_zeroed::<u8>(&stream, 1000));
+        let [dropped, freed, lent] = buffers;
+        let (dropped, freed, mut lent) = (dropped?, freed?, lent?);
+        let other = lab.stream()?;
+        std::mem::forget(lent.on(&other)?);
+        let (graph, freed) = stream.capture(mode, |_| {
+            drop(dropped);
+            // One with a wait that is still owed.
+            drop(lent);
+            let Err(failed) = freed.free() else {
+                panic!("it was freed");
+            };
+            assert_eq!(failed.error.kind(), ErrorKind::Capturing);
+            Ok(failed.object)
+        })?;
+        let freed = freed.context("it did not come back")?;
+        ensure!(pool.stats()?.used.current == 1000, "two were freed");
+        ensure!(freed.to_vec()? == [0; 1000]);
+        freed.free()?;
+        ensure!(pool.stats()?.used.current == 0);
+        graph.instantiate(Instantiate::Plain)?.launch(&stream)?;
+    }
+    Ok(())
+}
+
+pub(super) fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    for mode in MODES {
+        let (here, there) = (
+            pool.alloc::<u8>(&other, 1000)?,
+            pool.alloc::<u8>(&other, 1000)?,
+        );
+        let ending = lab.pool()?;
+        drop(ending.alloc::<u8>(&other, 1000)?);
+        let (graph, ()) = stream.capture(mode, |capture| {
+            drop(here);
+            drop(ending);
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(there));
+            });
+            capture.alloc::<u8>(10).map(drop)
+        })?;
+        drop(graph);
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+pub(super) fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let pool = lab.pool()?;
+    for mode in 0..3 {
+        let stream = lab.stream()?;
+        let (first, second) = (
+            pool.alloc::<u8>(&stream, 1000)?,
+            pool.alloc::<u8>(&stream, 1000)?,
+        );
+        begin(&stream, mode)?;
+        let Err(failed) = first.free() else {
+            bail!("it was freed");
+        };
+        ensure!(failed.error.kind() == ErrorKind::Capturing, "{failed}");
+        let first = failed.object.context("it did not come back")?;
+        drop(first);
+        drop(second);
+        let ended = end(&stream)?;
+        ensure!(
+            ended == CUresult::CUDA_SUCCESS,
+            "the capture is lost: {ended}"
+        );
+        ensure!(
+            pool.stats()?.used.current == 2000,
+            "nobody had a chance yet"
+        );
+        let mark = pool.alloc::<u8>(&stream, 1)?;
+        ensure!(
+            pool.stats()?.used.current == 1,
+            "the next allocation gives back"
+        );
+        drop(mark);
+    }
+    Ok(())
+}
+
+/// Nothing can be known before the call, so the capture is lost; the memory is not.
+pub(super) fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    for (mode, outcome) in [
+        (0, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (1, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+        (2, CUresult::CUDA_SUCCESS),
+    ] {
+        let (first, second) = (
+            pool.alloc::<u8>(&other, 1000)?,
+            pool.alloc::<u8>(&other, 1000)?,
+        );
+        begin(&stream, mode)?;
+        drop(first);
+        second.free()?;
+        let ended = end(&stream)?;
+        ensure!(ended == outcome, "{ended}");
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
+
+pub(super) fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let pool = lab.pool()?;
+    for mode in 0..3 {
+        let stream = lab.stream()?;
+        let buffer = pool.alloc::<u8>(&stream, 1000)?;
+        begin(&stream, mode)?;
+        drop(buffer);
+        drop(stream);
+        ensure!(pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
