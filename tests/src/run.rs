@@ -67,13 +67,13 @@ pub struct Options {
 #[must_use]
 pub fn main(tests: &[Test], options: Options) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    let calls = std::env::var_os(CALLS);
     // The other process of a contract test, which any program may run.
     let mut contract = Vec::new();
     if crate::two::is_other() {
         contract = crate::contract::all();
         contract.retain(|test| tests.iter().all(|own| own.name != test.name));
     }
+    let calls = std::env::var_os(CALLS);
     if options.serial || calls.is_some() {
         arguments.test_threads = Some(1);
     }

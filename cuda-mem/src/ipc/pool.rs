@@ -1,6 +1,7 @@
 //! Exporting a pool, and importing one.
 
 use std::fmt;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::handles::FabricHandle;
 use super::registry;
-use crate::device::Device;
+use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
@@ -19,7 +20,7 @@ use crate::{raw, report};
 impl MemoryPool {
     /// A descriptor of this pool for another process, which imports it with
     /// [`ImportedPool::from_fd`]. Each call makes a new one. The pool must have been built with
-    /// [`HandleTypes::POSIX_FILE_DESCRIPTOR`](crate::HandleTypes).
+    /// [`HandleTypes::POSIX_FILE_DESCRIPTOR`].
     ///
     /// It is close-on-exec. The driver makes it without (measured), so a program that another thread
     /// starts at this very moment can inherit it.
@@ -65,7 +66,7 @@ impl MemoryPool {
     }
 
     /// A handle of this pool for processes of all machines on its NVLink fabric. The pool must have been
-    /// built with [`HandleTypes::FABRIC`](crate::HandleTypes). Needs CUDA 12.3.
+    /// built with [`HandleTypes::FABRIC`]. Needs CUDA 12.3.
     ///
     /// # Errors
     ///
@@ -82,13 +83,16 @@ impl MemoryPool {
     }
 
     fn export<T>(&self, kind: &str, export: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _ends = pool::no_pool_ends()?;
-        if self.export_has_failed() {
+        self.require_healthy()?;
+        // Asked of the driver, this would be NOT_PERMITTED, and the next allocation from the pool a
+        // crash (measured, R127).
+        if self.handle_types().contains(HandleTypes::FABRIC) && !has_fabric() {
             return Err(Error::not_permitted(format!(
-                "{self:?} could not be exported before, and the driver does not survive another try; \
-                 build a pool with another kind of handle"
+                "{self:?} has fabric handles, and this process may use no channel in {CHANNELS}; build \
+                 a pool with other kinds of handle only"
             )));
         }
+        let _ends = pool::no_pool_ends()?;
         export().map_err(|error| {
             if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
                 self.note_failed_export();
@@ -96,6 +100,18 @@ impl MemoryPool {
             error.asked(|| format!("{self:?}, which must be built with HandleTypes::{kind}"))
         })
     }
+}
+
+/// Where NVIDIA's driver puts the channels that fabric handles need.
+const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
+
+/// Whether this process may use any of them.
+fn has_fabric() -> bool {
+    let open = |path| File::options().read(true).write(true).open(path);
+    let channels = std::fs::read_dir(CHANNELS).into_iter().flatten().flatten();
+    channels
+        .map(|entry| open(entry.path()))
+        .any(|file| file.is_ok())
 }
 
 /// A pool of another process, to import its buffers from.

@@ -21,13 +21,12 @@ static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 struct Entry {
     driver: Driver,
     pool: usize,
-    /// None, while it waits for the frees of its pointers.
     users: usize,
     /// The driver counts too (measured): as many ends as imports.
     imports: usize,
+    /// Where frees were submitted that may not have been carried out.
+    frees: Vec<Stream>,
     pointers: HashMap<CUdeviceptr, Pointer>,
-    /// Where pointers were freed.
-    freed_in: Vec<Stream>,
 }
 
 #[derive(Default)]
@@ -68,47 +67,84 @@ pub(super) fn import_pool(
                 pool: pool.addr(),
                 users: 1,
                 imports: 1,
+                frees: Vec::new(),
                 pointers: HashMap::new(),
-                freed_in: Vec::new(),
             }),
         }
         Ok(pool)
     })
 }
 
-/// One user of a pool less. After the last one it is destroyed, now or when the frees of its pointers
-/// are carried out.
+/// One user of a pool less. The last one destroys it, or leaves that for later: as long as a free is
+/// not carried out, the end of a pool can corrupt the driver (R26).
 pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
-    let is_last = alone(|pools| {
-        let Some(entry) = entry(pools, driver, pool) else {
-            return Ok(false);
-        };
-        entry.users -= 1;
-        Ok(entry.users == 0)
-    })?;
-    if !is_last {
-        return Ok(());
-    }
-    let mut remains = Remains { driver, pool };
-    match remains.try_release() {
-        Outcome::Done => Ok(()),
-        Outcome::GivenUp(error) | Outcome::Again(error) => Err(error),
-        Outcome::NotYet => {
-            later::keep(Box::new(remains));
-            Ok(())
+    alone(|pools| {
+        if let Some(entry) = entry(pools, driver, pool) {
+            entry.users -= 1;
         }
-    }
+        Ok(())
+    })?;
+    let mut remains = Remains {
+        driver,
+        pool: pool.addr(),
+        ended: None,
+    };
+    let outcome = match remains.try_release() {
+        Outcome::Done => return Ok(()),
+        Outcome::GivenUp(error) => return Err(error),
+        Outcome::NotYet => Ok(()),
+        Outcome::Again(error) => Err(error),
+    };
+    later::keep(Box::new(remains));
+    outcome
 }
 
-/// A pool that nobody uses any more. Destroying a pool before its frees are carried out corrupts a
-/// driver (R26).
+/// An imported pool that nobody uses, unless it was imported again since.
 struct Remains {
     driver: Driver,
-    pool: CUmemoryPool,
+    pool: usize,
+    /// What it was; dropped outside of all locks, for what a stream keeps may be another import.
+    ended: Option<Entry>,
 }
 
-// SAFETY: pools belong to no thread.
-unsafe impl Send for Remains {}
+impl Remains {
+    /// Ends the pool if its frees are carried out.
+    fn end(&mut self) -> Outcome {
+        let Self {
+            driver,
+            pool,
+            ended,
+        } = self;
+        let outcome = alone(|pools| {
+            let found = pools.iter().position(|entry| {
+                entry.pool == *pool && entry.driver == *driver && entry.users == 0
+            });
+            let Some(index) = found else {
+                return Ok(Outcome::Done);
+            };
+            for stream in &pools[index].frees {
+                match stream.is_done() {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(Outcome::NotYet),
+                    Err(error) => return Ok(Outcome::Again(error)),
+                }
+            }
+            let entry = ended.insert(pools.swap_remove(index));
+            let pool = std::ptr::without_provenance_mut(entry.pool);
+            let ends = (0..entry.imports).map(|_| {
+                // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
+                // one import less each time, and no other pool ends meanwhile. The exporter's memory
+                // is not touched (R59).
+                unsafe { raw::pool::destroy(driver.table(), pool) }
+            });
+            // A failure of one is no reason to leave out the others.
+            let ends: Vec<Result<()>> = ends.collect();
+            ends.into_iter().collect::<Result<()>>()?;
+            Ok(Outcome::Done)
+        });
+        outcome.unwrap_or_else(Outcome::GivenUp)
+    }
+}
 
 impl Pending for Remains {
     fn name(&self) -> &'static str {
@@ -116,37 +152,7 @@ impl Pending for Remains {
     }
 
     fn try_release(&mut self) -> Outcome {
-        let mut ended = None;
-        let outcome = alone(|pools| {
-            let is_it =
-                |entry: &Entry| entry.pool == self.pool.addr() && entry.driver == self.driver;
-            let Some(index) = pools.iter().position(is_it) else {
-                return Ok(Outcome::Done);
-            };
-            let entry = &pools[index];
-            // It was imported again, and has a user who will release it.
-            if entry.users > 0 {
-                return Ok(Outcome::Done);
-            }
-            // What cannot be asked may be at work.
-            let at_work = |stream: &Stream| !stream.is_done().unwrap_or(false);
-            if entry.freed_in.iter().any(at_work) {
-                return Ok(Outcome::NotYet);
-            }
-            let entry = pools.swap_remove(index);
-            let imports = entry.imports;
-            ended = Some(entry);
-            for _ in 0..imports {
-                // SAFETY: nobody uses the pool any more, its pointers are freed, the driver counts one
-                // import less each time, and no other pool ends meanwhile. The exporter's memory is
-                // not touched (R59).
-                unsafe { raw::pool::destroy(self.driver.table(), self.pool) }?;
-            }
-            Ok(Outcome::Done)
-        });
-        // Outside of the locks: the end of a stream looks at what waits.
-        drop(ended);
-        outcome.unwrap_or_else(Outcome::GivenUp)
+        self.end()
     }
 }
 
@@ -195,10 +201,14 @@ pub(super) fn release_pointer(
         // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
         // stream's context is current (R8).
         unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }?;
-        if !entry.freed_in.contains(stream) {
-            entry.freed_in.push(stream.clone());
+        let pointer = entry.pointers.remove(&address);
+        if !entry.frees.contains(stream) {
+            entry.frees.push(stream.clone());
         }
-        Ok(entry.pointers.remove(&address))
+        let done = entry
+            .frees
+            .extract_if(.., |stream| matches!(stream.is_done(), Ok(true)));
+        Ok(Some((pointer, done.collect::<Vec<_>>())))
     })?;
     // Outside of the lock: what a stream keeps may be another import.
     drop(ended);

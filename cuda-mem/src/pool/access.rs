@@ -119,6 +119,7 @@ impl Pool {
     /// ```
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+        self.require_healthy()?;
         let mut entries = Vec::with_capacity(access.len());
         for (index, (device, wanted)) in access.iter().enumerate() {
             self.check_access(device, *wanted)?;
@@ -209,6 +210,7 @@ impl Pool {
     /// `Ok` if work on `device` may touch the memory; asks the driver.
     #[cold]
     pub(crate) fn require_reach(&self, device: Device) -> Result<()> {
+        self.require_healthy()?;
         if report::is_forked() {
             return Err(Error::forked());
         }

@@ -114,7 +114,7 @@ impl PoolBuilder {
         let raw = self.create()?;
         // Owned from here, so that a failure below destroys the pool.
         let place = (self.location, self.allocation_type);
-        let pool = MemoryPool::own(self.driver, place, raw);
+        let pool = MemoryPool::own(self.driver, place, self.handle_types, raw);
         pool.set_release_threshold(self.release_threshold)?;
         let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
         if reuse != ReusePolicy::DRIVER_DEFAULT {

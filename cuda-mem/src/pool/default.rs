@@ -200,6 +200,7 @@ impl Device {
     /// ```
     #[doc(alias = "cuDeviceSetMemPool")]
     pub fn set_current_pool(&self, pool: &Pool) -> Result<()> {
+        pool.require_healthy()?;
         if pool.device() != Some(*self) {
             return Err(Error::invalid(format!(
                 "{pool:?} cannot be current on {self:?}: a current pool is one of its device"
@@ -286,6 +287,7 @@ impl Driver {
     /// [`default_pool_at`](Self::default_pool_at).
     #[doc(alias = "cuMemSetMemPool")]
     pub fn set_current_pool_at(&self, pool: &Pool) -> Result<()> {
+        pool.require_healthy()?;
         if pool.driver() != *self {
             return Err(Error::invalid(format!(
                 "{pool:?} belongs to another driver"

@@ -6,37 +6,15 @@
 //! some pools later (R26, measured). So a pool without a handle is only destroyed once the driver says
 //! that nothing of it is outstanding; until then it waits.
 
-#[cfg(target_os = "linux")]
-use std::sync::MutexGuard;
-use std::sync::{Mutex, PoisonError};
-
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
-use super::{access, default};
+use super::{access, default, sharing};
 use crate::device::Device;
 use crate::driver::Driver;
-#[cfg(target_os = "linux")]
-use crate::error::Error;
 use crate::error::{ErrorKind, Result};
 use crate::later::{self, Outcome, Pending};
 use crate::location::{AllocationType, Location};
-#[cfg(target_os = "linux")]
-use crate::report;
 use crate::{raw, recording};
-
-/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
-/// crashed a driver (R28).
-static ENDS: Mutex<()> = Mutex::new(());
-
-/// While this lives no pool is destroyed. An error in a fork, where another thread of the parent may
-/// have held the lock.
-#[cfg(target_os = "linux")]
-pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
-    if report::is_forked() {
-        return Err(Error::forked());
-    }
-    Ok(ENDS.lock().unwrap_or_else(PoisonError::into_inner))
-}
 
 /// What is left of a pool without handles.
 #[derive(Debug)]
@@ -81,9 +59,8 @@ impl Remains {
     /// taken back before.
     pub(super) fn destroy(&self) -> Result<Result<()>> {
         let withdrawn = access::withdraw(self);
-        let _ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
-        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
+        unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
         Ok(withdrawn)

@@ -6,6 +6,7 @@ mod default;
 mod grave;
 mod properties;
 mod settings;
+mod sharing;
 mod support;
 mod threshold;
 
@@ -13,20 +14,20 @@ pub use access::Access;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
 pub use properties::PoolProperties;
+#[cfg(target_os = "linux")]
+pub(crate) use sharing::no_pool_ends;
+
 pub use settings::{ReleaseThreshold, ReusePolicy};
 pub use threshold::RaisedThreshold;
 
-#[cfg(target_os = "linux")]
-pub(crate) use grave::no_pool_ends;
-
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
-use crate::device::Device;
+use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
 use crate::later;
@@ -88,8 +89,8 @@ struct Inner {
     /// Those that were given access by us.
     granted: Mutex<Vec<Device>>,
     scopes: Mutex<threshold::Scopes>,
-    /// An export failed in a way after which the driver must not be asked again.
-    export_failed: AtomicBool,
+    /// What is known of its sharing with other processes.
+    sharing: sharing::Sharing,
 }
 
 /// Who destroys the pool.
@@ -133,7 +134,7 @@ impl Inner {
             reach: AtomicU64::new(reach),
             granted: Mutex::default(),
             scopes: Mutex::default(),
-            export_failed: AtomicBool::new(false),
+            sharing: sharing::Sharing::default(),
         }
     }
 
@@ -186,25 +187,22 @@ impl MemoryPool {
     }
 
     /// Takes over a pool that the driver made.
-    fn own(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> Self {
+    fn own(
+        driver: Driver,
+        place: (Location, AllocationType),
+        handle_types: HandleTypes,
+        raw: CUmemoryPool,
+    ) -> Self {
         later::sweep();
-        Self::share(Inner::new(driver, place, raw, Owner::Us))
+        let mut inner = Inner::new(driver, place, raw, Owner::Us);
+        inner.sharing.handle_types = handle_types;
+        Self::share(inner)
     }
 
     fn share(inner: Inner) -> Self {
         let inner = Arc::new(inner);
         default::remember(&inner);
         Self(Pool(inner))
-    }
-
-    #[cfg(target_os = "linux")]
-    pub(crate) fn export_has_failed(&self) -> bool {
-        self.0.0.export_failed.load(Ordering::Relaxed)
-    }
-
-    #[cfg(target_os = "linux")]
-    pub(crate) fn note_failed_export(&self) {
-        self.0.0.export_failed.store(true, Ordering::Relaxed);
     }
 
     /// Destroys the pool now and says how it went, where dropping the last handle waits for the memory

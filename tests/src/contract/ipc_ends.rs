@@ -216,7 +216,7 @@ pub(super) fn a_forked_child_leaves_imports_alone(lab: &Lab) -> Result<()> {
             && event.export().is_err_and(refused);
         drop((view, imported, event));
         let counts = cuda_mem::drop_counts();
-        // The view, which leaves all it keeps alone, and the event.
+        // The view and the event; the view's owner is not dropped, and has the pool.
         let fine = fine && counts.failures == 0 && counts.after_fork == 2;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };

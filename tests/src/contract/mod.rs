@@ -100,7 +100,7 @@ pub fn all() -> Vec<Test> {
             two_imports_of_one_buffer_share_a_mapping, an_import_may_follow_the_end_of_another,
             an_event_orders_two_processes, an_event_is_opened_by_others_only,
             what_was_not_made_to_be_shared_is_refused,
-            a_fabric_that_is_not_there_is_refused_and_stays_refused,
+            a_fabric_that_is_not_there_is_refused_before_it_can_crash,
             a_pool_is_imported_where_it_was_exported,
             a_wrong_description_of_a_buffer_is_refused,
             memory_is_given_back_after_it_was_shared;
