@@ -92,6 +92,8 @@ pub(crate) fn bytes(lab: &Lab) -> Result<()> {
         lab.code(format!("{round} read"), code);
         lab.say(format!("{round} bytes are there"), yes(out == [7; 1000]));
         lab.fine("memset", cu!(lab, cuMemsetD8_v2(plain, 0, 1000)))?;
+        // It need not be done when the call returns, and the next launch does not wait for it.
+        lab.fine("done", cu!(lab, cuCtxSynchronize()))?;
     }
     // What was freed in the graph is not there outside.
     lab.code(

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 
 use anyhow::Result;
@@ -10,95 +10,7 @@ use cuda_driver_sys::*;
 
 use crate::lab::{Lab, MIB, OK, THRESHOLD, cu, name, size, yes};
 
-/// Kinds of handle.
-pub(crate) const DESCRIPTOR: u32 = 1;
-const FABRIC: u32 = 8;
-
-pub(crate) type Token = CUmemPoolPtrExportData;
-
-/// A pool whose memory can be shared.
-pub(crate) fn shared(lab: &Lab, types: u32) -> (CUresult, CUmemoryPool) {
-    lab.pool_with(&CUmemPoolProps {
-        handleTypes: CUmemAllocationHandleType(types),
-        ..Lab::props()
-    })
-}
-
-pub(crate) fn shared_pool(lab: &Lab) -> Result<CUmemoryPool> {
-    let (code, pool) = shared(lab, DESCRIPTOR);
-    lab.fine("cuMemPoolCreate", code)?;
-    Ok(pool)
-}
-
-pub(crate) fn export(lab: &Lab, pool: CUmemoryPool, kind: u32, flags: u64) -> (CUresult, c_int) {
-    // As wide as the widest handle.
-    let mut handle = [-7_i32; 16];
-    let place = handle.as_mut_ptr().cast::<c_void>();
-    let kind = CUmemAllocationHandleType(kind);
-    let code = cu!(
-        lab,
-        cuMemPoolExportToShareableHandle(place, pool, kind, flags)
-    );
-    (code, handle[0])
-}
-
-pub(crate) fn import(lab: &Lab, fd: c_int, kind: u32, flags: u64) -> (CUresult, CUmemoryPool) {
-    let mut pool = std::ptr::null_mut();
-    let handle = std::ptr::without_provenance_mut(fd as isize as usize);
-    let kind = CUmemAllocationHandleType(kind);
-    let code = cu!(
-        lab,
-        cuMemPoolImportFromShareableHandle(&raw mut pool, handle, kind, flags)
-    );
-    (code, pool)
-}
-
-pub(crate) fn token(lab: &Lab, address: CUdeviceptr) -> (CUresult, Token) {
-    let mut token = Token::default();
-    let code = cu!(lab, cuMemPoolExportPointer(&raw mut token, address));
-    (code, token)
-}
-
-pub(crate) fn open(lab: &Lab, pool: CUmemoryPool, token: &Token) -> (CUresult, CUdeviceptr) {
-    let mut address = 0;
-    let mut token = *token;
-    let code = cu!(
-        lab,
-        cuMemPoolImportPointer(&raw mut address, pool, &raw mut token)
-    );
-    (code, address)
-}
-
-/// Four bytes, seen by the host.
-pub(crate) fn read(lab: &Lab, address: CUdeviceptr) -> String {
-    let mut value = 0_u32;
-    let place = (&raw mut value).cast::<c_void>();
-    match cu!(lab, cuMemcpyDtoH_v2(place, address, 4)) {
-        OK => format!("{value}"),
-        code => name(code),
-    }
-}
-
-pub(crate) fn write(lab: &Lab, address: CUdeviceptr, value: u32) -> CUresult {
-    match cu!(lab, cuMemsetD32_v2(address, value, 4)) {
-        OK => cu!(lab, cuCtxSynchronize()),
-        code => code,
-    }
-}
-
-fn own(descriptor: c_int) -> OwnedFd {
-    // SAFETY: the driver has just made it, and nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(descriptor) }
-}
-
-fn is_open(descriptor: c_int) -> bool {
-    // SAFETY: no pointers.
-    unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
-}
-
-pub(crate) fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
-}
+pub(crate) use crate::share::*;
 
 pub(crate) fn exports(lab: &Lab) -> Result<()> {
     let mut default = std::ptr::null_mut();

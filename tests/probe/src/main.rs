@@ -23,6 +23,7 @@ mod init;
 mod ipc;
 mod ipc_ends;
 mod ipc_events;
+mod ipc_leaks;
 mod ipc_pointers;
 mod joins;
 mod kinds;
@@ -37,6 +38,7 @@ mod pools;
 mod pressure;
 mod recorder;
 mod reuse;
+mod share;
 mod streams;
 mod trim;
 mod twin;
@@ -152,6 +154,7 @@ fn questions() -> Vec<Question> {
         questions!(true ipc: exports, descriptors, imported_twice, gives_back, fabric, no_context),
     );
     all.extend(questions!(false ipc: both_kinds, bad_imports, fabric_forged));
+    all.extend(questions!(false ipc_leaks: rounds));
     all.extend(questions!(true ipc_pointers: exports));
     all.extend(
         questions!(false ipc_pointers: forged, misplaced, pools, pending_free,

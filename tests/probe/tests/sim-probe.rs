@@ -9,7 +9,7 @@ const CRASH: &str = "the driver crashes; the simulator answers an error, which a
 const RANGE: &str = "the driver answers the start of something larger than the block; unexplained";
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why.
-const KNOWN_DIFFERENCES: [(&str, &str); 39] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 40] = [
     ("ipc.both_kinds 8 as 8, then used", CRASH),
     ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
@@ -47,6 +47,10 @@ const KNOWN_DIFFERENCES: [(&str, &str); 39] = [
     (
         "ipc.bad_imports a pool that was destroyed",
         "the simulator keeps no descriptor of what it has imported",
+    ),
+    (
+        "ipc_leaks.rounds ",
+        "not asked of the hardware yet, where some way leaves one descriptor a round",
     ),
     (
         "ipc.imported_twice descriptors more then",
@@ -208,6 +212,11 @@ fn keep(name: &str, text: &str) {
             .filter(|line| !line.starts_with('#'))
             .map(str::to_owned),
     );
+    // Two processes answer these, and which of them is first is chance.
+    let is_shared = |line: &String| line.starts_with("ipc");
+    let (mut shared, others): (Vec<String>, Vec<String>) = lines.into_iter().partition(is_shared);
+    shared.sort_unstable();
+    let lines: Vec<String> = others.into_iter().chain(shared).collect();
     let now = lines.join("\n") + "\n";
     if std::env::var_os(WRITE).is_some() {
         std::fs::write(committed(name), &now).expect("the text can be written");
