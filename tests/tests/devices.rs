@@ -19,6 +19,7 @@ mod simulated {
             .env(CHILD, what)
             .env("CUDA_MEM_TEST_BACKEND", "sim")
             .env("CUDA_SIM_DEVICES", "2")
+            .env_remove("CUDA_VISIBLE_DEVICES")
             .env(knob.0, knob.1)
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout);

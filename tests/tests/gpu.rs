@@ -87,13 +87,58 @@ mod gpu {
         ensure!(found.is_null());
         Ok(())
     }
+
+    /// Nothing of the crate makes such a call, and the simulator does not know it (R65).
+    pub(crate) fn a_batch_of_copies_is_refused_on_the_legacy_stream(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        lab.need(13, 0)?;
+        let batch = lab.driver.table().cuMemcpyBatchAsync_v2;
+        let batch = batch.context("no cuMemcpyBatchAsync_v2")?;
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        let source = pool.alloc_from(&stream, &[7_u8; 1000])?;
+        let target = pool.alloc_zeroed::<u8>(&stream, 1000)?;
+        let context = lab.context()?;
+        let _current = context.bind()?;
+        let copy_on = |stream| {
+            let (mut to, mut from) = (target.as_raw(), source.as_raw());
+            let (mut bytes, mut first) = (1000, 0);
+            let mut how = sys::CUmemcpyAttributes {
+                srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+                ..Default::default()
+            };
+            // SAFETY: lists of one entry each; both blocks are live, and done with in their stream.
+            unsafe {
+                batch(
+                    &raw mut to,
+                    &raw mut from,
+                    &raw mut bytes,
+                    1,
+                    &raw mut how,
+                    &raw mut first,
+                    1,
+                    stream,
+                )
+            }
+        };
+        stream.synchronize()?;
+        let answer = copy_on(stream.as_raw());
+        ensure!(answer == CUresult::CUDA_SUCCESS, "on a stream: {answer}");
+        ensure!(target.to_vec()? == [7; 1000]);
+        let answer = copy_on(std::ptr::null_mut());
+        ensure!(
+            answer == CUresult::CUDA_ERROR_INVALID_VALUE,
+            "on the legacy stream: {answer}"
+        );
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         gpu: the_driver_exports_every_public_symbol_of_its_version,
             the_driver_exports_the_older_variants_too, the_driver_calls_its_codes_as_we_do,
-            nothing_of_the_simulator_is_visible;
+            nothing_of_the_simulator_is_visible,
+            a_batch_of_copies_is_refused_on_the_legacy_stream;
     };
     run::main(&tests, Options::default())
 }

@@ -69,6 +69,7 @@ fn describe(lab: &Lab) -> Result<()> {
 fn machine(knobs: &[(&str, &str)], yes: &[&str]) -> Result<String> {
     let output = Command::new(std::env::current_exe()?)
         .env(CHILD, "1")
+        .env_remove("CUDA_VISIBLE_DEVICES")
         .envs(knobs.iter().copied())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -179,6 +179,7 @@ mod sweeps {
         let output = Command::new(std::env::current_exe()?)
             .env(CHILD, "1")
             .env("CUDA_SIM_DEVICES", "2")
+            .env_remove("CUDA_VISIBLE_DEVICES")
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(

@@ -18,6 +18,7 @@ const CHILD: &str = "CUDA_MEM_TEST_CONTRACT_CHILD";
 fn contract_on(version: u32) -> Result<BTreeMap<String, String>> {
     let output = Command::new(std::env::current_exe()?)
         .env(CHILD, "1")
+        .env_remove("CUDA_VISIBLE_DEVICES")
         .env("CUDA_MEM_TEST_BACKEND", "sim")
         .env("CUDA_SIM_DRIVER_VERSION", version.to_string())
         .env_remove("CUDA_MEM_TEST_REQUIRE_GPU")

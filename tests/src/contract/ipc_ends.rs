@@ -235,6 +235,7 @@ fn name(what: &str) -> String {
     format!("cuda-mem-test-{what}-{}", std::process::id())
 }
 
+/// Alone, because a process that another test starts holds every socket for a moment, and so the name.
 pub(super) fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Result<()> {
     let name = name("once");
     let gone = Channel::connect(&name);

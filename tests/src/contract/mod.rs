@@ -17,6 +17,7 @@ mod plain;
 mod pointer;
 mod pool;
 mod reuse;
+mod rules;
 mod samples;
 mod samples_graph;
 mod threshold;
@@ -81,6 +82,10 @@ pub fn all() -> Vec<Test> {
             freeing_a_threads_own_buffer_elsewhere_waits,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
+        rules: addresses_suit_every_type, the_host_may_free_pool_memory,
+            running_out_may_pass_after_a_synchronise, default_pools_cannot_be_destroyed,
+            a_pool_of_the_host_is_current_on_the_host,
+            numbers_cannot_be_set_and_marks_only_to_zero;
         samples: vectors_come_and_go_in_the_order_of_a_stream,
             a_threshold_keeps_memory_over_synchronisations;
         foreign: a_borrowed_stream_is_kept_for_its_buffers,
@@ -104,13 +109,14 @@ pub fn all() -> Vec<Test> {
             the_importer_may_die_with_a_buffer, the_importer_may_die_with_work_submitted,
             dropping_a_lent_buffer_waits_for_its_return,
             an_event_outlives_the_process_that_recorded_it,
-            a_name_is_listened_to_by_one_and_free_afterwards, a_message_has_bounds,
+            a_message_has_bounds,
             what_was_not_expected_is_refused, a_process_of_another_user_is_turned_away;
     };
     all.extend(graphs());
     all.extend(tests_alone! {
         ipc: foreign_descriptors_are_refused_and_kept, sharing_leaves_no_descriptor_open;
-        ipc_ends: a_forked_child_leaves_imports_alone;
+        ipc_ends: a_forked_child_leaves_imports_alone,
+            a_name_is_listened_to_by_one_and_free_afterwards;
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;

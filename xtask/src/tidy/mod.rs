@@ -11,6 +11,7 @@ mod generated;
 mod layers;
 mod links;
 mod lock;
+mod rules;
 mod size;
 pub(crate) mod source;
 mod words;
@@ -89,6 +90,7 @@ fn check(root: &Path) -> Result<(usize, Vec<Finding>)> {
     }
     let (rust, unparsed) = source::parse_all(&tree.texts);
     findings.extend(unparsed);
+    findings.extend(rules::check(&tree.texts, &rust));
     for file in &rust {
         findings.extend(aliases::check(file));
         findings.extend(driver_calls::check(file));
