@@ -91,6 +91,24 @@ fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
 mod faults {
     use super::*;
 
+    /// On a GPU it would take all that is free for a moment, from other tests and other processes. What a
+    /// GPU answers is in the probe (R111).
+    pub(crate) fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(lab: &Lab) -> Result<()> {
+        let (context, stream) = (lab.context()?, lab.stream()?);
+        let bytes = usize::try_from(context.memory_info()?.total)? + (1 << 30);
+        let mut graph = Graph::new(&context)?;
+        let memory = graph.alloc::<u8>(bytes, &[])?;
+        graph.free(memory, &[])?;
+        let mut exec = graph.instantiate(Instantiate::Plain)?;
+        for result in [exec.upload(&stream), exec.launch(&stream)] {
+            let kind = result.map_err(|error| error.kind());
+            ensure!(kind == Err(ErrorKind::OutOfMemory), "{kind:?}");
+        }
+        stream.synchronize()?;
+        ensure!(lab.device()?.graph_memory()?.used.current == 0);
+        Ok(())
+    }
+
     pub(crate) fn every_call_of_a_graph_fails_once(lab: &Lab) -> Result<()> {
         let tour = Tour {
             walk: graphs,
@@ -172,7 +190,7 @@ mod faults {
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
-        faults: every_call_of_a_graph_fails_once, what_a_capture_forbids_is_a_kind_of_error,
+        faults: a_graph_that_the_device_cannot_hold_fails_at_its_launch, every_call_of_a_graph_fails_once, what_a_capture_forbids_is_a_kind_of_error,
             what_could_not_be_freed_is_still_left,
             an_instance_that_could_not_be_made_gives_the_graph_back,
             an_end_that_fails_leaves_the_stream_usable;

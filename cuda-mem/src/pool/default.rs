@@ -8,7 +8,7 @@ use cuda_driver_sys::{CUmemoryPool, CudaVersion};
 use super::{Inner, MemoryPool, Owner, Pool};
 use crate::device::{Device, Support};
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::location::{AllocationType, Location};
 use crate::{raw, report};
 
@@ -130,9 +130,17 @@ pub(super) fn step_down(
     let (place, kind) = (location.to_raw(), allocation_type.to_raw());
     // SAFETY: the pool was made for this place and type.
     let current = unsafe { raw::pool::current_at(table, place, kind) };
-    // A managed pool's place is only a preference, and there may be no current pool of it.
-    if !current.is_ok_and(|current| current == raw) {
-        return Ok(());
+    match current {
+        Ok(current) if current == raw => {}
+        Ok(_) => return Ok(()),
+        // Its place is only a preference, and there may be no current pool of it.
+        Err(error)
+            if allocation_type == AllocationType::Managed
+                && error.kind() == ErrorKind::InvalidValue =>
+        {
+            return Ok(());
+        }
+        Err(error) => return Err(error),
     }
     // SAFETY: as above.
     let default = unsafe { raw::pool::default_at(table, place, kind) }?;

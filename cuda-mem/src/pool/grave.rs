@@ -55,15 +55,21 @@ impl Remains {
         }
     }
 
-    /// Only of a pool that is quiet. The inner result says whether the access of other devices was
-    /// taken back before.
+    /// Only of a pool that is quiet. The inner result says whether it stepped down before, and the
+    /// access of other devices was taken back.
     pub(super) fn destroy(&self) -> Result<Result<()>> {
         let withdrawn = access::withdraw(self);
+        // A device's own pool is current again by itself (R25). On the host that was not so every time
+        // (measured).
+        let stepped_down = match self.place {
+            (Location::Device(_), AllocationType::Pinned) => Ok(()),
+            place => default::step_down(self.driver, place, self.raw),
+        };
         // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
         unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
-        Ok(withdrawn)
+        Ok(withdrawn.and(stepped_down))
     }
 
     /// Destroys the pool, now or when its memory has come back.

@@ -49,8 +49,8 @@ const KNOWN_DIFFERENCES: [(&str, &str); 40] = [
         "the simulator keeps no descriptor of what it has imported",
     ),
     (
-        "ipc_leaks.rounds ",
-        "not asked of the hardware yet, where some way leaves one descriptor a round",
+        "ipc_leaks.rounds a pointer imported, its free not seen",
+        "the simulator keeps no descriptor of what it has imported",
     ),
     (
         "ipc.imported_twice descriptors more then",

@@ -330,22 +330,3 @@ pub(super) fn a_graph_goes_into_another(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
-
-pub(super) fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(lab: &Lab) -> Result<()> {
-    // Out of memory, the driver takes back what every pool keeps.
-    let _pressure = lab.pressure();
-    lab.need(11, 4)?;
-    let (context, stream) = (lab.context()?, lab.stream()?);
-    let bytes = usize::try_from(context.memory_info()?.total)? + (1 << 30);
-    let mut graph = Graph::new(&context)?;
-    let memory = graph.alloc::<u8>(bytes, &[])?;
-    graph.free(memory, &[])?;
-    let mut exec = graph.instantiate(Instantiate::Plain)?;
-    for result in [exec.upload(&stream), exec.launch(&stream)] {
-        let kind = result.map_err(|error| error.kind());
-        ensure!(kind == Err(ErrorKind::OutOfMemory), "{kind:?}");
-    }
-    stream.synchronize()?;
-    ensure!(lab.device()?.graph_memory()?.used.current == 0);
-    Ok(())
-}
