@@ -166,7 +166,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// memory outlives everything anyway.
     ///
     /// Work that was submitted to `stream` may still use the memory when the owner is dropped. An owner
-    /// that frees it then must do so in the order of the stream, or wait for it.
+    /// that frees it then must do so in the order of the stream, or wait for it. If its destructor
+    /// panics, so does that of the buffer.
     ///
     /// # Safety
     ///

@@ -44,6 +44,11 @@ pub enum CurrentPool {
     Foreign(CUmemoryPool),
 }
 
+// SAFETY: the foreign handle is only a number here: whoever gives it to the driver vouches for it.
+unsafe impl Send for CurrentPool {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for CurrentPool {}
+
 /// The pools that are alive and ours, to recognise a handle that the driver answers.
 static POOLS: Mutex<Vec<(Driver, usize, Weak<Inner>)>> = Mutex::new(Vec::new());
 
