@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::{raw, recording};
 
@@ -85,10 +85,22 @@ impl<'a, T: Pod> Span<'a, T> {
 
     /// Waits until the stream is past a copy from or to a host slice that is only borrowed.
     ///
-    /// If the stream cannot be waited for, the whole context is: a copy must not outlive the borrow.
-    /// A context that cannot be waited for either is lost, and its copies with it.
+    /// While some stream is captured the driver may refuse to wait, unless the thread says that it does
+    /// the capture no harm. If the stream cannot be waited for at all, the whole context is: a copy must
+    /// not outlive the borrow. A context that cannot be waited for either is lost, and its copies with
+    /// it.
     fn finish(&self) -> Result<()> {
-        self.stream.synchronize().inspect_err(|_| {
+        let harmlessly = || recording::harmlessly(self.table(), || self.stream.synchronize());
+        let waited = if recording::any() {
+            harmlessly()
+        } else {
+            match self.stream.synchronize() {
+                // Somebody else's capture.
+                Err(error) if error.kind() == ErrorKind::Capturing => harmlessly(),
+                waited => waited,
+            }
+        };
+        waited.inspect_err(|_| {
             // The first error is the one to tell.
             let _ = self.stream.context().synchronize();
         })

@@ -2,7 +2,7 @@
 //! after everything that synchronises, and when streams and contexts end.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use crate::error::Error;
 use crate::report::{self, WAITING as WAITING_NOW};
@@ -72,8 +72,10 @@ fn sweep_all() {
     let mut failures = Vec::new();
     let mut released = Vec::new();
     // Somebody who is at it already does it for all.
-    let Ok(mut waiting) = WAITING.try_lock() else {
-        return;
+    let mut waiting = match WAITING.try_lock() {
+        Ok(waiting) => waiting,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
     };
     let mut index = 0;
     while let Some(entry) = waiting.get_mut(index) {

@@ -66,6 +66,10 @@ impl Note {
 
 impl Drop for Note {
     fn drop(&mut self) {
+        // In a fork nobody may be left to unlock the list.
+        if report::is_forked() {
+            return;
+        }
         streams().retain(|recorded| *recorded != self.0);
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
@@ -88,6 +92,9 @@ pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
 
 #[cold]
 fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
     if streams().contains(&Recorded::new(table, stream)) {
         Err(recorded_already())
     } else {

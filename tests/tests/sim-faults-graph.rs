@@ -78,6 +78,8 @@ fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
     match function {
         // Asked only whether it is the stub; asked again for the version after cuInit.
         "cuDriverGetVersion" => index == 0,
+        // Without an answer whether somebody captures the stream, the free is tried.
+        "cuStreamIsCapturing" => true,
         // What could disturb the capture is freed after it.
         "cuThreadExchangeStreamCaptureMode" => true,
         // Memory of a buffer that cannot be freed now is tried again later.

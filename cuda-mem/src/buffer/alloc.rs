@@ -115,8 +115,10 @@ impl Stream {
         let address = if bytes == 0 {
             0
         } else {
-            let _current = self.enter()?;
             let table = self.device().driver().table();
+            self.give_back_waiting();
+            recording::refuse(table, self.as_raw())?;
+            let _current = self.enter()?;
             // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
             // one ordered with it, use it.
             unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }

@@ -94,7 +94,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
     #[cold]
     pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
-        if error.kind() != ErrorKind::Capturing || self.address == 0 {
+        // Kept memory is not the stream's to free.
+        if error.kind() != ErrorKind::Capturing || self.address == 0 || self.keep.is_some() {
             return Err(error);
         }
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -90,6 +90,11 @@ pub(crate) trait Keep: Send + Sync {
     /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
     /// memory, work that is there already may still use it.
     fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
+
+    /// The number by which another process knows the loan, if it is one.
+    fn loan_number(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -109,6 +114,12 @@ impl<T: Pod> DeviceBuffer<T> {
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.len * size_of::<T>()
+    }
+
+    /// See [`Keep::loan_number`].
+    #[cfg(target_os = "linux")]
+    pub(crate) fn loan_number(&self) -> Option<u64> {
+        self.keep.as_ref().and_then(|keep| keep.loan_number())
     }
 
     /// The stream in whose order the memory is used and freed.
@@ -207,6 +218,9 @@ impl<T: Pod> DeviceBuffer<T> {
         } else {
             None
         };
+        // A captured stream takes no part in its end; the owner stays.
+        let stream = here.as_ref().unwrap_or(&self.stream);
+        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
         self.address = 0;
         match self.keep.take() {
             Some(keep) => keep.release(here.as_ref().unwrap_or(&self.stream)),
@@ -258,7 +272,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
     /// harmless, and other readers are none.
-    fn wait_for_writers(&self) -> Result<()> {
+    pub(crate) fn wait_for_writers(&self) -> Result<()> {
         // Before the lock: in a fork nobody may be left to unlock it.
         if report::is_forked() {
             return Err(Error::forked());

@@ -94,6 +94,8 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
 pub(super) struct Guest {
     pub(super) buffer: Box<dyn AnyBuffer>,
     pub(super) last: Vec<CUgraphNode>,
+    /// A capture may have used it, in nodes that nobody knows by name.
+    pub(super) is_captured: bool,
 }
 
 impl Parts {
@@ -109,6 +111,7 @@ impl Parts {
         self.guests.push(Guest {
             buffer: Box::new(buffer),
             last: Vec::new(),
+            is_captured: false,
         });
         adopted
     }

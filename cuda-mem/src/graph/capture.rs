@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
-use cuda_driver_sys::{CUdeviceptr, CUgraph, CUstreamCaptureMode};
+use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
 
 use super::nodes::bytes_of;
 use super::{Adopted, Block, Graph, Left, Parts};
@@ -119,7 +119,15 @@ impl Stream {
         {
             let _current = self.enter()?;
             // SAFETY: the stream is live; the note keeps everything else of this crate out of it.
-            unsafe { raw::graph::begin_capture(table, self.as_raw(), mode.raw()) }?;
+            unsafe { raw::graph::begin_capture(table, self.as_raw(), mode.raw()) }.map_err(
+                |error| {
+                    error.meaning(
+                        CUresult::CUDA_ERROR_ILLEGAL_STATE,
+                        ErrorKind::Capturing,
+                        "somebody captures the stream already",
+                    )
+                },
+            )?;
         }
         let capture = Capture {
             stream: self.clone(),
@@ -130,7 +138,10 @@ impl Stream {
         };
         let recorded = record(&capture)?;
         let raw = capture.end()?;
-        let parts = capture.parts.replace(Parts::new());
+        let mut parts = capture.parts.replace(Parts::new());
+        for guest in &mut parts.guests {
+            guest.is_captured = true;
+        }
         let graph = Graph {
             raw,
             context: self.context().clone(),

@@ -191,7 +191,7 @@ impl GraphExec {
     pub fn free_left(&mut self) -> Result<()> {
         while let Some(alive) = &mut self.alive {
             let Some(block) = alive.blocks.last() else {
-                self.alive = None;
+                // Where it was used and freed stays known: the next launch uses the memory anew.
                 break;
             };
             let freed = free(block.address, alive.stream.as_ref());
@@ -244,6 +244,14 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let table = stream.context().driver().table();
     recording::refuse(table, stream.as_raw())?;
     let _current = stream.enter()?;
+    // SAFETY: the stream is live.
+    if unsafe { recording::is_captured(table, stream.as_raw()) } {
+        // The driver would record the free instead of carrying it out.
+        return Err(Error::capturing(
+            "the stream in which the graph left memory is being captured; free it afterwards"
+                .to_owned(),
+        ));
+    }
     let call = || {
         // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
         unsafe { raw::alloc::free(table, address, stream.as_raw()) }

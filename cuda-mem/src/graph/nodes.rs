@@ -307,6 +307,13 @@ impl Graph {
             ));
         }
         let guest = self.parts.guests.get(adopted.index);
+        if guest.is_some_and(|guest| guest.is_captured) {
+            return Err(Error::not_supported(
+                "the buffer was adopted in a capture, and a node made by hand cannot be ordered with \
+                 what was captured; record the copy too"
+                    .to_owned(),
+            ));
+        }
         let used = guest.map_or(&[][..], |guest| &guest.last);
         let after = self.after(after, &[&memory.last, used])?;
         let (to, from) = ends(memory.address, adopted.address);

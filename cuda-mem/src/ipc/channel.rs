@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -45,6 +47,10 @@ pub enum Peers {
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
+    /// Numbers the buffers that were sent, so that word of one is not taken for that of another.
+    sent: AtomicU64,
+    /// Buffers that came back while somebody waited for another one.
+    returned: Mutex<Vec<u64>>,
 }
 
 /// What [`Channel::receive`] brings.
@@ -65,6 +71,23 @@ pub struct Listener {
 }
 
 impl Channel {
+    fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            sent: AtomicU64::new(1),
+            returned: Mutex::default(),
+        }
+    }
+
+    /// A number for a buffer that is sent.
+    pub(super) fn next_number(&self) -> u64 {
+        self.sent.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn returned(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The most bytes of one message.
     pub const MAX_BYTES: usize = 64 << 10;
 
@@ -85,7 +108,7 @@ impl Channel {
             None,
         )
         .map_err(|error| system("making a channel", error))?;
-        Ok((Self { socket: first }, Self { socket: second }))
+        Ok((Self::new(first), Self::new(second)))
     }
 
     /// Connects to the process that [listens](Listener::bind) under `name`, if it is of the same user.
@@ -143,7 +166,7 @@ impl Channel {
             ));
         }
         check_peer(&socket, peers)?;
-        Ok(Self { socket })
+        Ok(Self::new(socket))
     }
 
     /// Sends a message, with copies of the descriptors. Waits while the other end has too much to read.
@@ -192,11 +215,19 @@ impl Channel {
         let mut bytes = vec![0; Self::MAX_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); SPACE];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = retry_on_intr(|| {
-            let mut parts = [IoSliceMut::new(&mut bytes)];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)
-        })
+        let mut read = || {
+            retry_on_intr(|| {
+                let mut parts = [IoSliceMut::new(&mut bytes)];
+                let flags = RecvFlags::CMSG_CLOEXEC;
+                rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags)
+            })
+        };
+        // It says once that the other end was closed with messages unread; what that sent before is
+        // still there.
+        let got = match read() {
+            Err(Errno::CONNRESET) => read(),
+            got => got,
+        }
         .map_err(|error| match error {
             Errno::CONNRESET => gone(),
             error => system("receiving from another process", error),
@@ -284,7 +315,7 @@ impl Listener {
         let socket = retry_on_intr(|| rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC))
             .map_err(|error| system("accepting a channel", error))?;
         check_peer(&socket, self.peers)?;
-        Ok(Channel { socket })
+        Ok(Channel::new(socket))
     }
 }
 
@@ -305,19 +336,43 @@ fn check_peer(socket: &OwnedFd, peers: Peers) -> Result<()> {
     if peers == Peers::AnyUser {
         return Ok(());
     }
-    let theirs = sockopt::socket_peercred(socket)
-        .map_err(|error| system("asking who is at the other end", error))?
-        .uid;
+    let theirs = peer_uid(socket)?;
     let ours = geteuid();
-    if theirs == ours {
+    if theirs == ours.as_raw() {
         return Ok(());
     }
     Err(Error::not_permitted(format!(
         "the process at the other end belongs to user {}, this one to user {}; allow it with \
          Peers::AnyUser if it is to be trusted",
-        theirs.as_raw(),
+        theirs,
         ours.as_raw()
     )))
+}
+
+/// Not by `rustix`, whose answer has no room for a peer without a process number: one that is not
+/// connected, or not visible from this container.
+fn peer_uid(socket: &OwnedFd) -> Result<u32> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and both pointers are to live values of the sizes that are told.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    if answer != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Error::system("asking who is at the other end", error));
+    }
+    Ok(peer.uid)
 }
 
 #[cold]

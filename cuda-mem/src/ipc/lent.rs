@@ -11,8 +11,8 @@ use crate::report;
 
 impl Channel {
     /// Lends a buffer to the other process until that gives it back or dies. Sends it as
-    /// [`send_buffer`](Self::send_buffer) does. Several lent buffers count as given back one after the
-    /// other.
+    /// [`send_buffer`](Self::send_buffer) does. Several buffers may be lent at a
+    /// time, and come back in any order.
     ///
     /// # Errors
     ///
@@ -34,10 +34,11 @@ impl Channel {
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn lend<'a, T: Pod>(&'a self, buffer: &'a mut DeviceBuffer<T>) -> Result<Lent<'a, T>> {
         buffer.settle()?;
-        self.send_buffer(buffer)?;
+        let number = self.send_numbered(buffer)?;
         Ok(Lent {
             channel: self,
             buffer,
+            number,
             is_waited_for: false,
         })
     }
@@ -53,6 +54,7 @@ impl Channel {
 pub struct Lent<'a, T: Pod> {
     channel: &'a Channel,
     buffer: &'a mut DeviceBuffer<T>,
+    number: u64,
     is_waited_for: bool,
 }
 
@@ -63,10 +65,15 @@ impl<T: Pod> Lent<'_, T> {
     ///
     /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
     /// it; work that it had submitted may run for a moment more.
-    /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else, which is lost; the wait goes
+    /// on then when the guard is dropped, which is at once.
     pub fn wait(mut self) -> Result<()> {
-        self.is_waited_for = true;
-        self.channel.receive_returned()
+        let answer = self.channel.wait_for_return(self.number);
+        self.is_waited_for = answer
+            .as_ref()
+            .err()
+            .is_none_or(|error| error.kind() == ErrorKind::PeerGone);
+        answer
     }
 }
 
@@ -75,9 +82,15 @@ impl<T: Pod> Drop for Lent<'_, T> {
         if self.is_waited_for {
             return;
         }
-        report::release("lent buffer", || match self.channel.receive_returned() {
-            Err(error) if error.kind() == ErrorKind::PeerGone => Ok(()),
-            answer => answer,
+        report::release("lent buffer", || {
+            loop {
+                match self.channel.wait_for_return(self.number) {
+                    // Something else came, and was read; the buffer is still lent.
+                    Err(error) if error.kind() == ErrorKind::InvalidValue => {}
+                    Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
+                    answer => return answer,
+                }
+            }
         });
     }
 }

@@ -7,11 +7,11 @@ use bytemuck::Pod;
 use super::channel::Channel;
 use super::handles::{EventHandle, SharedBuffer};
 use super::pool::ImportedPool;
-use super::wire;
+use super::{registry, wire};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Failed, Result};
 use crate::event::Event;
 use crate::pool::MemoryPool;
 use crate::stream::Stream;
@@ -19,6 +19,10 @@ use crate::stream::Stream;
 /// What a message is.
 const POOL: u8 = 16;
 const RETURNED: u8 = 17;
+const SENT: u8 = 18;
+
+/// Word of so many buffers is kept for those who wait for it.
+const MOST_RETURNED: usize = 1024;
 
 impl Channel {
     /// Sends a pool, for [`receive_pool`](Self::receive_pool) at the other end.
@@ -58,9 +62,18 @@ impl Channel {
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
     /// [`send`](Self::send).
     pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
+        self.send_numbered(buffer).map(drop)
+    }
+
+    /// Answers the number by which word of the buffer comes back.
+    pub(super) fn send_numbered<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<u64> {
         let shared = buffer.export()?;
+        buffer.wait_for_writers()?;
         buffer.stream().synchronize()?;
-        self.send(&shared.to_bytes(), &[])
+        let number = self.next_number();
+        let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
+        self.send(&wire::seal(SENT, &body), &[])?;
+        Ok(number)
     }
 
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
@@ -80,29 +93,69 @@ impl Channel {
         pool: &ImportedPool,
         stream: &Stream,
     ) -> Result<DeviceBuffer<T>> {
-        let shared = SharedBuffer::from_bytes(&self.receive()?.bytes)?;
+        let message = self.receive()?;
+        let what = "a buffer";
+        let (SENT, body) = wire::open(what, &message.bytes)? else {
+            return Err(unexpected(what));
+        };
+        let Some((number, shared)) = body.split_first_chunk::<8>() else {
+            return Err(unexpected(what));
+        };
+        let shared = SharedBuffer::from_bytes(shared)?;
         // SAFETY: the caller vouches for the other process, and the sender has waited for the
         // allocation (R55).
-        unsafe { pool.import(stream, &shared) }
+        unsafe { pool.import_as(stream, &shared, Some(u64::from_le_bytes(*number))) }
     }
 
-    /// Frees an imported buffer, waits until its stream has done so, and tells the other end, which waits
-    /// for it in [`Lent`](super::Lent).
+    /// Frees a buffer that was received here, waits until its stream has done so, and tells the other
+    /// end, which waits for it in [`Lent`](super::Lent).
     ///
     /// # Errors
     ///
-    /// As the driver answers, and as [`send`](Self::send). The other end is told only if nothing here can
-    /// use the memory any more.
-    pub fn give_back<T: Pod>(&self, buffer: DeviceBuffer<T>) -> Result<()> {
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer did not come through a channel;
+    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory is alive; else as the
+    /// driver answers, and as [`send`](Self::send). The buffer comes back unless it may be freed. The
+    /// other end is told only if nothing here can use the memory any more; if it could not be told, only
+    /// closing the channel ends its wait.
+    pub fn give_back<T: Pod>(
+        &self,
+        buffer: DeviceBuffer<T>,
+    ) -> Result<(), Failed<DeviceBuffer<T>>> {
+        let Some(number) = buffer.loan_number() else {
+            let text = format!("{buffer:?} was not received through a channel");
+            return Err(Failed::new(Error::invalid(text), buffer));
+        };
+        match registry::users(buffer.as_raw()) {
+            Ok(0 | 1) => {}
+            Ok(users) => {
+                let error = Error::in_use("the other process's memory", users - 1);
+                return Err(Failed::new(error, buffer));
+            }
+            Err(error) => return Err(Failed::new(error, buffer)),
+        }
         buffer.free_sync()?;
-        self.send(&wire::seal(RETURNED, &[]), &[])
+        self.send(&wire::seal(RETURNED, &number.to_le_bytes()), &[])
+            .map_err(Failed::lost)
     }
 
-    /// Waits until a buffer was given back.
-    pub(super) fn receive_returned(&self) -> Result<()> {
-        match wire::open("word of a buffer", &self.receive()?.bytes)? {
-            (RETURNED, []) => Ok(()),
-            _ => Err(unexpected("word that a buffer is given back")),
+    /// Waits until the buffer with this number was given back.
+    pub(super) fn wait_for_return(&self, number: u64) -> Result<()> {
+        let mut returned = self.returned();
+        loop {
+            if let Some(index) = returned.iter().position(|word| *word == number) {
+                returned.swap_remove(index);
+                return Ok(());
+            }
+            let message = self.receive()?;
+            let what = "word that a buffer is given back";
+            let (RETURNED, body) = wire::open(what, &message.bytes)? else {
+                return Err(unexpected(what));
+            };
+            let word = <[u8; 8]>::try_from(body).map_err(|_| unexpected(what))?;
+            if returned.len() == MOST_RETURNED {
+                returned.remove(0);
+            }
+            returned.push(u64::from_le_bytes(word));
         }
     }
 

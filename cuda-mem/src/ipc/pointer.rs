@@ -76,10 +76,24 @@ impl ImportedPool {
         stream: &Stream,
         shared: &SharedBuffer,
     ) -> Result<DeviceBuffer<T>> {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.import_as(stream, shared, None) }
+    }
+
+    /// As [`import`](Self::import), of a buffer that came through a channel, with this number.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(super) unsafe fn import_as<T: Pod>(
+        &self,
+        stream: &Stream,
+        shared: &SharedBuffer,
+        number: Option<u64>,
+    ) -> Result<DeviceBuffer<T>> {
         let len = shared.len_of::<T>()?;
         // SAFETY: the caller vouches for it.
-        let buffer = unsafe { self.import_token::<T>(stream, &shared.token, len) }?;
-        Ok(buffer)
+        unsafe { self.import_with(stream, &shared.token, len, number) }
     }
 
     /// As [`import`](Self::import), for a token that came without its length.
@@ -97,6 +111,20 @@ impl ImportedPool {
         stream: &Stream,
         token: &PointerToken,
         len: usize,
+    ) -> Result<DeviceBuffer<T>> {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.import_with(stream, token, len, None) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`import`](Self::import).
+    unsafe fn import_with<T: Pod>(
+        &self,
+        stream: &Stream,
+        token: &PointerToken,
+        len: usize,
+        number: Option<u64>,
     ) -> Result<DeviceBuffer<T>> {
         let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0) else {
             return Err(Error::invalid(format!(
@@ -119,6 +147,7 @@ impl ImportedPool {
         let mapping = Box::new(Mapping {
             pool: self.clone(),
             address,
+            number,
         });
         match self.look_at(address, bytes) {
             // SAFETY: the caller vouches for the memory, which stays mapped until the mapping is
@@ -165,9 +194,15 @@ impl ImportedPool {
 struct Mapping {
     pool: ImportedPool,
     address: CUdeviceptr,
+    /// By which the other end of a channel knows it.
+    number: Option<u64>,
 }
 
 impl Keep for Mapping {
+    fn loan_number(&self) -> Option<u64> {
+        self.number
+    }
+
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
         let pool = &self.pool;
         registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream)

@@ -93,6 +93,8 @@ impl MemoryPool {
             )));
         }
         let _ends = pool::no_pool_ends()?;
+        // Again, now that nobody else exports it.
+        self.require_healthy()?;
         export().map_err(|error| {
             if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
                 self.note_failed_export();

@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::join::order;
 use crate::later::{self, Outcome, Pending};
 use crate::pool;
-use crate::raw;
 use crate::stream::Stream;
+use crate::{raw, recording};
 
 /// The imported pools, by handle.
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
@@ -87,6 +87,7 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
     let mut remains = Remains {
         driver,
         pool: pool.addr(),
+        has_failed: false,
         ended: None,
     };
     let outcome = match remains.try_release() {
@@ -103,8 +104,27 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
 struct Remains {
     driver: Driver,
     pool: usize,
+    /// A stream would not say whether it is done.
+    has_failed: bool,
     /// What it was; dropped outside of all locks, for what a stream keeps may be another import.
     ended: Option<Entry>,
+}
+
+/// Whether a stream is done, and seen to be.
+fn see(stream: &Stream) -> Result<bool> {
+    if !stream.is_done()? {
+        return Ok(false);
+    }
+    observe(stream).map(|()| true)
+}
+
+/// Sees that a stream is done, which asking it does not (R86): a pool that ends when its frees are only
+/// done leaves a descriptor open (R128).
+fn observe(stream: &Stream) -> Result<()> {
+    let _current = stream.enter()?;
+    // Not `Stream::synchronize`, which looks at what waits, and so comes back here.
+    // SAFETY: the stream is live. It was done just now, so there is hardly anything to wait for.
+    unsafe { raw::stream::synchronize(stream.device().driver().table(), stream.as_raw()) }
 }
 
 impl Remains {
@@ -113,6 +133,7 @@ impl Remains {
         let Self {
             driver,
             pool,
+            has_failed,
             ended,
         } = self;
         let outcome = alone(|pools| {
@@ -123,10 +144,14 @@ impl Remains {
                 return Ok(Outcome::Done);
             };
             for stream in &pools[index].frees {
-                match stream.is_done() {
+                match see(stream) {
                     Ok(true) => {}
                     Ok(false) => return Ok(Outcome::NotYet),
-                    Err(error) => return Ok(Outcome::Again(error)),
+                    Err(error) if *has_failed => return Ok(Outcome::GivenUp(error)),
+                    Err(error) => {
+                        *has_failed = true;
+                        return Ok(Outcome::Again(error));
+                    }
                 }
             }
             let entry = ended.insert(pools.swap_remove(index));
@@ -152,6 +177,10 @@ impl Pending for Remains {
     }
 
     fn try_release(&mut self) -> Outcome {
+        // Asking a stream would spoil the capture.
+        if recording::any() {
+            return Outcome::NotYet;
+        }
         self.end()
     }
 }
@@ -171,6 +200,16 @@ pub(super) fn import_pointer(
     })
 }
 
+/// How many views there are of what is imported at an address.
+pub(super) fn users(address: CUdeviceptr) -> Result<usize> {
+    alone(|pools| {
+        let pointers = pools
+            .iter()
+            .filter_map(|entry| entry.pointers.get(&address));
+        Ok(pointers.map(|pointer| pointer.users).sum())
+    })
+}
+
 /// One user of a pointer less, who used it in `stream`; the last one frees it, after the others.
 pub(super) fn release_pointer(
     driver: Driver,
@@ -178,6 +217,8 @@ pub(super) fn release_pointer(
     address: CUdeviceptr,
     stream: &Stream,
 ) -> Result<()> {
+    // Before anything is counted: a captured stream takes no free of this memory.
+    recording::refuse(driver.table(), stream.as_raw())?;
     let ended = alone(|pools| {
         let entry = entry(pools, driver, pool);
         let Some(entry) = entry else {
@@ -187,10 +228,11 @@ pub(super) fn release_pointer(
             return Ok(None);
         };
         pointer.users -= 1;
+        // Also of the last one: if its free fails, whoever comes later waits for it.
+        if !pointer.ended.contains(stream) {
+            pointer.ended.push(stream.clone());
+        }
         if pointer.users > 0 {
-            if !pointer.ended.contains(stream) {
-                pointer.ended.push(stream.clone());
-            }
             return Ok(None);
         }
         // If this fails the mapping stays, rather than end under somebody's work.
@@ -198,19 +240,38 @@ pub(super) fn release_pointer(
             order(other.as_ref(), stream.as_ref())?;
         }
         let _current = stream.enter()?;
-        // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
-        // stream's context is current (R8).
-        unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }?;
+        let free = || {
+            // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
+            // stream's context is current (R8).
+            unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }
+        };
+        if recording::any() {
+            recording::harmlessly(driver.table(), free)?;
+        } else {
+            free()?;
+        }
         let pointer = entry.pointers.remove(&address);
         if !entry.frees.contains(stream) {
             entry.frees.push(stream.clone());
         }
-        let done = entry
-            .frees
-            .extract_if(.., |stream| matches!(stream.is_done(), Ok(true)));
-        Ok(Some((pointer, done.collect::<Vec<_>>())))
+        let mut failure = None;
+        let done = entry.frees.extract_if(.., |stream| {
+            // Asking a stream would spoil a capture.
+            if recording::any() || !stream.is_done().unwrap_or(false) {
+                return false;
+            }
+            let seen = observe(stream);
+            let is_seen = seen.is_ok();
+            failure = failure.take().or(seen.err());
+            is_seen
+        });
+        let done: Vec<Stream> = done.collect();
+        Ok(Some((pointer, done, failure)))
     })?;
-    // Outside of the lock: what a stream keeps may be another import.
-    drop(ended);
-    Ok(())
+    let failure = ended.map(|(pointer, done, failure)| {
+        // Outside of the lock: what a stream keeps may be another import.
+        drop((pointer, done));
+        failure
+    });
+    failure.flatten().map_or(Ok(()), Err)
 }

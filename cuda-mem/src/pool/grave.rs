@@ -26,6 +26,8 @@ pub(super) struct Remains {
     pub(super) granted: Vec<Device>,
     /// The driver would not say whether anything is outstanding.
     pub(super) has_failed: bool,
+    /// It is not the current pool of its place.
+    pub(super) has_stepped_down: bool,
 }
 
 // SAFETY: as for pools with handles: they belong to no thread.
@@ -55,33 +57,37 @@ impl Remains {
         }
     }
 
-    /// Only of a pool that is quiet. The inner result says whether it stepped down before, and the
-    /// access of other devices was taken back.
+    /// Only of a pool that is quiet. The inner result says whether the access of other devices was
+    /// taken back before.
     pub(super) fn destroy(&self) -> Result<Result<()>> {
         let withdrawn = access::withdraw(self);
-        // A device's own pool is current again by itself (R25). On the host that was not so every time
-        // (measured).
-        let stepped_down = match self.place {
-            (Location::Device(_), AllocationType::Pinned) => Ok(()),
-            place => default::step_down(self.driver, place, self.raw),
-        };
         // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
         unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
-        Ok(withdrawn.and(stepped_down))
+        Ok(withdrawn)
+    }
+
+    /// Whether nothing is outstanding, and nobody can get anything any more: the pool is not current
+    /// from here on.
+    pub(super) fn is_at_rest(&mut self) -> Result<bool> {
+        if !self.has_stepped_down {
+            default::step_down(self.driver, self.place, self.raw)?;
+            self.has_stepped_down = true;
+        }
+        self.is_quiet()
     }
 
     /// Destroys the pool, now or when its memory has come back.
-    pub(super) fn lay_down(self) -> Result<()> {
+    pub(super) fn lay_down(mut self) -> Result<()> {
         // Asking would spoil the capture.
         if recording::any() {
             later::keep(Box::new(self));
             return Ok(());
         }
-        let outcome = match self.is_quiet() {
+        let outcome = match self.is_at_rest() {
             Ok(true) => return self.destroy().and_then(|withdrawn| withdrawn),
-            Ok(false) => default::step_down(self.driver, self.place, self.raw),
+            Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
         later::keep(Box::new(self));
@@ -98,7 +104,7 @@ impl Pending for Remains {
         if recording::any() {
             return Outcome::NotYet;
         }
-        match self.is_quiet() {
+        match self.is_at_rest() {
             Ok(true) => match self.destroy().and_then(|withdrawn| withdrawn) {
                 Ok(()) => Outcome::Done,
                 Err(error) => Outcome::GivenUp(error),

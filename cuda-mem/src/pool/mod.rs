@@ -147,6 +147,7 @@ impl Inner {
             raw: self.raw,
             granted: granted.unwrap_or_else(PoisonError::into_inner).clone(),
             has_failed: false,
+            has_stepped_down: false,
         }
     }
 }
@@ -242,8 +243,15 @@ impl MemoryPool {
         };
         // The handle in the list is of the shared value that this was.
         default::forget(inner.driver, inner.raw);
-        let remains = inner.remains();
-        let destroyed = match remains.is_quiet() {
+        let mut remains = inner.remains();
+        // Twice: it stays the current pool if it cannot be closed, and while it is current, others may
+        // still get memory from it.
+        let quiet = remains.is_quiet();
+        let quiet = match quiet {
+            Ok(true) => remains.is_at_rest(),
+            other => other,
+        };
+        let destroyed = match quiet {
             Ok(true) => remains.destroy(),
             Ok(false) => Err(Error::memory_in_use()),
             Err(error) => {

@@ -4,12 +4,12 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdevice_attribute, CudaVersion};
 
-use super::PoolBuilder;
+use super::{PoolBuilder, sharing};
 use crate::device::{HandleTypes, Reason, Support};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::{raw, report};
+use crate::report;
 
 /// What decides whether a pool can be made, as far as attributes do not tell.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -137,7 +137,7 @@ impl PoolBuilder {
         let answer = match self.create() {
             Ok(pool) => {
                 // SAFETY: made just now, and nothing came from it.
-                unsafe { raw::pool::destroy(self.driver.table(), pool) }?;
+                unsafe { sharing::destroy(self.driver, pool) }?;
                 Support::Yes
             }
             Err(error) => match error.code() {

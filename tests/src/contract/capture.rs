@@ -88,6 +88,7 @@ pub(super) fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
                 assert!(is_capturing(event.record(&stream)));
                 assert!(is_capturing(stream.wait_event(&event)));
                 assert!(is_capturing(pool.alloc::<u8>(&stream, 10)));
+                assert!(is_capturing(stream.alloc::<u8>(10)));
                 assert!(is_capturing(buffer.fill(1)));
                 assert!(is_capturing(buffer.to_vec()));
                 assert!(is_capturing(buffer.on(&other).map(drop)));

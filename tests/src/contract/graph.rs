@@ -117,6 +117,23 @@ pub(super) fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result
     Ok(())
 }
 
+/// The next launch uses the memory anew, whatever its stream.
+pub(super) fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
+    exec.launch(&stream)?;
+    stream.synchronize()?;
+    let held = hold(&stream)?;
+    exec.left(&left)?.fill(1)?;
+    exec.free_left()?;
+    exec.launch(&other)?;
+    ensure!(!other.is_done()?, "the launch ran ahead of the free");
+    drop(held);
+    ensure!(exec.left(&left)?.to_vec()? == [7; 1000]);
+    Ok(())
+}
+
 /// R70, R71.
 pub(super) fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;

@@ -31,7 +31,7 @@ pub(super) fn the_exporter_may_die(lab: &Lab) -> Result<()> {
             buffer.fill(8)?;
             ensure!(buffer.to_vec()? == [8; 1000]);
             let word = exporter.channel.give_back(buffer);
-            ensure!(word.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
+            ensure!(word.is_err_and(|error| error.error.kind() == ErrorKind::PeerGone));
             drop(pool);
             Ok(stream.synchronize()?)
         },

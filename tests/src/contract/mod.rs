@@ -103,7 +103,9 @@ pub fn all() -> Vec<Test> {
             a_fabric_that_is_not_there_is_refused_before_it_can_crash,
             a_pool_is_imported_where_it_was_exported,
             a_wrong_description_of_a_buffer_is_refused,
-            memory_is_given_back_after_it_was_shared;
+            memory_is_given_back_after_it_was_shared,
+            word_of_one_buffer_is_not_taken_for_that_of_another,
+            a_buffer_is_given_back_with_its_last_view_only;
         ipc_ends: the_exporter_may_die, the_exporter_may_die_before_anything_is_imported,
             the_importer_may_die_before_it_imports, the_importer_may_die_with_a_pool,
             the_importer_may_die_with_a_buffer, the_importer_may_die_with_work_submitted,
@@ -132,7 +134,8 @@ fn graphs() -> Vec<Test> {
         graph: what_is_captured_runs_when_it_is_launched, captured_memory_is_not_the_pools,
             graph_memory_has_one_address_for_all_launches,
             what_a_launch_leaves_is_freed_before_the_next,
-            an_instance_can_free_what_it_left, an_instance_that_ends_frees_what_it_left,
+            an_instance_can_free_what_it_left,
+            a_launch_elsewhere_waits_for_the_free_of_what_was_left, an_instance_that_ends_frees_what_it_left,
             graph_memory_is_counted_and_trimmed_apart,
             a_launch_is_ordered_with_the_buffers_of_its_graph,
             nodes_are_ordered_by_the_memory_they_use,
