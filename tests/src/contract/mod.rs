@@ -11,6 +11,7 @@ mod foreign;
 mod graph;
 mod ipc;
 mod ipc_ends;
+mod ipc_loans;
 mod kinds;
 mod order;
 mod plain;
@@ -103,8 +104,8 @@ pub fn all() -> Vec<Test> {
             a_fabric_that_is_not_there_is_refused_before_it_can_crash,
             a_pool_is_imported_where_it_was_exported,
             a_wrong_description_of_a_buffer_is_refused,
-            memory_is_given_back_after_it_was_shared,
-            word_of_one_buffer_is_not_taken_for_that_of_another,
+            memory_is_given_back_after_it_was_shared;
+        ipc_loans: word_of_one_buffer_is_not_taken_for_that_of_another,
             a_buffer_is_given_back_with_its_last_view_only;
         ipc_ends: the_exporter_may_die, the_exporter_may_die_before_anything_is_imported,
             the_importer_may_die_before_it_imports, the_importer_may_die_with_a_pool,
