@@ -149,6 +149,14 @@ impl Driver {
         }
     }
 
+    /// `Ok` if `other` is the same driver; otherwise an error that says of what they are.
+    pub(crate) fn require_same(&self, other: Self, what: fmt::Arguments<'_>) -> Result<()> {
+        if *self == other {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{what} belong to two drivers")))
+    }
+
     /// The number of devices visible to this process.
     ///
     /// # Errors

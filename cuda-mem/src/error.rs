@@ -3,9 +3,15 @@
 //! This file never calls the driver: names and meanings come from a generated table, so an error
 //! can be printed at any time, also while the driver is shutting down.
 
+mod failed;
+mod kind;
 mod memory;
 
+pub use failed::Failed;
+pub use kind::ErrorKind;
 pub use memory::OutOfMemory;
+
+use kind::{advice, kind_of};
 
 pub(crate) use memory::Bytes;
 
@@ -30,52 +36,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct Error(Box<Cause>);
-
-/// What kind of failure it was, for programs to decide on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// No CUDA driver could be opened on this machine.
-    DriverMissing,
-    /// The driver is too old to have the function.
-    SymbolMissing,
-    /// The driver is not initialised in this process.
-    NotInitialized,
-    /// The driver is shutting down with the process.
-    Deinitialized,
-    /// This process is a fork; the parent's GPU objects cannot be used here.
-    Forked,
-    /// No device has this ordinal, or none is visible.
-    InvalidDevice,
-    /// Not enough memory. From a pool, [`Error::out_of_memory`] has the numbers.
-    OutOfMemory,
-    /// The device, the driver or the system cannot do this.
-    NotSupported,
-    /// This process may not do this.
-    NotPermitted,
-    /// An argument is wrong. Nothing was changed.
-    InvalidValue,
-    /// No usable context, or a handle of another one.
-    InvalidContext,
-    /// The context of the object is gone.
-    ContextDestroyed,
-    /// The work is still running.
-    NotReady,
-    /// Device code or hardware failed; the context and everything in it is lost.
-    DeviceFault,
-    /// The object cannot be closed because others still use it.
-    InUse,
-    /// The other process, or what it had made, is gone.
-    PeerGone,
-    /// The operating system refused something; see the error's source.
-    System,
-    /// A stream is being captured into a graph, and this cannot be done meanwhile.
-    Capturing,
-    /// The last launch of a graph left memory allocated that has to be freed first.
-    StillAllocated,
-    /// Anything else; see [`Error::code`].
-    Other,
-}
 
 #[derive(Debug, thiserror::Error)]
 enum Cause {
@@ -159,23 +119,6 @@ impl fmt::Display for Asked<'_> {
             Some(asked) => write!(f, " ({asked})"),
             None => Ok(()),
         }
-    }
-}
-
-/// What the caller can do about a failure of this kind.
-fn advice(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::InvalidDevice => {
-            "; see which devices CUDA_VISIBLE_DEVICES leaves to this process"
-        }
-        ErrorKind::InvalidContext => "; use objects of one device and driver together",
-        ErrorKind::DeviceFault => "; end the process: the driver cannot recover this context",
-        ErrorKind::Capturing => {
-            "; a stream is being captured into a graph: do this before or after, or capture in relaxed \
-             mode"
-        }
-        ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
-        _ => "",
     }
 }
 
@@ -363,47 +306,6 @@ impl Error {
     }
 }
 
-fn kind_of(code: CUresult) -> ErrorKind {
-    match code {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
-        CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE => {
-            ErrorKind::InvalidValue
-        }
-        CUresult::CUDA_ERROR_NOT_INITIALIZED => ErrorKind::NotInitialized,
-        CUresult::CUDA_ERROR_DEINITIALIZED => ErrorKind::Deinitialized,
-        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
-            ErrorKind::InvalidDevice
-        }
-        CUresult::CUDA_ERROR_NOT_SUPPORTED => ErrorKind::NotSupported,
-        CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::NotPermitted,
-        CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
-        CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
-        CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
-        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        | CUresult::CUDA_ERROR_CAPTURED_EVENT
-        | CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => ErrorKind::Capturing,
-        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-        | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
-        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-        | CUresult::CUDA_ERROR_ASSERT
-        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-        | CUresult::CUDA_ERROR_INVALID_PC
-        | CUresult::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceFault,
-        _ => ErrorKind::Other,
-    }
-}
-
 impl From<Cause> for Error {
     fn from(cause: Cause) -> Self {
         Self(Box::new(cause))
@@ -437,57 +339,6 @@ impl fmt::Debug for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.0.source()
-    }
-}
-
-/// A consuming operation failed and gives back what it was called on, so that nothing is lost.
-pub struct Failed<T> {
-    /// Why it failed.
-    pub error: Error,
-    /// The object, as it was before. `None` if the driver may have released it although it answered
-    /// an error, as it does when it reports an earlier fault: releasing it again could release what
-    /// somebody else has got since, so it is given up.
-    pub object: Option<T>,
-}
-
-impl<T> Failed<T> {
-    pub(crate) fn new(error: Error, object: T) -> Self {
-        Self {
-            error,
-            object: Some(object),
-        }
-    }
-
-    pub(crate) fn lost(error: Error) -> Self {
-        Self {
-            error,
-            object: None,
-        }
-    }
-}
-
-/// For callers who want the error and drop the object.
-impl<T> From<Failed<T>> for Error {
-    fn from(failed: Failed<T>) -> Self {
-        failed.error
-    }
-}
-
-impl<T> fmt::Debug for Failed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T> fmt::Display for Failed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T> std::error::Error for Failed<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
     }
 }
 

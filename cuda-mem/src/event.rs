@@ -183,12 +183,11 @@ impl Event {
     }
 
     fn check_driver(&self, stream: StreamRef<'_>) -> Result<()> {
-        if stream.context().driver() == self.context.driver() {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "the event and the stream belong to two drivers".to_owned(),
-        ))
+        let driver = self.context.driver();
+        driver.require_same(
+            stream.context().driver(),
+            format_args!("the event and the stream"),
+        )
     }
 }
 

@@ -85,12 +85,8 @@ pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> 
 }
 
 fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
-    if earlier.context().driver() == later.context().driver() {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "the two streams belong to two drivers".to_owned(),
-    ))
+    let driver = earlier.context().driver();
+    driver.require_same(later.context().driver(), format_args!("the two streams"))
 }
 
 /// A point of a stream that others can be made to wait for. The event goes back to the cache.

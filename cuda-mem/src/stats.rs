@@ -29,15 +29,20 @@ pub struct PoolStats {
 /// One line: `reserved 32.0 MiB (high 32.0 MiB), used 4.0 MiB (high 4.0 MiB)`.
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "reserved {} (high {}), used {} (high {})",
-            Bytes(self.reserved.current),
-            Bytes(self.reserved.high),
-            Bytes(self.used.current),
-            Bytes(self.used.high),
-        )
+        write_line(f, self.reserved, self.used)
     }
+}
+
+/// All four numbers in one line.
+pub(crate) fn write_line(f: &mut fmt::Formatter<'_>, reserved: Usage, used: Usage) -> fmt::Result {
+    write!(
+        f,
+        "reserved {} (high {}), used {} (high {})",
+        Bytes(reserved.current),
+        Bytes(reserved.high),
+        Bytes(used.current),
+        Bytes(used.high),
+    )
 }
 
 #[cfg(test)]

@@ -50,6 +50,11 @@ fn pool(device: &Device) -> Result<MemoryPool> {
     Ok(MemoryPool::builder(device).build()?)
 }
 
+/// A pool on `device` that `peer` reaches too.
+fn open_pool(device: &Device, peer: &Device) -> Result<MemoryPool> {
+    Ok(MemoryPool::builder(device).accessible_from(peer).build()?)
+}
+
 mod access {
     use super::*;
 
@@ -159,9 +164,7 @@ mod access {
             devices, streams, ..
         } = pair(lab)?;
         for _ in 0..20 {
-            let open = MemoryPool::builder(&devices[0])
-                .accessible_from(&devices[1])
-                .build()?;
+            let open = open_pool(&devices[0], &devices[1])?;
             open.alloc::<u8>(&streams[0], 100)?.free_sync()?;
             open.close()?;
             ensure!(pool(&devices[0])?.access(&devices[1])? == Access::None);
@@ -173,9 +176,7 @@ mod access {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
-        let pool = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
-            .build()?;
+        let pool = open_pool(&devices[0], &devices[1])?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 1000)?;
         drop(pool);
         buffer.on(&streams[1])?.fill(9)?;
@@ -203,9 +204,7 @@ mod streams {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
-        let pool = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
-            .build()?;
+        let pool = open_pool(&devices[0], &devices[1])?;
         let mut buffer = pool.alloc_from(&streams[1], &[1_u8; 100])?;
         buffer.fill(2)?;
         ensure!(buffer.to_vec()? == [2; 100]);
@@ -304,9 +303,7 @@ mod copies {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
-        let open = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
-            .build()?;
+        let open = open_pool(&devices[0], &devices[1])?;
         let mut target = open.alloc_zeroed::<u8>(&streams[1], 500)?;
         let source = pool(&devices[0])?.alloc_from(&streams[0], &[6_u8; 500])?;
         target.copy_from_buffer(&source)?;
@@ -342,9 +339,7 @@ mod samples {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
-        let pool = MemoryPool::builder(&devices[0])
-            .accessible_from(&devices[1])
-            .build()?;
+        let pool = open_pool(&devices[0], &devices[1])?;
         for round in 0..10_u32 {
             let mut buffer = pool.alloc::<u32>(&streams[0], 1 << 18)?;
             buffer.fill(round)?;

@@ -4,7 +4,6 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUcontext;
 
 use super::{Debt, DeviceBuffer};
-use crate::copy::Span;
 use crate::error::{Error, Result};
 use crate::join::order;
 
@@ -112,8 +111,7 @@ impl<T: Pod> DeviceBuffer<T> {
         order(from.stream.as_ref(), self.stream.as_ref())?;
         // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
         // debt below keeps it so until the copy has read it.
-        let source =
-            unsafe { Span::new(from.address, from.len, &self.stream, from.device.is_some()) };
+        let source = unsafe { from.span_in(&self.stream) };
         let copied = self
             .span()
             .copy_from_span(&source, self.across_devices(from));

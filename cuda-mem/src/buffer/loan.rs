@@ -183,14 +183,7 @@ impl<T: Pod> Loan<'_, T> {
     fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // used or freed there: `on` has noted the debt. The span borrows the loan.
-        unsafe {
-            Span::new(
-                self.buffer.address,
-                self.buffer.len,
-                self.stream,
-                self.buffer.device.is_some(),
-            )
-        }
+        unsafe { self.buffer.span_in(self.stream) }
     }
 }
 

@@ -223,7 +223,7 @@ impl<T: Pod> DeviceBuffer<T> {
         recording::refuse(stream.device().driver().table(), stream.as_raw())?;
         self.address = 0;
         match self.keep.take() {
-            Some(keep) => keep.release(here.as_ref().unwrap_or(&self.stream)),
+            Some(keep) => keep.release(stream),
             None => Ok(()),
         }
     }
@@ -290,9 +290,20 @@ impl<T: Pod> DeviceBuffer<T> {
 
     fn span(&self) -> Span<'_, T> {
         // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
-        // the callers have settled what other streams may still do with it, and the span borrows
-        // the buffer. The driver aligns to 256 bytes or more (R15).
-        unsafe { Span::new(self.address, self.len, &self.stream, self.device.is_some()) }
+        // the callers have settled what other streams may still do with it.
+        unsafe { self.span_in(&self.stream) }
+    }
+
+    /// The memory, used in the order of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be valid at the present point of `stream`, whatever is submitted to it while the
+    /// span lives; written only if the caller has it exclusively.
+    unsafe fn span_in<'a>(&'a self, stream: &'a Stream) -> Span<'a, T> {
+        // SAFETY: the caller's; the span borrows the buffer. The driver aligns to 256 bytes or more
+        // (R15).
+        unsafe { Span::new(self.address, self.len, stream, self.device.is_some()) }
     }
 }
 

@@ -6,7 +6,6 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::{Debt, DeviceBuffer};
-use crate::copy::Span;
 use crate::error::Result;
 use crate::join::order;
 use crate::report;
@@ -110,14 +109,7 @@ impl<T: Pod> ReadLoan<'_, T> {
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // written or freed there: `read_on` has noted the debt. Nothing is written through the span.
-        let span = unsafe {
-            Span::new(
-                self.buffer.address,
-                self.buffer.len,
-                self.stream,
-                self.buffer.device.is_some(),
-            )
-        };
+        let span = unsafe { self.buffer.span_in(self.stream) };
         span.copy_to(to)
     }
 }

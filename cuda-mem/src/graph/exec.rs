@@ -172,12 +172,11 @@ impl GraphExec {
     }
 
     fn check_driver(&self, stream: &Stream) -> Result<()> {
-        if stream.context().driver() == self.context().driver() {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "the graph and the stream belong to two drivers".to_owned(),
-        ))
+        let driver = self.context().driver();
+        driver.require_same(
+            stream.context().driver(),
+            format_args!("the graph and the stream"),
+        )
     }
 
     /// Frees what the last launch has left, in the order of its stream. Nothing happens if there is

@@ -5,9 +5,9 @@ use std::fmt;
 use cuda_driver_sys::CUgraphMem_attribute;
 
 use crate::device::Device;
-use crate::error::{Bytes, Result};
+use crate::error::Result;
 use crate::raw;
-use crate::stats::Usage;
+use crate::stats::{Usage, write_line};
 
 /// What a device holds for the graphs of this process: a pool of its own, which no pool's trim touches.
 /// Read value by value, so it is not one moment's picture while other threads launch.
@@ -26,14 +26,7 @@ pub struct GraphMemoryStats {
 /// One line: `reserved 32.0 MiB (high 32.0 MiB), used 32.0 MiB (high 32.0 MiB)`.
 impl fmt::Display for GraphMemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "reserved {} (high {}), used {} (high {})",
-            Bytes(self.reserved.current),
-            Bytes(self.reserved.high),
-            Bytes(self.used.current),
-            Bytes(self.used.high),
-        )
+        write_line(f, self.reserved, self.used)
     }
 }
 

@@ -272,12 +272,10 @@ impl Inner {
     }
 
     fn check_driver(&self, device: &Device) -> Result<()> {
-        if device.driver() == self.device.driver() {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            "the imported pool and the device belong to two drivers".to_owned(),
-        ))
+        self.device.driver().require_same(
+            device.driver(),
+            format_args!("the imported pool and the device"),
+        )
     }
 }
 

@@ -57,7 +57,8 @@ impl Device {
     /// the driver answers.
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
-        check_driver(self, peer)?;
+        self.driver()
+            .require_same(peer.driver(), format_args!("{self:?} and {peer:?}"))?;
         // SAFETY: both devices are of this driver.
         unsafe { raw::device::can_access_peer(self.driver().table(), self.as_raw(), peer.as_raw()) }
     }
@@ -243,23 +244,10 @@ pub(super) fn reach_at_first(location: Location, allocation_type: AllocationType
     }
 }
 
-fn check_driver(device: &Device, other: &Device) -> Result<()> {
-    if device.driver() == other.driver() {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{device:?} and {other:?} belong to two drivers"
-    )))
-}
-
 impl Inner {
     fn check_driver(&self, device: &Device) -> Result<()> {
-        if device.driver() == self.driver {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
-            "{device:?} and the pool belong to two drivers"
-        )))
+        self.driver
+            .require_same(device.driver(), format_args!("{device:?} and the pool"))
     }
 }
 

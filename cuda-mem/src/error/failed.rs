@@ -1,0 +1,56 @@
+//! An error of an operation that consumes what it was called on.
+
+use std::fmt;
+
+use super::Error;
+
+/// A consuming operation failed and gives back what it was called on, so that nothing is lost.
+pub struct Failed<T> {
+    /// Why it failed.
+    pub error: Error,
+    /// The object, as it was before. `None` if the driver may have released it although it answered
+    /// an error, as it does when it reports an earlier fault: releasing it again could release what
+    /// somebody else has got since, so it is given up.
+    pub object: Option<T>,
+}
+
+impl<T> Failed<T> {
+    pub(crate) fn new(error: Error, object: T) -> Self {
+        Self {
+            error,
+            object: Some(object),
+        }
+    }
+
+    pub(crate) fn lost(error: Error) -> Self {
+        Self {
+            error,
+            object: None,
+        }
+    }
+}
+
+/// For callers who want the error and drop the object.
+impl<T> From<Failed<T>> for Error {
+    fn from(failed: Failed<T>) -> Self {
+        failed.error
+    }
+}
+
+impl<T> fmt::Debug for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for Failed<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}

@@ -1,0 +1,107 @@
+//! Kinds of failures, and which code is of which kind.
+
+use cuda_driver_sys::CUresult;
+
+/// What kind of failure it was, for programs to decide on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No CUDA driver could be opened on this machine.
+    DriverMissing,
+    /// The driver is too old to have the function.
+    SymbolMissing,
+    /// The driver is not initialised in this process.
+    NotInitialized,
+    /// The driver is shutting down with the process.
+    Deinitialized,
+    /// This process is a fork; the parent's GPU objects cannot be used here.
+    Forked,
+    /// No device has this ordinal, or none is visible.
+    InvalidDevice,
+    /// Not enough memory. From a pool, [`Error::out_of_memory`](crate::Error::out_of_memory) has the numbers.
+    OutOfMemory,
+    /// The device, the driver or the system cannot do this.
+    NotSupported,
+    /// This process may not do this.
+    NotPermitted,
+    /// An argument is wrong. Nothing was changed.
+    InvalidValue,
+    /// No usable context, or a handle of another one.
+    InvalidContext,
+    /// The context of the object is gone.
+    ContextDestroyed,
+    /// The work is still running.
+    NotReady,
+    /// Device code or hardware failed; the context and everything in it is lost.
+    DeviceFault,
+    /// The object cannot be closed because others still use it.
+    InUse,
+    /// The other process, or what it had made, is gone.
+    PeerGone,
+    /// The operating system refused something; see the error's source.
+    System,
+    /// A stream is being captured into a graph, and this cannot be done meanwhile.
+    Capturing,
+    /// The last launch of a graph left memory allocated that has to be freed first.
+    StillAllocated,
+    /// Anything else; see [`Error::code`](crate::Error::code).
+    Other,
+}
+
+/// What the caller can do about a failure of this kind.
+pub(super) fn advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidDevice => {
+            "; see which devices CUDA_VISIBLE_DEVICES leaves to this process"
+        }
+        ErrorKind::InvalidContext => "; use objects of one device and driver together",
+        ErrorKind::DeviceFault => "; end the process: the driver cannot recover this context",
+        ErrorKind::Capturing => {
+            "; a stream is being captured into a graph: do this before or after, or capture in relaxed \
+             mode"
+        }
+        ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
+        _ => "",
+    }
+}
+
+pub(super) fn kind_of(code: CUresult) -> ErrorKind {
+    match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+        CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE => {
+            ErrorKind::InvalidValue
+        }
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => ErrorKind::NotInitialized,
+        CUresult::CUDA_ERROR_DEINITIALIZED => ErrorKind::Deinitialized,
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+            ErrorKind::InvalidDevice
+        }
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => ErrorKind::NotSupported,
+        CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::NotPermitted,
+        CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
+        CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
+        CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        | CUresult::CUDA_ERROR_CAPTURED_EVENT
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => ErrorKind::Capturing,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUresult::CUDA_ERROR_ASSERT
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUresult::CUDA_ERROR_INVALID_PC
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceFault,
+        _ => ErrorKind::Other,
+    }
+}
