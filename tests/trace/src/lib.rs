@@ -2,6 +2,11 @@
 //!
 //! A log is read and checked as a whole before anything is replayed. Pointers become slot numbers,
 //! because a log uses an address again after its free.
+//!
+//! [`random`] makes the operations of a benchmark instead of reading them.
+
+pub mod random;
+mod write;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +37,7 @@ pub enum Op {
 }
 
 /// A log that was read and makes sense.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The operations, in order.
     pub ops: Vec<Op>,
@@ -44,6 +49,8 @@ pub struct Trace {
     pub peak_bytes: u64,
     /// Bytes alive at the end.
     pub left_bytes: u64,
+    /// Requests that failed when the log was recorded. They are no operations.
+    pub failures: usize,
 }
 
 /// A log that cannot be replayed.
@@ -56,6 +63,7 @@ pub struct TraceError {
     problem: String,
 }
 
+/// The columns that a replay needs. Time is not read, so it may have any form.
 #[derive(Deserialize)]
 struct Row {
     #[serde(rename = "Action")]
@@ -135,28 +143,35 @@ struct Builder {
     line: u64,
     /// Address → slot and bytes of what is alive.
     live: HashMap<u64, (usize, u64)>,
-    streams: HashMap<String, usize>,
+    /// What the log calls a stream → its number.
+    streams: HashMap<u128, usize>,
     free_slots: Vec<usize>,
 }
 
 impl Builder {
     fn row(&mut self, row: &Row) -> Result<(), String> {
         let pointer = address(&row.pointer)?;
-        let next = self.streams.len();
-        let stream = *self.streams.entry(row.stream.clone()).or_insert(next);
+        let stream = stream(&row.stream)?;
         match row.action.as_str() {
-            "allocate" => self.allocate(pointer, &row.size, stream),
+            "allocate" => self.allocate(pointer, size(&row.size)?, stream),
             "free" => self.free(pointer, stream),
-            // The log's own record of an out-of-memory: there is nothing to replay.
-            "allocate failure" => Ok(()),
+            // Nothing to replay, and so no use of the stream either.
+            "allocate failure" => {
+                size(&row.size)?;
+                self.trace.failures += 1;
+                Ok(())
+            }
             other => Err(format!("the action is {other:?}, not allocate or free")),
         }
     }
 
-    fn allocate(&mut self, pointer: u64, size: &str, stream: usize) -> Result<(), String> {
-        let bytes: usize = size
-            .parse()
-            .map_err(|_| format!("the size is {size:?}, not a number of bytes"))?;
+    fn stream(&mut self, stream: u128) -> usize {
+        let next = self.streams.len();
+        *self.streams.entry(stream).or_insert(next)
+    }
+
+    fn allocate(&mut self, pointer: u64, bytes: usize, stream: u128) -> Result<(), String> {
+        let stream = self.stream(stream);
         let slot = self.free_slots.pop().unwrap_or(self.trace.slots);
         if self.live.insert(pointer, (slot, bytes as u64)).is_some() {
             return Err(format!(
@@ -178,7 +193,8 @@ impl Builder {
         Ok(())
     }
 
-    fn free(&mut self, pointer: u64, stream: usize) -> Result<(), String> {
+    fn free(&mut self, pointer: u64, stream: u128) -> Result<(), String> {
+        let stream = self.stream(stream);
         let (slot, bytes) = self
             .live
             .remove(&pointer)
@@ -202,6 +218,25 @@ fn address(text: &str) -> Result<u64, String> {
         return Ok(0);
     }
     u64::from_str_radix(digits, 16).map_err(|_| format!("the pointer is {text:?}, not an address"))
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| format!("the size is {text:?}, not a number of bytes"))
+}
+
+/// A key that tells the streams of one log apart.
+///
+/// Logs have streams in hexadecimal with or without `0x`, or in decimal, and nothing says which.
+/// All digits are read as hexadecimal: that keeps decimal numbers apart as well, and the null
+/// stream is 0 in all forms. A decimal number can have more digits than 64 bits hold.
+fn stream(text: &str) -> Result<u128, String> {
+    if text == "(nil)" {
+        return Ok(0);
+    }
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u128::from_str_radix(digits, 16)
+        .map_err(|_| format!("the stream is {text:?}, not the number of one"))
 }
 
 #[cfg(test)]
@@ -243,11 +278,58 @@ mod tests {
             ("0,0.2,resize,0x20,100,0\n", "action"),
             ("0,0.2,allocate,0x20,-4,0\n", "size"),
             ("0,0.2,allocate,xyz,4,0\n", "pointer"),
+            ("0,0.2,allocate,0x20,4,first\n", "stream"),
+            ("0,0.2,allocate failure,0x0,many,0\n", "size"),
             ("0,0.2,allocate\n", "fields"),
         ] {
             let (line, problem) = parse(&format!("{good}{bad}")).expect_err(bad);
             assert_eq!(line, Some(3), "{bad}");
             assert!(problem.contains(word), "{problem}");
+        }
+    }
+
+    #[test]
+    fn failed_requests_are_counted_and_not_replayed() {
+        let trace = parse(
+            "0,0.1,allocate failure,0x0,1125899906842624,0x7f00\n0,0.2,allocate,0x10,100,0\n\
+             0,0.3,allocate failure,(nil),70,0\n",
+        )
+        .expect("a good log");
+        assert_eq!((trace.ops.len(), trace.failures), (1, 2));
+        assert_eq!((trace.slots, trace.streams, trace.peak_bytes), (1, 1, 100));
+        assert!(parse("0,0.1,allocate failure,0x0,70,0\n").is_err());
+    }
+
+    #[test]
+    fn times_are_seconds_or_clocks() {
+        for time in ["0.036482", "10:58:16:345678", "10:58:16.345678"] {
+            let trace = parse(&format!("140,{time},allocate,0x10,100,0\n"));
+            assert_eq!(trace.expect(time).peak_bytes, 100);
+        }
+    }
+
+    #[test]
+    fn streams_are_hexadecimal_or_decimal() {
+        let all = [
+            &["0x7f3a5c0012a0", "0x7F3a5c0012b0", "0x0", "0"][..],
+            &["7f3a5c0012a0", "7f3a5c0012b0", "(nil)", "0"],
+            &["139888000012345", "18446744073709551615", "0", "0x0"],
+        ];
+        for names in all {
+            let rows: String = (1..)
+                .zip(names)
+                .map(|(index, name)| format!("0,0.1,allocate,0x{index}0,1,{name}\n"))
+                .collect();
+            let trace = parse(&rows).expect("a good log");
+            let streams: Vec<usize> = trace.ops.iter().map(used_stream).collect();
+            // The last two are the null stream.
+            assert_eq!((streams, trace.streams), (vec![0, 1, 2, 2], 3), "{names:?}");
+        }
+    }
+
+    fn used_stream(op: &Op) -> usize {
+        match *op {
+            Op::Allocate { stream, .. } | Op::Free { stream, .. } => stream,
         }
     }
 
