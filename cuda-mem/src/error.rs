@@ -9,11 +9,12 @@ mod memory;
 
 pub use failed::Failed;
 pub use kind::ErrorKind;
-pub use memory::OutOfMemory;
+pub use memory::{OutOfMemory, Remedy, Tried};
 
 use kind::{advice, kind_of};
 
 pub(crate) use memory::Bytes;
+use memory::Refusal;
 
 use std::fmt;
 
@@ -50,16 +51,17 @@ enum Cause {
         asked: Option<String>,
     },
     #[error(
-        "{function} answered {code}{}: {memory}. Free memory, synchronise the streams that still \
-         hold frees, or trim the pool, then try again",
+        "{refusal}{}: {memory}. Free memory, synchronise the streams that still hold frees, or trim \
+         the pool, then try again",
         Asked(asked)
     )]
     OutOfMemory {
-        function: &'static str,
-        code: CUresult,
+        refusal: Refusal,
         asked: Option<String>,
         memory: OutOfMemory,
     },
+    #[error("{text}")]
+    Told { kind: ErrorKind, text: String },
     #[error("the host has no memory for a copy of {} back from the device", Bytes(*bytes))]
     HostMemory { bytes: u64 },
     #[error("{what} needs CUDA {since}, and the driver has {found}; install a newer driver")]
@@ -152,13 +154,56 @@ impl Error {
                 code,
                 asked,
             } => Self::from(Cause::OutOfMemory {
-                function,
-                code,
+                refusal: Refusal::Driver { function, code },
                 asked,
                 memory: report(),
             }),
             other => Self::from(other),
         }
+    }
+
+    /// An error of a resource that is not this crate's, such as one that a program writes.
+    ///
+    /// For [`OutOfMemory`](ErrorKind::OutOfMemory) the numbers can be added with
+    /// [`with_asked`](Self::with_asked).
+    ///
+    /// ```
+    /// use cuda_mem::{Error, ErrorKind};
+    ///
+    /// let error = Error::new(ErrorKind::OutOfMemory, "the ring is full").with_asked(4096);
+    /// assert_eq!(error.out_of_memory().map(|memory| memory.asked), Some(4096));
+    /// assert!(error.to_string().starts_with("the ring is full: asked for 4.0 KiB"));
+    /// ```
+    #[must_use]
+    pub fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self::from(match kind {
+            ErrorKind::OutOfMemory => Cause::OutOfMemory {
+                refusal: Refusal::Told(text),
+                asked: None,
+                memory: OutOfMemory::default(),
+            },
+            kind => Cause::Told { kind, text },
+        })
+    }
+
+    /// Notes how many bytes were asked for, if the error is one of memory that ran out; others stay as
+    /// they are.
+    #[must_use]
+    pub fn with_asked(mut self, bytes: u64) -> Self {
+        if let Cause::OutOfMemory { memory, .. } = &mut *self.0 {
+            memory.asked = bytes;
+        }
+        self
+    }
+
+    /// Adds numbers to an answer that has its own words already.
+    #[must_use]
+    pub(crate) fn and_memory(mut self, change: impl FnOnce(&mut OutOfMemory)) -> Self {
+        if let Cause::OutOfMemory { memory, .. } = &mut *self.0 {
+            change(memory);
+        }
+        self
     }
 
     pub(crate) fn too_old(what: &'static str, since: CudaVersion, found: CudaVersion) -> Self {
@@ -255,7 +300,7 @@ impl Error {
             Cause::NotPermitted(_) => ErrorKind::NotPermitted,
             Cause::PeerGone(_) => ErrorKind::PeerGone,
             Cause::System { .. } => ErrorKind::System,
-            Cause::Meant { kind, .. } => *kind,
+            Cause::Meant { kind, .. } | Cause::Told { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Capturing(_) => ErrorKind::Capturing,
             Cause::StillAllocated { .. } => ErrorKind::StillAllocated,
@@ -267,9 +312,8 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match &*self.0 {
-            Cause::Driver { code, .. }
-            | Cause::OutOfMemory { code, .. }
-            | Cause::Meant { code, .. } => Some(*code),
+            Cause::Driver { code, .. } | Cause::Meant { code, .. } => Some(*code),
+            Cause::OutOfMemory { refusal, .. } => refusal.code(),
             _ => None,
         }
     }
@@ -278,9 +322,8 @@ impl Error {
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
-            Cause::Driver { function, .. }
-            | Cause::OutOfMemory { function, .. }
-            | Cause::Meant { function, .. } => Some(function),
+            Cause::Driver { function, .. } | Cause::Meant { function, .. } => Some(function),
+            Cause::OutOfMemory { refusal, .. } => refusal.function(),
             Cause::Missing(missing) => Some(missing.symbol),
             _ => None,
         }

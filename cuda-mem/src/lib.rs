@@ -43,35 +43,49 @@
 //! Destructors never panic; what fails in them is counted and told to a
 //! [hook](on_drop_failure).
 
+mod adaptor;
 mod buffer;
+mod container;
 mod context;
 mod copy;
+mod current;
 mod device;
 mod driver;
 mod error;
 mod event;
+mod fallback;
 mod graph;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
 mod later;
 mod location;
+mod origin;
 mod pointer;
 mod pool;
 mod raw;
 mod recording;
 mod report;
+mod resource;
 mod stats;
 mod stream;
 
+pub use adaptor::{
+    AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
+    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
+    StatisticsScope, TrackingAdaptor,
+};
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};
+pub use container::{DeviceScalar, DeviceVec};
 pub use context::{Context, Current, MemoryInfo};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;
+pub use current::ScopedResource;
 pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
 pub use driver::Driver;
-pub use error::{Error, ErrorKind, Failed, OutOfMemory, Result};
+pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
 pub use event::Event;
+pub use fallback::{DriverModel, Fallback, Strategy};
 pub use graph::{
     Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
     Instantiate, Left, LeftBuffer, Node, NodeMemory,
@@ -88,5 +102,9 @@ pub use pool::{
     RaisedThreshold, ReleaseThreshold, ReusePolicy,
 };
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
+pub use resource::{
+    ALIGNMENT, DeviceSet, DirectResource, ManagedResource, MemoryProperties, MemoryResource,
+    PinnedResource, Resource,
+};
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use bytemuck::Pod;
 
 use super::DeviceBuffer;
+use super::home::Home;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -59,7 +60,7 @@ impl Pool {
             len,
             stream: stream.clone(),
             device: self.device(),
-            keep: None,
+            home: Home::Driver,
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
         })
@@ -153,7 +154,7 @@ fn explain_plain(error: Error, bytes: usize, stream: &Stream) -> Error {
 }
 
 #[cold]
-fn too_large(len: usize, size: usize) -> Error {
+pub(super) fn too_large(len: usize, size: usize) -> Error {
     Error::invalid(format!(
         "{len} elements of {size} bytes are more than the address space has"
     ))
@@ -174,10 +175,12 @@ fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
             OutOfMemory {
                 asked: bytes as u64,
                 pool_used: stats.map(|stats| stats.used.current),
+                pool_used_high: stats.map(|stats| stats.used.high),
                 pool_reserved: stats.map(|stats| stats.reserved.current),
                 pool_reserved_high: stats.map(|stats| stats.reserved.high),
                 device_free: device.map(|device| device.free),
                 device_total: device.map(|device| device.total),
+                ..OutOfMemory::default()
             }
         })
 }

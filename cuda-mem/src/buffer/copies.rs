@@ -3,9 +3,8 @@
 use bytemuck::Pod;
 use cuda_driver_sys::CUcontext;
 
-use super::{Debt, DeviceBuffer};
+use super::DeviceBuffer;
 use crate::error::{Error, Result};
-use crate::join::order;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
@@ -103,32 +102,12 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
     pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
         self.span().check_len(from.len, "source")?;
-        if self.address == 0 {
-            return Ok(());
-        }
-        self.settle()?;
-        from.wait_for_writers()?;
-        order(from.stream.as_ref(), self.stream.as_ref())?;
-        // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
-        // debt below keeps it so until the copy has read it.
-        let source = unsafe { from.span_in(&self.stream) };
-        let copied = self
-            .span()
-            .copy_from_span(&source, self.across_devices(from));
-        // The source must not be changed or freed before the copy has read it.
-        let ordered = order(self.stream.as_ref(), from.stream.as_ref());
-        if ordered.is_err() {
-            from.debts().push(Debt {
-                stream: self.stream.clone(),
-                reads: true,
-            });
-        }
-        copied.and(ordered)
+        self.copy_part_from_buffer(0, from)
     }
 
     /// The contexts of both buffers' memory, if not all of it is of the device that copies. Then the call
     /// that needs no access serves.
-    fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
+    pub(super) fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
         let (ours, theirs) = (self.device?, from.device?);
         let copies = self.stream.device();
         if ours == copies && theirs == copies {

@@ -10,6 +10,7 @@ use std::sync::PoisonError;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
+use super::home::Home;
 use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
@@ -19,6 +20,7 @@ use crate::{raw, recording};
 /// Memory of a buffer that was dropped while its stream was captured.
 struct Held {
     address: CUdeviceptr,
+    home: Home,
     owed: Vec<Debt>,
 }
 
@@ -26,6 +28,16 @@ impl Later for Held {
     fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
         for debt in &self.owed {
             order(debt.stream.as_ref(), stream)?;
+        }
+        if let Home::Resource(resource, layout) = &self.home {
+            let table = stream.context().driver().table();
+            recording::refuse(table, stream.as_raw())?;
+            // A resource wants a handle of the stream, whose last one may be going just now.
+            let here = stream.context().per_thread_stream();
+            order(stream, here.as_ref())?;
+            // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the stream
+            // waits for its own.
+            return unsafe { resource.deallocate(self.address, *layout, &here) };
         }
         // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
         let freed = unsafe { free_harmlessly(self.address, stream) };
@@ -95,12 +107,14 @@ impl<T: Pod> DeviceBuffer<T> {
     #[cold]
     pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
         // Kept memory is not the stream's to free.
-        if error.kind() != ErrorKind::Capturing || self.address == 0 || self.keep.is_some() {
+        let is_kept = matches!(self.home, Home::Kept(_));
+        if error.kind() != ErrorKind::Capturing || self.address == 0 || is_kept {
             return Err(error);
         }
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
         let held = Held {
             address: self.address,
+            home: std::mem::replace(&mut self.home, Home::Driver),
             owed: std::mem::take(owed),
         };
         self.address = 0;

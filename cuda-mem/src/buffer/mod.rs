@@ -2,14 +2,20 @@
 
 mod alloc;
 mod copies;
+mod from_resource;
 mod held;
+mod home;
 mod loan;
+mod part;
 mod raw_parts;
 mod read_loan;
 
 pub(crate) use held::explain_refusal;
+pub(crate) use home::Keep;
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
+
+use home::Home;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -35,7 +41,8 @@ use crate::{raw, recording, report};
 /// in order. Dropping the buffer is one driver call and never waits.
 ///
 /// The buffer keeps its stream and the stream's context alive. It holds no handle of its pool, which ends
-/// when its last handle is gone and all its memory is back.
+/// when its last handle is gone and all its memory is back. Memory of any other
+/// [`Resource`](crate::Resource) goes back there, which the buffer keeps.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -68,8 +75,8 @@ pub struct DeviceBuffer<T: Pod> {
     stream: Stream,
     /// The device whose memory it is; `None` for memory of the host and where it is not known.
     device: Option<Device>,
-    /// Who has to be told of the end, if the memory is not the buffer's to free.
-    keep: Option<Box<dyn Keep>>,
+    /// Who takes the memory back.
+    home: Home,
     /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
     /// was leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
     /// taken through shared borrows, never to allocate or free.
@@ -83,18 +90,6 @@ struct Debt {
     stream: Stream,
     /// It only reads, so that other readers need not wait for it.
     reads: bool,
-}
-
-/// Keeps memory that is not a buffer's to free, such as another process's.
-pub(crate) trait Keep: Send + Sync {
-    /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
-    /// memory, work that is there already may still use it.
-    fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
-
-    /// The number by which another process knows the loan, if it is one.
-    fn loan_number(&self) -> Option<u64> {
-        None
-    }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -119,7 +114,10 @@ impl<T: Pod> DeviceBuffer<T> {
     /// See [`Keep::loan_number`].
     #[cfg(target_os = "linux")]
     pub(crate) fn loan_number(&self) -> Option<u64> {
-        self.keep.as_ref().and_then(|keep| keep.loan_number())
+        match &self.home {
+            Home::Kept(keep) => keep.loan_number(),
+            _ => None,
+        }
     }
 
     /// The stream in whose order the memory is used and freed.
@@ -187,8 +185,8 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = self.settle() {
             self.settle_elsewhere(error)?;
         }
-        if self.keep.is_some() {
-            return self.release_kept();
+        if !matches!(self.home, Home::Driver) {
+            return self.release_home();
         }
         if self.address == 0 {
             return Ok(());
@@ -206,26 +204,6 @@ impl<T: Pod> DeviceBuffer<T> {
             self.stream.give_back_waiting();
         }
         freed
-    }
-
-    /// Tells the owner of memory that is not the buffer's to free.
-    #[cold]
-    fn release_kept(&mut self) -> Result<()> {
-        let here = if self.stream.is_elsewhere() {
-            // Nothing here can be ordered with it, so the host waits, and then any stream will do.
-            self.stream.context().synchronize()?;
-            Some(self.stream.context().per_thread_stream())
-        } else {
-            None
-        };
-        // A captured stream takes no part in its end; the owner stays.
-        let stream = here.as_ref().unwrap_or(&self.stream);
-        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
-        self.address = 0;
-        match self.keep.take() {
-            Some(keep) => keep.release(stream),
-            None => Ok(()),
-        }
     }
 
     #[inline]
@@ -315,7 +293,7 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
         });
         // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
         // dropped as if it were not.
-        std::mem::forget(self.keep.take());
+        std::mem::forget(std::mem::replace(&mut self.home, Home::Driver));
     }
 }
 

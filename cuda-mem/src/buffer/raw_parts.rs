@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{DeviceBuffer, Keep};
+use super::DeviceBuffer;
+use super::home::{Home, Keep};
 use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
@@ -69,17 +70,24 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn move_to(mut self, other: &Stream) -> Result<Self, Failed<Self>> {
-        let ordered = self
-            .require_reach(other)
-            .and_then(|()| self.settle())
-            .and_then(|()| order(self.stream.as_ref(), other.as_ref()));
-        match ordered {
-            Ok(()) => {
-                self.stream = other.clone();
-                Ok(self)
-            }
+        match self.set_stream(other) {
+            Ok(()) => Ok(self),
             Err(error) => Err(Failed::new(error, self)),
         }
+    }
+
+    /// As [`move_to`](Self::move_to), for a buffer that is part of something else.
+    ///
+    /// # Errors
+    ///
+    /// As [`on`](Self::on); the buffer stays with its own stream then.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn set_stream(&mut self, other: &Stream) -> Result<()> {
+        self.require_reach(other)?;
+        self.settle()?;
+        order(self.stream.as_ref(), other.as_ref())?;
+        self.stream = other.clone();
+        Ok(())
     }
 
     /// Frees the memory and waits on the host until the buffer's stream has done so, so that every
@@ -106,7 +114,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Errors
     ///
     /// As [`settle`](Self::settle), and [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is
-    /// somebody else's ([`borrow_raw`](Self::borrow_raw), another process's); the buffer comes back.
+    /// somebody else's ([`borrow_raw`](Self::borrow_raw), another process's, a
+    /// [`Resource`](crate::Resource)'s); the buffer comes back.
     ///
     /// ```
     /// use cuda_mem::DeviceBuffer;
@@ -122,7 +131,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn into_raw(mut self) -> Result<CUdeviceptr, Failed<Self>> {
-        if self.keep.is_some() {
+        if !matches!(self.home, Home::Driver) {
             let text = format!("{self:?} is not ours to give out of hand");
             return Err(Failed::new(Error::invalid(text), self));
         }
@@ -155,7 +164,7 @@ impl<T: Pod> DeviceBuffer<T> {
             },
             stream: stream.clone(),
             device: None,
-            keep: None,
+            home: Home::Driver,
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
         }
@@ -224,7 +233,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ) -> Self {
         // SAFETY: the caller vouches for the memory; it is not freed here.
         let mut buffer = unsafe { Self::from_raw(stream, address, len) };
-        buffer.keep = Some(keep);
+        buffer.home = Home::Kept(keep);
         buffer.device = device;
         buffer
     }

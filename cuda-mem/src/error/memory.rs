@@ -2,14 +2,20 @@
 
 use std::fmt;
 
-/// What was there when memory ran out. Bytes throughout; `None` where the driver did not say.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+use cuda_driver_sys::CUresult;
+
+use super::ErrorKind;
+
+/// What was there when memory ran out, and what was tried. Bytes throughout; `None` where nobody said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes of the request that failed.
     pub asked: u64,
     /// Bytes that the pool has handed out.
     pub pool_used: Option<u64>,
+    /// The most that the pool had handed out since the last reset.
+    pub pool_used_high: Option<u64>,
     /// Bytes of device memory that the pool holds.
     pub pool_reserved: Option<u64>,
     /// The most that the pool has held since the last reset.
@@ -18,6 +24,93 @@ pub struct OutOfMemory {
     pub device_free: Option<u64>,
     /// Bytes of the device.
     pub device_total: Option<u64>,
+    /// What was done before giving up, in order. Empty unless a [`Ladder`](crate::Ladder) was asked.
+    pub tried: Vec<Tried>,
+}
+
+/// Something that was done because memory had run out, before the request was made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tried {
+    /// What.
+    pub remedy: Remedy,
+    /// How it failed, if it did. The request was made again all the same.
+    pub error: Option<ErrorKind>,
+}
+
+impl Tried {
+    pub(crate) fn new(remedy: Remedy, error: Option<ErrorKind>) -> Self {
+        Self { remedy, error }
+    }
+}
+
+/// What can be done when memory has run out. A step of a [`Ladder`](crate::Ladder).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// Nothing but asking again.
+    Retry,
+    /// Caches of the resource, and of those below it, gave back what they do not use.
+    FlushCaches,
+    /// The host waited for the stream of the request.
+    WaitForStream,
+    /// The host waited for everything in the stream's context.
+    WaitForDevice,
+    /// A pool gave back what it kept unused.
+    TrimPool,
+    /// The device took back what graphs keep unused.
+    TrimGraphMemory,
+    /// The program was asked to do something.
+    Callback,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Retry => "again",
+            Self::FlushCaches => "flushing caches",
+            Self::WaitForStream => "waiting for the stream",
+            Self::WaitForDevice => "waiting for the device",
+            Self::TrimPool => "trimming a pool",
+            Self::TrimGraphMemory => "trimming graph memory",
+            Self::Callback => "a callback",
+        })
+    }
+}
+
+/// Who says that there is no memory.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    Driver {
+        function: &'static str,
+        code: CUresult,
+    },
+    Told(String),
+}
+
+impl Refusal {
+    pub(super) fn code(&self) -> Option<CUresult> {
+        match self {
+            Self::Driver { code, .. } => Some(*code),
+            Self::Told(_) => None,
+        }
+    }
+
+    pub(super) fn function(&self) -> Option<&'static str> {
+        match self {
+            Self::Driver { function, .. } => Some(function),
+            Self::Told(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver { function, code } => write!(f, "{function} answered {code}"),
+            Self::Told(text) => f.write_str(text),
+        }
+    }
 }
 
 impl fmt::Display for OutOfMemory {
@@ -25,6 +118,7 @@ impl fmt::Display for OutOfMemory {
         write!(f, "asked for {}", Bytes(self.asked))?;
         let known = [
             ("pool used", self.pool_used),
+            ("pool used high", self.pool_used_high),
             ("pool reserved", self.pool_reserved),
             ("pool reserved high", self.pool_reserved_high),
             ("device free", self.device_free),
@@ -33,6 +127,13 @@ impl fmt::Display for OutOfMemory {
         for (what, bytes) in known {
             if let Some(bytes) = bytes {
                 write!(f, ", {what} {}", Bytes(bytes))?;
+            }
+        }
+        for (index, tried) in self.tried.iter().enumerate() {
+            let before = if index == 0 { "; tried " } else { ", then " };
+            write!(f, "{before}{}", tried.remedy)?;
+            if let Some(error) = tried.error {
+                write!(f, " (which failed: {error:?})")?;
             }
         }
         Ok(())
@@ -62,6 +163,22 @@ impl fmt::Display for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_tried_is_told_in_order() {
+        let memory = OutOfMemory {
+            asked: 2048,
+            tried: vec![
+                Tried::new(Remedy::Retry, None),
+                Tried::new(Remedy::WaitForStream, Some(ErrorKind::Capturing)),
+            ],
+            ..OutOfMemory::default()
+        };
+        assert_eq!(
+            memory.to_string(),
+            "asked for 2.0 KiB; tried again, then waiting for the stream (which failed: Capturing)"
+        );
+    }
 
     #[test]
     fn bytes_are_readable() {

@@ -8,9 +8,10 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 29] = [
+const LAYERS: [&str; 34] = [
     "error",
     "report",
+    "origin",
     "later",
     "raw",
     "recording",
@@ -24,12 +25,16 @@ const LAYERS: [&str; 29] = [
     "event",
     "join",
     "stats",
+    "resource",
     "pool",
     "copy",
     "buffer",
     "ipc",
     "graph",
-    "resource",
+    "adaptor",
+    "fallback",
+    "current",
+    "container",
     "arena",
     "vmm",
     "host",

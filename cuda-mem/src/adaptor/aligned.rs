@@ -1,0 +1,138 @@
+//! Larger alignments than upstream keeps.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::table::Shards;
+use super::{from_upstream, is_gone};
+use crate::error::{Error, Result};
+use crate::resource::{ALIGNMENT, MemoryResource};
+use crate::stream::Stream;
+
+/// Aligns memory to more than the 256 bytes that every resource keeps: to what each request asks for, and
+/// to a common alignment if one is set. It asks upstream for more bytes, and hands out a part of them.
+///
+/// ```
+/// use cuda_mem::{AlignedAdaptor, Driver, MemoryPool, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(AlignedAdaptor::new(pool, 4096)?);
+/// let buffer = resource.alloc::<u8>(&stream, 1000)?;
+/// assert_eq!(buffer.as_raw() % 4096, 0);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AlignedAdaptor<U> {
+    upstream: U,
+    alignment: usize,
+    threshold: usize,
+    /// Upstream's addresses by ours, where they differ.
+    moved: Shards<CUdeviceptr>,
+}
+
+impl<U: MemoryResource> AlignedAdaptor<U> {
+    /// Aligns everything to `alignment` bytes at least.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) unless it is a power of two.
+    pub fn new(upstream: U, alignment: usize) -> Result<Self> {
+        if !alignment.is_power_of_two() {
+            return Err(Error::invalid(format!(
+                "an alignment is a power of two, and {alignment} is not"
+            )));
+        }
+        Ok(Self {
+            upstream,
+            alignment,
+            threshold: 0,
+            moved: Shards::default(),
+        })
+    }
+
+    /// Leaves allocations of fewer than so many bytes to their own alignment.
+    #[must_use]
+    pub fn with_threshold_bytes(self, threshold: usize) -> Self {
+        Self { threshold, ..self }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The alignment for a request; always the same for one layout.
+    #[inline]
+    fn alignment_of(&self, layout: Layout) -> usize {
+        if layout.size() >= self.threshold {
+            layout.align().max(self.alignment)
+        } else {
+            layout.align()
+        }
+    }
+}
+
+/// Room for the bytes wherever memory of the common alignment may begin.
+#[inline]
+fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
+    layout
+        .size()
+        .checked_add(alignment - ALIGNMENT)
+        .and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok())
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "{} bytes aligned to {alignment} are more than the address space has",
+                layout.size()
+            ))
+        })
+}
+
+// SAFETY: all memory comes from upstream and goes back there; what is handed out is inside it.
+unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let alignment = self.alignment_of(layout);
+        if alignment <= ALIGNMENT || layout.size() == 0 {
+            return self.upstream.allocate(layout, stream);
+        }
+        let address = self
+            .upstream
+            .allocate(enlarged(layout, alignment)?, stream)?;
+        let aligned = address.next_multiple_of(alignment as u64);
+        if aligned != address {
+            self.moved.insert(aligned, address);
+        }
+        Ok(aligned)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        let alignment = self.alignment_of(layout);
+        if alignment <= ALIGNMENT || address == 0 {
+            // SAFETY: the caller's.
+            return unsafe { self.upstream.deallocate(address, layout, stream) };
+        }
+        let layout = enlarged(layout, alignment)?;
+        // Before upstream has it: from then on another thread may get the same address.
+        let moved = self.moved.remove(address);
+        let theirs = moved.unwrap_or(address);
+        // SAFETY: upstream handed out this address for this layout; the rest is the caller's.
+        let freed = unsafe { self.upstream.deallocate(theirs, layout, stream) };
+        if moved.is_some() && !is_gone(&freed) {
+            self.moved.insert(address, theirs);
+        }
+        freed
+    }
+
+    from_upstream!();
+}

@@ -1,0 +1,182 @@
+//! What to do when memory runs out, as a value.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Remedy, Result, Tried};
+use crate::pool::Pool;
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Remedies for out of memory, tried one after the other; after each the request is made again. An empty
+/// ladder gives up at once.
+///
+/// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may hold a collective that
+/// ends only when other processes launch theirs, and they may wait for this one. So nothing waits
+/// unless [`wait_for_stream`](Self::wait_for_stream) or [`wait_for_device`](Self::wait_for_device) is
+/// among the steps.
+///
+/// ```
+/// use cuda_mem::{Driver, Ladder, MemoryPool};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let ladder = Ladder::new().flush_caches().wait_for_stream().trim_graph_memory();
+/// let buffer = ladder.recover(&pool, &stream, || pool.alloc::<f32>(&stream, 1000))?;
+/// assert_eq!(buffer.len(), 1000);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Ladder {
+    steps: Vec<Step>,
+}
+
+type Callback = Arc<dyn Fn(&Error) -> bool + Send + Sync>;
+
+#[derive(Clone)]
+enum Step {
+    Retry,
+    FlushCaches,
+    WaitForStream,
+    WaitForDevice,
+    TrimPool(Pool),
+    TrimGraphMemory,
+    Callback(Callback),
+}
+
+impl Ladder {
+    /// No remedy.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn step(mut self, step: Step) -> Self {
+        self.steps.push(step);
+        self
+    }
+
+    /// Asks again. Another thread may have freed something.
+    pub fn retry(self) -> Self {
+        self.step(Step::Retry)
+    }
+
+    /// Lets the resource, and those below it, give back what they keep unused:
+    /// [`MemoryResource::trim_to`] with 0.
+    pub fn flush_caches(self) -> Self {
+        self.step(Step::FlushCaches)
+    }
+
+    /// Waits, on the host, for the stream of the request. Memory that was freed in it can be used by
+    /// every stream then, whatever the reuse policy. See above for when this can deadlock.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn wait_for_stream(self) -> Self {
+        self.step(Step::WaitForStream)
+    }
+
+    /// Waits, on the host, for everything in the context of the request's stream. See above for when
+    /// this can deadlock.
+    #[doc(alias = "cuCtxSynchronize")]
+    pub fn wait_for_device(self) -> Self {
+        self.step(Step::WaitForDevice)
+    }
+
+    /// Lets a pool give back what it keeps unused, so that others can have it. The ladder keeps the pool.
+    #[doc(alias = "cuMemPoolTrimTo")]
+    pub fn trim_pool(self, pool: &Pool) -> Self {
+        self.step(Step::TrimPool(pool.clone()))
+    }
+
+    /// Lets the stream's device take back what graphs keep unused. Needs CUDA 11.4.
+    #[doc(alias = "cuDeviceGraphMemTrim")]
+    pub fn trim_graph_memory(self) -> Self {
+        self.step(Step::TrimGraphMemory)
+    }
+
+    /// Asks the program, which may free something. `false` ends the climb.
+    pub fn callback(self, callback: impl Fn(&Error) -> bool + Send + Sync + 'static) -> Self {
+        self.step(Step::Callback(Arc::new(callback)))
+    }
+
+    /// Whether there is no remedy.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Makes a request, and while that is out of memory, climbs the ladder. `stream` is that of the request,
+    /// `resource` what it comes from.
+    ///
+    /// # Errors
+    ///
+    /// The last error of the request; if that is [`OutOfMemory`](ErrorKind::OutOfMemory), its
+    /// [numbers](Error::out_of_memory) say what was tried.
+    #[inline]
+    pub fn recover<T>(
+        &self,
+        resource: &dyn MemoryResource,
+        stream: &Stream,
+        mut request: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        match request() {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                self.climb(resource, stream, error, &mut request)
+            }
+            answer => answer,
+        }
+    }
+
+    #[cold]
+    fn climb<T>(
+        &self,
+        resource: &dyn MemoryResource,
+        stream: &Stream,
+        mut error: Error,
+        request: &mut dyn FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let mut tried = Vec::with_capacity(self.steps.len());
+        for step in &self.steps {
+            let (remedy, done) = match step {
+                Step::Retry => (Remedy::Retry, Ok(true)),
+                Step::FlushCaches => (Remedy::FlushCaches, resource.trim_to(0).map(|()| true)),
+                Step::WaitForStream => (Remedy::WaitForStream, stream.synchronize().map(|()| true)),
+                Step::WaitForDevice => (
+                    Remedy::WaitForDevice,
+                    stream.context().synchronize().map(|()| true),
+                ),
+                Step::TrimPool(pool) => (Remedy::TrimPool, pool.trim_to(0).map(|()| true)),
+                Step::TrimGraphMemory => (
+                    Remedy::TrimGraphMemory,
+                    stream.device().trim_graph_memory().map(|()| true),
+                ),
+                Step::Callback(callback) => (Remedy::Callback, Ok(callback(&error))),
+            };
+            let go_on = *done.as_ref().unwrap_or(&true);
+            tried.push(Tried::new(remedy, done.err().map(|error| error.kind())));
+            if !go_on {
+                break;
+            }
+            match request() {
+                Err(again) if again.kind() == ErrorKind::OutOfMemory => error = again,
+                answer => return answer,
+            }
+        }
+        Err(error.and_memory(|memory| memory.tried.extend(tried)))
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Retry => f.write_str("Retry"),
+            Self::FlushCaches => f.write_str("FlushCaches"),
+            Self::WaitForStream => f.write_str("WaitForStream"),
+            Self::WaitForDevice => f.write_str("WaitForDevice"),
+            Self::TrimPool(pool) => f.debug_tuple("TrimPool").field(pool).finish(),
+            Self::TrimGraphMemory => f.write_str("TrimGraphMemory"),
+            Self::Callback(_) => f.write_str("Callback"),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! No more than so many bytes at a time.
+
+use std::alloc::Layout;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{from_upstream, is_gone};
+use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Hands out no more than so many bytes at a time. What goes beyond is out of memory, without asking
+/// upstream.
+///
+/// ```
+/// use cuda_mem::{Driver, ErrorKind, LimitAdaptor, MemoryPool, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(LimitAdaptor::new(pool, 1000));
+/// let first = resource.alloc::<u8>(&stream, 600)?;
+/// let error = resource.alloc::<u8>(&stream, 600).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+/// drop(first);
+/// resource.alloc::<u8>(&stream, 600)?;
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LimitAdaptor<U> {
+    upstream: U,
+    limit: u64,
+    allocated: AtomicU64,
+}
+
+impl<U: MemoryResource> LimitAdaptor<U> {
+    /// At most `limit` bytes of `upstream` at a time, as asked for, without what upstream rounds up.
+    pub fn new(upstream: U, limit: u64) -> Self {
+        Self {
+            upstream,
+            limit,
+            allocated: AtomicU64::new(0),
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The most bytes that may be out at a time.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes that are out.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn refusal(&self, bytes: u64, allocated: u64) -> Error {
+        let text = format!(
+            "the limit is {}, of which {} are taken",
+            Bytes(self.limit),
+            Bytes(allocated)
+        );
+        Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes)
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let bytes = layout.size() as u64;
+        // Taken before upstream is asked, so that threads together stay below the limit.
+        let fits = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        self.allocated
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .map_err(|now| self.refusal(bytes, now))?;
+        let allocated = self.upstream.allocate(layout, stream);
+        if allocated.is_err() {
+            self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        allocated
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+        if is_gone(&freed) {
+            self.allocated
+                .fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        }
+        freed
+    }
+
+    from_upstream!();
+}

@@ -1,0 +1,110 @@
+//! Moving managed memory to the device that asked for it.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::{CUdeviceptr, CudaVersion};
+
+use super::from_upstream;
+use crate::error::Result;
+use crate::location::Location;
+use crate::pointer::MemoryKind;
+use crate::raw;
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that
+/// the first kernel does not wait for every page. Other memory is handed out as it is.
+///
+/// ```
+/// use cuda_mem::{Driver, ManagedResource, PrefetchAdaptor, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let driver = Driver::load()?;
+/// let stream = driver.device(0)?.primary_context()?.stream()?;
+/// let resource = Resource::new(PrefetchAdaptor::new(ManagedResource::new(driver)));
+/// let buffer = resource.alloc_zeroed::<f32>(&stream, 1000)?;
+/// assert_eq!(buffer.to_vec()?, [0.0; 1000]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PrefetchAdaptor<U> {
+    upstream: U,
+    is_managed: bool,
+}
+
+impl<U: MemoryResource> PrefetchAdaptor<U> {
+    /// Moves what `upstream` hands out, if it is managed.
+    pub fn new(upstream: U) -> Self {
+        let is_managed = upstream.properties().kind == MemoryKind::Managed;
+        Self {
+            upstream,
+            is_managed,
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// Gives the memory back if it cannot be moved.
+    fn fetch(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<()> {
+        let fetched = prefetch(address, layout.size(), stream);
+        if fetched.is_err() {
+            // SAFETY: allocated just now, and nobody has used it.
+            let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+            // The first error is the one to tell, but memory that is lost is not passed over.
+            if let Err(error) = freed {
+                crate::report::failed("prefetched memory", &error);
+            }
+        }
+        fetched
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
+    /// # Errors
+    ///
+    /// As upstream, and as the driver answers to moving it.
+    #[doc(alias = "cuMemPrefetchAsync")]
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let address = self.upstream.allocate(layout, stream)?;
+        if self.is_managed && address != 0 {
+            self.fetch(address, layout, stream)?;
+        }
+        Ok(address)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.upstream.deallocate(address, layout, stream) }
+    }
+
+    from_upstream!();
+}
+
+/// Moves a range of managed memory to the stream's device.
+fn prefetch(address: CUdeviceptr, bytes: usize, stream: &Stream) -> Result<()> {
+    let device = stream.device();
+    let driver = device.driver();
+    let (table, range) = (driver.table(), (address, bytes));
+    let _current = stream.bind()?;
+    let fetched = if driver.version() >= CudaVersion::new(12, 2) {
+        let to = Location::Device(device).to_raw();
+        // SAFETY: the range is managed memory that was allocated just now; the stream is live.
+        unsafe { raw::memory::prefetch(table, range, to, stream.as_raw()) }
+    } else {
+        // SAFETY: as above.
+        unsafe { raw::memory::prefetch_old(table, range, device.as_raw(), stream.as_raw()) }
+    };
+    fetched.map_err(|error| error.asked(|| format!("{bytes} bytes to {device:?}")))
+}

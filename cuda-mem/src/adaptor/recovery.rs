@@ -1,0 +1,68 @@
+//! Climbing a ladder of remedies when memory runs out.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{Ladder, from_upstream};
+use crate::error::Result;
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Climbs a [`Ladder`] when upstream is out of memory.
+///
+/// ```
+/// use cuda_mem::{Driver, Ladder, MemoryPool, RecoveryAdaptor, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let ladder = Ladder::new().wait_for_stream().trim_pool(&pool);
+/// let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+/// let error = resource.alloc::<u8>(&stream, 1 << 50).unwrap_err();
+/// let tried = &error.out_of_memory().expect("numbers").tried;
+/// assert_eq!(tried.len(), 2);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RecoveryAdaptor<U> {
+    upstream: U,
+    ladder: Ladder,
+}
+
+impl<U: MemoryResource> RecoveryAdaptor<U> {
+    /// Climbs `ladder` when `upstream` is out of memory.
+    pub fn new(upstream: U, ladder: Ladder) -> Self {
+        Self { upstream, ladder }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for RecoveryAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        self.ladder.recover(&self.upstream, stream, || {
+            self.upstream.allocate(layout, stream)
+        })
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.upstream.deallocate(address, layout, stream) }
+    }
+
+    from_upstream!();
+}

@@ -1,0 +1,286 @@
+//! Counting bytes and allocations.
+
+use std::alloc::Layout;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::marker::PhantomData;
+
+use cuda_driver_sys::CUdeviceptr;
+use spin::Mutex;
+
+use super::{from_upstream, is_gone};
+use crate::error::{Bytes, Result};
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// How much there is, the most there was, and how much there was altogether.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Now. Below 0 in a scope that freed more than it allocated.
+    pub current: i64,
+    /// The most that `current` was; at least 0.
+    pub peak: i64,
+    /// Everything that was added.
+    pub total: u64,
+}
+
+impl Counter {
+    #[inline]
+    fn add(&mut self, amount: u64) {
+        // Layouts are never larger than `i64`; only sums of years could come near.
+        self.current = self.current.wrapping_add_unsigned(amount);
+        self.peak = self.peak.max(self.current);
+        self.total = self.total.wrapping_add(amount);
+    }
+
+    #[inline]
+    fn take(&mut self, amount: u64) {
+        self.current = self.current.wrapping_sub_unsigned(amount);
+    }
+}
+
+/// Counts of bytes, as they were asked for, and of allocations. Allocations of no bytes are none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// Bytes.
+    pub bytes: Counter,
+    /// Allocations.
+    pub allocations: Counter,
+}
+
+impl Statistics {
+    #[inline]
+    fn add(&mut self, bytes: u64) {
+        self.bytes.add(bytes);
+        self.allocations.add(1);
+    }
+
+    #[inline]
+    fn take(&mut self, bytes: u64) {
+        self.bytes.take(bytes);
+        self.allocations.take(1);
+    }
+}
+
+/// One line: `4.0 MiB in 2 allocations (peak 8.0 MiB in 3, total 40.0 MiB in 12)`.
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.bytes.current < 0 { "-" } else { "" };
+        write!(
+            f,
+            "{sign}{} in {} allocations (peak {} in {}, total {} in {})",
+            Bytes(self.bytes.current.unsigned_abs()),
+            self.allocations.current,
+            Bytes(self.bytes.peak.unsigned_abs()),
+            self.allocations.peak,
+            Bytes(self.bytes.total),
+            self.allocations.total
+        )
+    }
+}
+
+/// Counts what goes through it: now, at most, and altogether; for all threads together, and for
+/// [scopes](Self::scope) of one thread.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuda_mem::{Driver, MemoryPool, Resource, StatisticsAdaptor};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let counted = Arc::new(StatisticsAdaptor::new(MemoryPool::builder(&device).build()?));
+/// let resource = Resource::from(counted.clone());
+/// let kept = resource.alloc::<u8>(&stream, 1000)?;
+/// let scope = counted.scope();
+/// drop(resource.alloc::<u8>(&stream, 24)?);
+/// assert_eq!(scope.statistics().bytes.peak, 24);
+/// assert_eq!(counted.statistics().bytes.current, 1000);
+/// assert_eq!(counted.statistics().allocations.total, 2);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StatisticsAdaptor<U> {
+    upstream: U,
+    /// All in one, so that a peak is the peak of a sum that was. A spin lock, because it is held for a few
+    /// instructions only, and releasing it costs a plain store.
+    counts: Mutex<Statistics>,
+}
+
+impl<U: MemoryResource> StatisticsAdaptor<U> {
+    /// Counts what comes from `upstream`.
+    pub fn new(upstream: U) -> Self {
+        Self {
+            upstream,
+            counts: Mutex::default(),
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The counts, all of one moment.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        *self.counts.lock()
+    }
+
+    /// Sets the peaks back to what there is now.
+    pub fn reset_peaks(&self) {
+        let mut counts = self.counts.lock();
+        counts.bytes.peak = counts.bytes.current.max(0);
+        counts.allocations.peak = counts.allocations.current.max(0);
+    }
+
+    /// Counts from 0 what this thread does with this adaptor until the guard is dropped. Scopes may be
+    /// nested: the outer one counts what the inner one does.
+    pub fn scope(&self) -> StatisticsScope<'_> {
+        let number = NEXT.with(|next| next.replace(next.get() + 1));
+        SCOPES.with_borrow_mut(|scopes| {
+            scopes.push(Scope {
+                number,
+                of: self.identity(),
+                counts: Statistics::default(),
+            });
+        });
+        OPEN.with(|open| open.set(open.get() + 1));
+        StatisticsScope {
+            number,
+            adaptor: PhantomData,
+            not_send: PhantomData,
+        }
+    }
+
+    /// It does not move while scopes borrow it.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&self.counts).addr()
+    }
+
+    #[inline]
+    fn count(&self, count: impl Fn(&mut Statistics)) {
+        count(&mut self.counts.lock());
+        if OPEN.with(Cell::get) > 0 {
+            self.count_in_scopes(count);
+        }
+    }
+
+    #[cold]
+    fn count_in_scopes(&self, count: impl Fn(&mut Statistics)) {
+        let of = self.identity();
+        SCOPES.with_borrow_mut(|scopes| {
+            for scope in scopes.iter_mut().filter(|scope| scope.of == of) {
+                count(&mut scope.counts);
+            }
+        });
+    }
+}
+
+/// What one scope counts.
+struct Scope {
+    number: u64,
+    /// The adaptor.
+    of: usize,
+    counts: Statistics,
+}
+
+thread_local! {
+    /// How many scopes this thread has open.
+    static OPEN: Cell<usize> = const { Cell::new(0) };
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let address = self.upstream.allocate(layout, stream)?;
+        if address != 0 {
+            self.count(|counts| counts.add(layout.size() as u64));
+        }
+        Ok(address)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+        if address != 0 && is_gone(&freed) {
+            self.count(|counts| counts.take(layout.size() as u64));
+        }
+        freed
+    }
+
+    from_upstream!();
+}
+
+/// Counts of one thread, until it is dropped. From [`StatisticsAdaptor::scope`].
+///
+/// It is of the thread that opened it:
+///
+/// ```compile_fail,E0277
+/// # fn example(counted: &cuda_mem::StatisticsAdaptor<cuda_mem::MemoryPool>) {
+/// let scope = counted.scope();
+/// std::thread::scope(|threads| {
+///     threads.spawn(move || drop(scope)); // error: cannot be sent between threads
+/// });
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "it counts until it is dropped"]
+pub struct StatisticsScope<'a> {
+    number: u64,
+    adaptor: PhantomData<&'a ()>,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl StatisticsScope<'_> {
+    /// The counts so far.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        SCOPES.with_borrow(|scopes| {
+            let own = scopes.iter().find(|scope| scope.number == self.number);
+            own.map(|scope| scope.counts).unwrap_or_default()
+        })
+    }
+}
+
+impl Drop for StatisticsScope<'_> {
+    fn drop(&mut self) {
+        // Of a thread that ends, nothing is left to remove.
+        let _ = SCOPES.try_with(|scopes| {
+            if let Ok(mut scopes) = scopes.try_borrow_mut() {
+                scopes.retain(|scope| scope.number != self.number);
+            }
+        });
+        OPEN.set(OPEN.get().saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_all_of_it() {
+        let mut statistics = Statistics::default();
+        statistics.add(4 << 20);
+        statistics.add(4 << 20);
+        statistics.take(4 << 20);
+        assert_eq!(
+            statistics.to_string(),
+            "4.0 MiB in 1 allocations (peak 8.0 MiB in 2, total 8.0 MiB in 2)"
+        );
+        statistics.take(8 << 20);
+        assert!(statistics.to_string().starts_with("-4.0 MiB"));
+    }
+}

@@ -1,0 +1,185 @@
+//! Knowing what is alive, and who allocated it.
+
+use std::alloc::Layout;
+use std::backtrace::Backtrace;
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::table::Shards;
+use super::{from_upstream, is_gone, thread};
+use crate::error::{Bytes, Result};
+use crate::origin;
+use crate::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Remembers every live allocation, and the place in the program that it is for.
+///
+/// The place is the line that called the function of this crate that allocates. Whole backtraces are
+/// taken on request; they cost microseconds.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuda_mem::{Driver, MemoryPool, Resource, TrackingAdaptor};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let tracked = Arc::new(TrackingAdaptor::new(MemoryPool::builder(&device).build()?));
+/// let resource = Resource::from(tracked.clone());
+/// let buffer = resource.alloc::<u8>(&stream, 1000)?; // this line
+/// let live = tracked.live();
+/// assert_eq!(live.len(), 1);
+/// assert_eq!((live[0].address, live[0].bytes), (buffer.as_raw(), 1000));
+/// println!("{}", live[0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TrackingAdaptor<U> {
+    upstream: U,
+    has_backtraces: bool,
+    live: Shards<Record>,
+    unknown: AtomicU64,
+}
+
+/// What is remembered of an allocation.
+#[derive(Debug)]
+struct Record {
+    bytes: usize,
+    thread: u64,
+    origin: &'static Location<'static>,
+    backtrace: Option<Arc<Backtrace>>,
+}
+
+/// An allocation that was not given back. From [`TrackingAdaptor::live`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LiveAllocation {
+    /// Where it is.
+    pub address: CUdeviceptr,
+    /// Bytes that were asked for.
+    pub bytes: usize,
+    /// A number of the thread that allocated, counted from 1 in the order in which threads come here.
+    pub thread: u64,
+    /// The line of the program that allocated.
+    pub origin: &'static Location<'static>,
+    /// The way there, if backtraces are taken.
+    pub backtrace: Option<Arc<Backtrace>>,
+}
+
+/// One line: `1000 B at 0x7f2d00000000, from src/main.rs:12:5, thread 1`.
+impl fmt::Display for LiveAllocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} at {:#x}, from {}, thread {}",
+            Bytes(self.bytes as u64),
+            self.address,
+            self.origin,
+            self.thread
+        )
+    }
+}
+
+impl<U: MemoryResource> TrackingAdaptor<U> {
+    /// Remembers what comes from `upstream`, with the line that asked for it.
+    pub fn new(upstream: U) -> Self {
+        Self {
+            upstream,
+            has_backtraces: false,
+            live: Shards::default(),
+            unknown: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes a backtrace of each allocation besides.
+    #[must_use]
+    pub fn with_backtraces(self) -> Self {
+        Self {
+            has_backtraces: true,
+            ..self
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// What is alive, by address. Not one moment's picture while other threads are at work.
+    #[must_use]
+    pub fn live(&self) -> Vec<LiveAllocation> {
+        let mut live = Vec::with_capacity(self.live.len());
+        self.live.for_each(|address, record| {
+            live.push(LiveAllocation {
+                address,
+                bytes: record.bytes,
+                thread: record.thread,
+                origin: record.origin,
+                backtrace: record.backtrace.clone(),
+            });
+        });
+        live.sort_unstable_by_key(|allocation| allocation.address);
+        live
+    }
+
+    /// How many allocations are alive.
+    #[must_use]
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// How often memory was given back that had not come from here. It went on to upstream.
+    #[must_use]
+    pub fn unknown_count(&self) -> u64 {
+        self.unknown.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let address = self.upstream.allocate(layout, stream)?;
+        if address != 0 {
+            let record = Record {
+                bytes: layout.size(),
+                thread: thread::number(),
+                origin: origin::current(),
+                backtrace: self
+                    .has_backtraces
+                    .then(|| Arc::new(Backtrace::force_capture())),
+            };
+            self.live.insert(address, record);
+        }
+        Ok(address)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // Before upstream has it: from then on another thread may get the same address.
+        let record = self.live.remove(address);
+        if record.is_none() && address != 0 {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's.
+        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+        if let Some(record) = record
+            && !is_gone(&freed)
+        {
+            self.live.insert(address, record);
+        }
+        freed
+    }
+
+    from_upstream!();
+}

@@ -1,0 +1,184 @@
+//! Buffers over any resource, and pools as resources.
+
+use std::alloc::Layout;
+use std::marker::PhantomData;
+use std::sync::Mutex;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use super::DeviceBuffer;
+use super::alloc::too_large;
+use super::home::Home;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::location::{AllocationType, Location};
+use crate::pointer::MemoryKind;
+use crate::pool::{Access, DefaultPool, MemoryPool, Pool};
+use crate::resource::{
+    ALIGNMENT, DeviceSet, MemoryProperties, MemoryResource, Resource, require_alignment,
+};
+use crate::stream::Stream;
+use crate::{origin, recording};
+
+impl Resource {
+    /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. The buffer keeps the
+    /// resource. Zero elements, or elements of no size, ask nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows or the stream's device does
+    /// not reach the memory; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the resource
+    /// answers.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let resource = device.default_resource()?;
+    /// let mut buffer = resource.alloc::<u32>(&stream, 1000)?;
+    /// buffer.fill(7)?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let layout = layout_of::<T>(len)?;
+        let address = if layout.size() == 0 {
+            0
+        } else {
+            let _noted = origin::note();
+            stream.give_back_waiting();
+            recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+            self.inner.allocate(layout, stream)?
+        };
+        Ok(DeviceBuffer {
+            address,
+            len,
+            stream: stream.clone(),
+            device: self.device,
+            home: Home::Resource(self.inner.clone(), layout),
+            owed: Mutex::new(Vec::new()),
+            element: PhantomData,
+        })
+    }
+
+    /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    #[doc(alias = "cuMemsetD8Async")]
+    #[track_caller]
+    pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.alloc(stream, len)?;
+        buffer.zero()?;
+        Ok(buffer)
+    }
+
+    /// Allocates as many elements as `from` has and copies them in. Synchronises the stream: the slice
+    /// may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    #[track_caller]
+    pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
+        let mut buffer = self.alloc(stream, from.len())?;
+        buffer.copy_from(from)?;
+        Ok(buffer)
+    }
+}
+
+/// The layout of so many elements.
+pub(crate) fn layout_of<T>(len: usize) -> Result<Layout> {
+    len.checked_mul(size_of::<T>())
+        .and_then(|bytes| Layout::from_size_align(bytes, align_of::<T>().max(ALIGNMENT)).ok())
+        .ok_or_else(|| too_large(len, size_of::<T>()))
+}
+
+// SAFETY: the driver hands out memory that is nobody else's from this point of the stream to the point
+// of its free (R13), aligned to 256 bytes or more (R15), to streams of devices that have access.
+unsafe impl MemoryResource for Pool {
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    #[inline]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        require_alignment(self, layout)?;
+        let buffer = self.alloc::<u8>(stream, layout.size())?;
+        buffer.into_raw().map_err(Error::from)
+    }
+
+    #[doc(alias = "cuMemFreeAsync")]
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the address is this pool's and the caller's to free in this stream.
+        let buffer = unsafe { DeviceBuffer::<u8>::from_raw(stream, address, layout.size()) };
+        buffer.free().map_err(|failed| {
+            // It stays the caller's; its only owner here must not free it after all.
+            std::mem::forget(failed.object);
+            failed.error
+        })
+    }
+
+    fn properties(&self) -> MemoryProperties {
+        let driver = self.driver();
+        let kind = match (self.location(), self.allocation_type()) {
+            (_, AllocationType::Managed) => MemoryKind::Managed,
+            (Location::Host | Location::HostNuma(_), _) => MemoryKind::Host,
+            _ => MemoryKind::Device,
+        };
+        let reaches = |device: &Device| matches!(self.access(device), Ok(Access::ReadWrite));
+        let devices = driver.devices().unwrap_or_default();
+        MemoryProperties {
+            kind,
+            device: self.device(),
+            host: kind != MemoryKind::Device,
+            devices: devices
+                .into_iter()
+                .filter(reaches)
+                .fold(DeviceSet::none(driver), DeviceSet::with),
+        }
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        Pool::trim_to(self, keep)
+    }
+}
+
+/// Pools that stand for a [`Pool`] are the same resource.
+macro_rules! pools {
+    ($($pool:ty),*) => {$(
+        // SAFETY: as for `Pool`.
+        unsafe impl MemoryResource for $pool {
+            #[inline]
+            fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+                (**self).allocate(layout, stream)
+            }
+
+            #[inline]
+            unsafe fn deallocate(
+                &self,
+                address: CUdeviceptr,
+                layout: Layout,
+                stream: &Stream,
+            ) -> Result<()> {
+                // SAFETY: the caller's.
+                unsafe { (**self).deallocate(address, layout, stream) }
+            }
+
+            fn properties(&self) -> MemoryProperties {
+                MemoryResource::properties(&**self)
+            }
+
+            fn trim_to(&self, keep: u64) -> Result<()> {
+                Pool::trim_to(self, keep)
+            }
+        }
+    )*};
+}
+
+pools!(MemoryPool, DefaultPool);

@@ -1,0 +1,89 @@
+//! Who takes a buffer's memory back, where that is not simply the driver.
+
+use std::alloc::Layout;
+
+use bytemuck::Pod;
+
+use super::DeviceBuffer;
+use crate::error::{Error, Result};
+use crate::recording;
+use crate::resource::Handle;
+use crate::stream::Stream;
+
+/// Who takes a buffer's memory back.
+pub(super) enum Home {
+    /// The driver, in the order of the stream.
+    Driver,
+    /// The resource that it came from, as this layout.
+    Resource(Handle, Layout),
+    /// An owner who is told that the buffer is at its end.
+    Kept(Box<dyn Keep>),
+}
+
+/// Keeps memory that is not a buffer's to free, such as another process's.
+pub(crate) trait Keep: Send + Sync {
+    /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
+    /// memory, work that is there already may still use it.
+    fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
+
+    /// The number by which another process knows the loan, if it is one.
+    fn loan_number(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// How many elements the memory has room for, which may be more than the buffer shows.
+    pub(crate) fn room(&self) -> usize {
+        match &self.home {
+            Home::Resource(_, layout) if size_of::<T>() != 0 => layout.size() / size_of::<T>(),
+            _ => self.len,
+        }
+    }
+
+    /// Shows so many of the elements that there is room for.
+    pub(crate) fn set_len(&mut self, len: usize) {
+        debug_assert!(len <= self.room());
+        self.len = len;
+    }
+
+    /// Gives the memory back to its home, and lets go of that. The debts are settled.
+    pub(super) fn release_home(&mut self) -> Result<()> {
+        if self.address == 0 && !matches!(self.home, Home::Kept(_)) {
+            self.home = Home::Driver;
+            return Ok(());
+        }
+        let elsewhere = self.stream.is_elsewhere().then(|| self.past_elsewhere());
+        let elsewhere = elsewhere.transpose()?;
+        let stream = elsewhere.as_ref().unwrap_or(&self.stream);
+        // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
+        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+        match std::mem::replace(&mut self.home, Home::Driver) {
+            Home::Driver => Ok(()),
+            Home::Kept(keep) => {
+                self.address = 0;
+                keep.release(stream)
+            }
+            Home::Resource(resource, layout) => {
+                // SAFETY: the memory came from there as this layout, and every stream that used it was
+                // made to be waited for by the buffer's own, which this is or which was waited for.
+                let freed = unsafe { resource.deallocate(self.address, layout, stream) };
+                if freed.as_ref().is_err_and(Error::had_no_effect) {
+                    self.home = Home::Resource(resource, layout);
+                } else {
+                    self.address = 0;
+                    stream.give_back_waiting();
+                }
+                freed
+            }
+        }
+    }
+
+    /// Nothing here can be ordered with another thread's own stream, so the host waits, and then any stream
+    /// will do.
+    #[cold]
+    fn past_elsewhere(&self) -> Result<Stream> {
+        self.stream.context().synchronize()?;
+        Ok(self.stream.context().per_thread_stream())
+    }
+}

@@ -1,0 +1,7 @@
+//! Containers over any resource.
+
+mod scalar;
+mod vec;
+
+pub use scalar::DeviceScalar;
+pub use vec::DeviceVec;

@@ -1,0 +1,232 @@
+//! Which resource serves a device by default, and why.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+
+use cuda_driver_sys::CUdevice_attribute;
+
+use crate::device::{Device, Reason, Support};
+use crate::error::{Error, Result};
+use crate::pool::MemoryPool;
+use crate::report;
+use crate::resource::{DirectResource, Resource};
+
+/// How the default resource of a device gets its memory. From [`Device::strategy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// From a memory pool of its own that keeps what is freed.
+    Pool,
+    /// From `cuMemAlloc`, because the device has no memory pools. Each free waits for the stream and the
+    /// device.
+    Direct {
+        /// What is known of why.
+        reason: Reason,
+        /// The system's way to drive the device, which may explain it.
+        model: DriverModel,
+    },
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pool => f.write_str("memory pool"),
+            Self::Direct { reason, model } => {
+                write!(f, "cuMemAlloc, because of memory pools: {reason}")?;
+                match model {
+                    DriverModel::Linux => Ok(()),
+                    model => write!(f, " (driver model: {model})"),
+                }
+            }
+        }
+    }
+}
+
+/// How the operating system drives a device. It explains; it decides nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DriverModel {
+    /// The driver of Linux, or of a system that knows no other.
+    Linux,
+    /// Linux as a guest of Windows, over the host's display driver.
+    Wsl,
+    /// The compute driver of Windows. Older ones have no memory pools.
+    Tcc,
+    /// The display driver of Windows, or its like without a display.
+    Wddm,
+}
+
+impl fmt::Display for DriverModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Linux => "Linux",
+            Self::Wsl => "WSL",
+            Self::Tcc => "TCC",
+            Self::Wddm => "WDDM",
+        })
+    }
+}
+
+/// What a default resource does where a device has no memory pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fallback {
+    /// It takes `cuMemAlloc`.
+    #[default]
+    Direct,
+    /// It is refused.
+    Refuse,
+}
+
+/// What was found out about a device.
+struct Choice {
+    device: Device,
+    strategy: Strategy,
+    resource: Resource,
+}
+
+static CHOICES: RwLock<Vec<Choice>> = RwLock::new(Vec::new());
+
+impl Device {
+    /// How the default resource of this device gets its memory, and why. Found out once in the life of the
+    /// process: the driver's version and the device's attribute decide, and where they promise pools, a
+    /// pool is made, since some systems promise what they do not have. Creates no context.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, for any other reason than that there are no pools. Asked again then.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// println!("memory comes from a {}", device.strategy()?);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn strategy(&self) -> Result<Strategy> {
+        self.choice(|choice| choice.strategy)
+    }
+
+    /// The resource that serves this device unless the program chooses another: a memory pool of this
+    /// crate's own that keeps what is freed, or, where there are no pools, `cuMemAlloc`.
+    /// [`strategy`](Self::strategy) says which. There is one for the device, as long as the process.
+    ///
+    /// # Errors
+    ///
+    /// As [`strategy`](Self::strategy).
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let buffer = device.default_resource()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn default_resource(&self) -> Result<Resource> {
+        self.choice(|choice| choice.resource.clone())
+    }
+
+    /// As [`default_resource`](Self::default_resource), for programs that would rather not run than run
+    /// slowly.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported), with the reason, if the device has no pools and
+    /// `fallback` is to refuse; else as there.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, Fallback};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// match device.default_resource_with(Fallback::Refuse) {
+    ///     Ok(resource) => device.set_current_resource(&resource)?,
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn default_resource_with(&self, fallback: Fallback) -> Result<Resource> {
+        let (strategy, resource) =
+            self.choice(|choice| (choice.strategy, choice.resource.clone()))?;
+        match (strategy, fallback) {
+            (Strategy::Direct { .. }, Fallback::Refuse) => Err(Error::not_supported(format!(
+                "{self:?} would get its memory from {strategy}, and that was refused"
+            ))),
+            _ => Ok(resource),
+        }
+    }
+
+    /// How the operating system drives this device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "CU_DEVICE_ATTRIBUTE_TCC_DRIVER")]
+    pub fn driver_model(&self) -> Result<DriverModel> {
+        let tcc = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_TCC_DRIVER;
+        Ok(if self.attribute(tcc)?.unwrap_or(0) != 0 {
+            DriverModel::Tcc
+        } else if cfg!(windows) {
+            DriverModel::Wddm
+        } else if Path::new("/dev/dxg").exists() {
+            DriverModel::Wsl
+        } else {
+            DriverModel::Linux
+        })
+    }
+
+    fn choice<R>(&self, read: impl Fn(&Choice) -> R) -> Result<R> {
+        // Before the lock: in a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let find = |choices: &[Choice]| choices.iter().find(|c| c.device == *self).map(&read);
+        let known = CHOICES.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = find(&known) {
+            return Ok(known);
+        }
+        drop(known);
+        // Held over the trial, so that there is one.
+        let mut choices = CHOICES.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = find(&choices) {
+            return Ok(known);
+        }
+        let choice = choose(*self)?;
+        let answer = read(&choice);
+        choices.push(choice);
+        Ok(answer)
+    }
+}
+
+fn choose(device: Device) -> Result<Choice> {
+    let reason = match device.supports_memory_pools()? {
+        Support::No(reason) => reason,
+        Support::Yes => match MemoryPool::builder(&device).build() {
+            Ok(pool) => {
+                // As long as the process, like the device's own pool: nothing of it is left to end when
+                // the process does, and buffers need not count it.
+                let pool: &'static MemoryPool = Box::leak(Box::new(pool));
+                return Ok(Choice {
+                    device,
+                    strategy: Strategy::Pool,
+                    resource: Resource::from_static(pool),
+                });
+            }
+            Err(error) => refused(error)?,
+        },
+    };
+    let model = device.driver_model()?;
+    Ok(Choice {
+        device,
+        strategy: Strategy::Direct { reason, model },
+        resource: Resource::new(DirectResource::new(device)),
+    })
+}
+
+/// The driver promised pools and would not make one. Only an answer about what it can do counts as a no.
+fn refused(error: Error) -> Result<Reason> {
+    match error.code() {
+        Some(code) if error.had_no_effect() => Ok(Reason::Refused(code)),
+        _ => Err(error),
+    }
+}

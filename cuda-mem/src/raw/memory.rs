@@ -1,0 +1,95 @@
+//! Memory outside the pools: of a device, pinned on the host, and managed. What allocates needs a
+//! current context; what frees needs none, and waits for the device.
+
+use std::ffi::c_void;
+
+use cuda_driver_sys::{
+    CU_MEMHOSTALLOC_PORTABLE, CUdevice, CUdeviceptr, CUmemAttach_flags, CUmemLocation, CUstream,
+};
+
+use super::{Table, call};
+use crate::error::Result;
+
+/// # Safety
+/// A context must be current. The memory may be freed at most once.
+pub(crate) unsafe fn on_device(table: &Table, bytes: usize) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    // SAFETY: `address` is valid for a write.
+    unsafe { call!(table, cuMemAlloc_v2(&raw mut address, bytes)) }?;
+    Ok(address)
+}
+
+/// Pinned for every context of the process.
+///
+/// # Safety
+/// As [`on_device`].
+pub(crate) unsafe fn on_host(table: &Table, bytes: usize) -> Result<CUdeviceptr> {
+    let mut address: *mut c_void = std::ptr::null_mut();
+    // SAFETY: `address` is valid for a write.
+    unsafe {
+        call!(
+            table,
+            cuMemHostAlloc(&raw mut address, bytes, CU_MEMHOSTALLOC_PORTABLE)
+        )
+    }?;
+    Ok(address.expose_provenance() as CUdeviceptr)
+}
+
+/// For every stream of every device.
+///
+/// # Safety
+/// As [`on_device`].
+pub(crate) unsafe fn managed(table: &Table, bytes: usize) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    let flags = CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL.0;
+    // SAFETY: `address` is valid for a write.
+    unsafe { call!(table, cuMemAllocManaged(&raw mut address, bytes, flags)) }?;
+    Ok(address)
+}
+
+/// Memory of [`on_device`] and [`managed`].
+///
+/// # Safety
+/// The address must come from there and be freed nowhere else, and no work that uses it may be left.
+pub(crate) unsafe fn free(table: &Table, address: CUdeviceptr) -> Result<()> {
+    // SAFETY: the caller gives up the address.
+    unsafe { call!(table, cuMemFree_v2(address)) }
+}
+
+/// Memory of [`on_host`].
+///
+/// # Safety
+/// As [`free`].
+pub(crate) unsafe fn free_host(table: &Table, address: CUdeviceptr) -> Result<()> {
+    let address = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the caller gives up the address.
+    unsafe { call!(table, cuMemFreeHost(address)) }
+}
+
+/// Moves managed memory to a device, in the order of a stream; CUDA 12.2 or newer.
+///
+/// # Safety
+/// The range must be managed memory, valid at this point of `stream`, which is live.
+pub(crate) unsafe fn prefetch(
+    table: &Table,
+    (address, bytes): (CUdeviceptr, usize),
+    to: CUmemLocation,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for range and stream.
+    unsafe { call!(table, cuMemPrefetchAsync_v2(address, bytes, to, 0, stream)) }
+}
+
+/// As [`prefetch`], for drivers that do not have that.
+///
+/// # Safety
+/// As there; `to` must be a device of the driver.
+pub(crate) unsafe fn prefetch_old(
+    table: &Table,
+    (address, bytes): (CUdeviceptr, usize),
+    to: CUdevice,
+    stream: CUstream,
+) -> Result<()> {
+    // SAFETY: the caller vouches for range and stream.
+    unsafe { call!(table, cuMemPrefetchAsync(address, bytes, to, stream)) }
+}

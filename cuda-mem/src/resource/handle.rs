@@ -1,0 +1,138 @@
+//! A handle of any resource.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{MemoryProperties, MemoryResource};
+use crate::device::Device;
+use crate::error::Result;
+use crate::stream::Stream;
+
+/// A handle of any [`MemoryResource`], cheap to clone and to share between threads. What it hands out
+/// keeps it alive.
+///
+/// ```
+/// use cuda_mem::{Driver, LimitAdaptor, MemoryPool, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(LimitAdaptor::new(pool, 1 << 30));
+/// let buffer = resource.alloc::<f32>(&stream, 1000)?;
+/// assert!(resource.alloc::<u8>(&stream, 2 << 30).is_err());
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Resource {
+    pub(crate) inner: Handle,
+    /// Asked once: the device whose memory it is.
+    pub(crate) device: Option<Device>,
+}
+
+/// How a resource is kept.
+#[derive(Clone)]
+pub(crate) enum Handle {
+    Shared(Arc<dyn MemoryResource>),
+    Static(&'static dyn MemoryResource),
+}
+
+impl Deref for Handle {
+    type Target = dyn MemoryResource;
+
+    #[inline]
+    fn deref(&self) -> &(dyn MemoryResource + 'static) {
+        match self {
+            Self::Shared(resource) => &**resource,
+            Self::Static(resource) => *resource,
+        }
+    }
+}
+
+impl Resource {
+    /// A handle of this resource. To keep another one for what only its own type offers, such as the
+    /// numbers of a [`StatisticsAdaptor`](crate::StatisticsAdaptor), make it from an [`Arc`].
+    #[must_use]
+    pub fn new(resource: impl MemoryResource + 'static) -> Self {
+        Self::from(Arc::new(resource))
+    }
+
+    /// A handle of a resource that is there as long as the program. Buffers then count no handle, which
+    /// matters where many threads allocate from one resource.
+    #[must_use]
+    pub fn from_static(resource: &'static dyn MemoryResource) -> Self {
+        Self::from(Handle::Static(resource))
+    }
+
+    /// The device whose memory it is; `None` for memory of the host and managed memory.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.device
+    }
+}
+
+impl From<Handle> for Resource {
+    fn from(inner: Handle) -> Self {
+        let device = inner.properties().device;
+        Self { inner, device }
+    }
+}
+
+impl<R: MemoryResource + 'static> From<Arc<R>> for Resource {
+    fn from(resource: Arc<R>) -> Self {
+        Self::from(Handle::Shared(resource))
+    }
+}
+
+impl From<Arc<dyn MemoryResource>> for Resource {
+    fn from(resource: Arc<dyn MemoryResource>) -> Self {
+        Self::from(Handle::Shared(resource))
+    }
+}
+
+// SAFETY: everything is the resource's own doing.
+unsafe impl MemoryResource for Resource {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        self.inner.allocate(layout, stream)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.inner.deallocate(address, layout, stream) }
+    }
+
+    fn properties(&self) -> MemoryProperties {
+        self.inner.properties()
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        self.inner.trim_to(keep)
+    }
+}
+
+/// Two handles are equal if they are of one resource.
+impl PartialEq for Resource {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(&raw const *self.inner, &raw const *other.inner)
+    }
+}
+
+impl Eq for Resource {}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

@@ -1,0 +1,72 @@
+//! Memory that moves between host and devices.
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::host::require_driver;
+use super::{MemoryProperties, MemoryResource, check, explain};
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::pointer::MemoryKind;
+use crate::raw;
+use crate::stream::Stream;
+
+/// Managed memory from `cuMemAllocManaged`: the host and all devices use it at one address, and it moves
+/// to whoever touches it. There may be more of it than a device has.
+///
+/// Nothing is moved or taken at the allocation; a [`PrefetchAdaptor`](crate::PrefetchAdaptor) moves it to
+/// the stream's device at once. Taking back waits for the stream and the device.
+///
+/// ```
+/// use cuda_mem::{Driver, ManagedResource, Resource};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let driver = Driver::load()?;
+/// let stream = driver.device(0)?.primary_context()?.stream()?;
+/// let resource = Resource::new(ManagedResource::new(driver));
+/// let buffer = resource.alloc_from(&stream, &[1u8, 2, 3])?;
+/// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManagedResource(Driver);
+
+impl ManagedResource {
+    /// Managed memory of this driver's. Makes nothing.
+    #[must_use]
+    pub fn new(driver: Driver) -> Self {
+        Self(driver)
+    }
+}
+
+// SAFETY: `cuMemAllocManaged` hands out memory that is nobody else's until `cuMemFree`, aligned to 256
+// bytes and more, and attached to no stream. Before the free the host waits for the stream.
+unsafe impl MemoryResource for ManagedResource {
+    #[doc(alias = "cuMemAllocManaged")]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        require_driver(self.0, stream)?;
+        check(self, layout, stream)?;
+        if layout.size() == 0 {
+            return Ok(0);
+        }
+        let _current = stream.context().bind()?;
+        // SAFETY: the stream's context is current.
+        unsafe { raw::memory::managed(self.0.table(), layout.size()) }
+            .map_err(|error| explain(error, self, layout, stream))
+    }
+
+    #[doc(alias("cuMemFree", "cuStreamSynchronize"))]
+    unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        stream.synchronize()?;
+        // SAFETY: the caller gives up the address, and the stream is past all that uses it.
+        unsafe { raw::memory::free(self.0.table(), address) }
+    }
+
+    fn properties(&self) -> MemoryProperties {
+        MemoryProperties::of_everybody(MemoryKind::Managed, self.0)
+    }
+}

@@ -1,0 +1,211 @@
+//! Memory resources: where memory comes from, behind one interface.
+
+mod direct;
+mod handle;
+mod host;
+mod managed;
+mod properties;
+
+pub use direct::DirectResource;
+pub(crate) use handle::Handle;
+pub use handle::Resource;
+pub use host::PinnedResource;
+pub use managed::ManagedResource;
+pub use properties::{DeviceSet, MemoryProperties};
+
+use std::alloc::Layout;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use crate::error::{Error, ErrorKind, OutOfMemory, Result};
+use crate::recording;
+use crate::stream::Stream;
+
+/// The alignment in bytes that every resource keeps, whatever less is asked for.
+pub const ALIGNMENT: usize = 256;
+
+/// Something that hands out memory in the order of a stream and takes it back.
+///
+/// Sizes come as a [`Layout`]: bytes, and an alignment in bytes. A layout cannot be so large that
+/// rounding it up to its alignment overflows, so a resource need not fear that.
+///
+/// The memory may be used in the order of the stream from the allocation on, and by other streams that
+/// were made to wait for it. That holds for taking back too: what is in the stream at
+/// [`deallocate`](Self::deallocate) may still use the memory, and a resource that cannot take it back in
+/// that order has to wait for the stream first.
+///
+/// Programs seldom call these two; [`Resource`] has what is built on them.
+///
+/// # Safety
+///
+/// Memory from [`allocate`](Self::allocate) must be at least as large and as aligned as asked, and to
+/// [`ALIGNMENT`], usable by the device of the stream and as [`properties`](Self::properties) says, and
+/// nobody else's until it was given to [`deallocate`](Self::deallocate) and the stream has come to that
+/// point. No bytes are address 0.
+///
+/// ```
+/// use std::alloc::Layout;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use cuda_mem::{Driver, MemoryPool, MemoryProperties, MemoryResource, Resource, Result, Stream};
+///
+/// /// Counts the requests that another resource gets.
+/// #[derive(Debug)]
+/// struct Counting<U>(U, AtomicU64);
+///
+/// // SAFETY: all memory comes from `U` and goes back there.
+/// unsafe impl<U: MemoryResource> MemoryResource for Counting<U> {
+///     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<u64> {
+///         self.1.fetch_add(1, Ordering::Relaxed);
+///         self.0.allocate(layout, stream)
+///     }
+///     unsafe fn deallocate(&self, address: u64, layout: Layout, stream: &Stream) -> Result<()> {
+///         // SAFETY: the caller's.
+///         unsafe { self.0.deallocate(address, layout, stream) }
+///     }
+///     fn properties(&self) -> MemoryProperties {
+///         self.0.properties()
+///     }
+/// }
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let counting = Counting(MemoryPool::builder(&device).build()?, AtomicU64::new(0));
+/// let resource = Resource::new(counting);
+/// let buffer = resource.alloc_from(&stream, &[1.0f32, 2.0])?;
+/// assert_eq!(buffer.to_vec()?, [1.0, 2.0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub unsafe trait MemoryResource: Debug + Send + Sync {
+    /// Hands out memory in the order of `stream`; its content is arbitrary. Address 0 for no bytes,
+    /// without asking anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is none; the resource still works then.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) for an alignment that the resource does not know, and
+    /// for a stream whose device does not reach the memory. Else as the resource likes.
+    #[cfg_attr(doc, doc(alias = "do_allocate"))]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr>;
+
+    /// Takes memory back in the order of `stream`. Nothing for address 0.
+    ///
+    /// # Errors
+    ///
+    /// One without a [code](Error::code), or of kind [`InvalidValue`](ErrorKind::InvalidValue), says that
+    /// the memory is still allocated and may be given back again. After any other the memory is
+    /// given up for lost.
+    ///
+    /// # Safety
+    ///
+    /// `address` must come from this resource, for this layout, and be given back once. Every stream
+    /// that used it must have been made to be waited for by `stream`, which need not be the one that it
+    /// was allocated on.
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()>;
+
+    /// What kind of memory it is, and who reaches it.
+    fn properties(&self) -> MemoryProperties;
+
+    /// Gives back what this resource and those below it keep but do not use, until they keep as little
+    /// as they can but no less than `keep` bytes. Never waits. By default there is nothing to give.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        let _ = keep;
+        Ok(())
+    }
+}
+
+/// What points to a resource is one too.
+macro_rules! forward {
+    ($($(#[$why:meta])* <$($generic:ident)?> $pointer:ty),* $(,)?) => {$(
+        $(#[$why])*
+        // SAFETY: everything is the resource's own doing.
+        unsafe impl<$($generic: MemoryResource + ?Sized)?> MemoryResource for $pointer {
+            #[inline]
+            #[track_caller]
+            fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+                (**self).allocate(layout, stream)
+            }
+
+            #[inline]
+            unsafe fn deallocate(
+                &self,
+                address: CUdeviceptr,
+                layout: Layout,
+                stream: &Stream,
+            ) -> Result<()> {
+                // SAFETY: the caller's.
+                unsafe { (**self).deallocate(address, layout, stream) }
+            }
+
+            fn properties(&self) -> MemoryProperties {
+                (**self).properties()
+            }
+
+            fn trim_to(&self, keep: u64) -> Result<()> {
+                (**self).trim_to(keep)
+            }
+        }
+    )*};
+}
+
+forward!(<R> &R, <R> Arc<R>, <R> Box<R>);
+
+/// What the resources that ask the driver for each block have in common.
+fn check(what: &impl Debug, layout: Layout, stream: &Stream) -> Result<()> {
+    require_alignment(what, layout)?;
+    recording::refuse(stream.device().driver().table(), stream.as_raw())
+}
+
+/// An error if more than the common alignment is asked for.
+#[inline]
+pub(crate) fn require_alignment(what: &dyn Debug, layout: Layout) -> Result<()> {
+    if layout.align() <= ALIGNMENT {
+        return Ok(());
+    }
+    Err(misaligned(what, layout))
+}
+
+#[cold]
+fn misaligned(what: &dyn Debug, layout: Layout) -> Error {
+    Error::invalid(format!(
+        "{what:?} aligns to {ALIGNMENT} bytes, and {} were asked for; put an `AlignedAdaptor` over it",
+        layout.align()
+    ))
+}
+
+#[cold]
+fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
+    Error::invalid(format!(
+        "{stream:?} is of another device than {what:?}, which does not reach its memory"
+    ))
+}
+
+/// Adds the numbers of the device to an out-of-memory answer.
+#[cold]
+fn explain(error: Error, what: &dyn Debug, layout: Layout, stream: &Stream) -> Error {
+    if error.kind() != ErrorKind::OutOfMemory {
+        return error.asked(|| format!("{} bytes from {what:?}", layout.size()));
+    }
+    error
+        .asked(|| format!("{} bytes from {what:?}", layout.size()))
+        .with_memory(|| {
+            let device = stream.context().memory_info().ok();
+            OutOfMemory {
+                asked: layout.size() as u64,
+                device_free: device.map(|device| device.free),
+                device_total: device.map(|device| device.total),
+                ..OutOfMemory::default()
+            }
+        })
+}
