@@ -1,6 +1,7 @@
 //! Pools by the kind and place of their memory: what can be made, and what it is at first.
 //!
-//! No managed memory is taken anywhere: its pools are made, asked and destroyed, and that is all.
+//! No managed memory is taken here: its pools are made, asked and destroyed, and that is all. What is
+//! taken from them is in `managed.rs`.
 
 use std::ffi::{c_int, c_void};
 

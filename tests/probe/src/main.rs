@@ -28,13 +28,17 @@ mod ipc_pointers;
 mod joins;
 mod kinds;
 mod lab;
+mod managed;
+mod managed_use;
 mod meanwhile;
 mod memory;
 mod none;
 mod observe;
 mod peers;
+mod pinned;
 mod place;
 mod pools;
+mod prefetch;
 mod pressure;
 mod recorder;
 mod reuse;
@@ -189,6 +193,13 @@ fn questions() -> Vec<Question> {
         questions!(true graph_work: work, bytes, pointers, out_of_memory, handles,
         running),
     );
+    all.extend(questions!(true managed: attributes, sizes, addresses, pointer, device_memory));
+    all.extend(questions!(true managed_use: frees));
+    all.extend(questions!(false managed_use: bytes, odd_frees, pools, recorded));
+    all.extend(questions!(true prefetch: places, ranges, streams));
+    all.extend(questions!(false prefetch: kinds, recorded));
+    all.extend(questions!(true pinned: sizes, addresses, frees));
+    all.extend(questions!(false pinned: flags, odd_frees));
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));

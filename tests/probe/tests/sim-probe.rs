@@ -131,6 +131,10 @@ const KNOWN_DIFFERENCES_OF_TWO: [(&str, &str); 9] = [
     ),
 ];
 
+/// Topics that no hardware was asked about yet. There, `probe --only managed,prefetch.,pinned.` asks
+/// them; its lines go to the end of the record, without the header, and the topics off this list.
+const NOT_RECORDED_YET: [&str; 4] = ["managed", "managed_use", "prefetch", "pinned"];
+
 /// The probe's answers by question, from its lines.
 fn answers(text: &str) -> BTreeMap<&str, &str> {
     let mut answers = BTreeMap::new();
@@ -258,6 +262,11 @@ fn compare(record: &str, text: &str, known: &[(&str, &str)]) {
     let mut used = BTreeSet::new();
     for question in questions {
         let (simulated, hardware) = (simulated.get(question), hardware.get(question));
+        let topic = question.split('.').next().unwrap_or_default();
+        if NOT_RECORDED_YET.contains(&topic) {
+            assert_eq!(hardware, None, "{topic} is recorded: take it off the list");
+            continue;
+        }
         if simulated == hardware {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Memory outside the pools: `cuMemAlloc` on a device, and pinned memory of the host.
+//! Memory outside the pools: `cuMemAlloc` on a device, pinned memory of the host, and managed memory,
+//! whose own functions are in `managed.rs`.
 
 use std::ffi::{c_uint, c_void};
 
@@ -18,13 +19,27 @@ const DEVICE_STEP: u64 = slab::SLAB;
 /// Flags that `cuMemHostAlloc` knows.
 const HOST_FLAGS: c_uint = 7;
 
+/// As much, or more, is more than any address space has.
+const TOO_LARGE: u64 = 1 << 46;
+
+/// What memory outside the pools is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of one device.
+    Device,
+    /// Of the host, and never moved.
+    Pinned,
+    /// Of whoever touches it: the host and every device.
+    Managed,
+}
+
 /// Memory that is not of a pool.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) size: u64,
     pub(crate) context: ContextId,
     pub(crate) device: usize,
-    pub(crate) is_host: bool,
+    pub(crate) kind: Kind,
     /// Whether the program wants copies of it to wait.
     pub(crate) is_sync: bool,
     /// When in stream order it was freed; the memory stays until the host synchronises.
@@ -34,13 +49,19 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Bytes that it alone takes from the device.
+    /// Bytes that it alone takes from the device. Managed memory may be more than the device has, and
+    /// takes nothing when it is allocated; that it moves there is not simulated.
     fn taken(&self) -> u64 {
-        if self.is_host || self.mapping.is_none() {
-            0
-        } else {
+        if self.kind == Kind::Device && self.mapping.is_some() {
             self.size.next_multiple_of(DEVICE_STEP)
+        } else {
+            0
         }
+    }
+
+    /// Whether it is the host's.
+    pub(crate) fn is_host(&self) -> bool {
+        self.kind == Kind::Pinned
     }
 }
 
@@ -51,11 +72,11 @@ impl State {
         (address < start + allocation.size).then_some((start, allocation))
     }
 
-    fn allocate(&mut self, size: usize, is_host: bool) -> Answer<u64> {
+    pub(crate) fn allocate(&mut self, size: usize, kind: Kind) -> Answer<u64> {
         let context = self.current()?;
         let device = self.context(context)?.device;
         let size = size as u64;
-        let in_slab = !is_host && size <= slab::LARGEST;
+        let in_slab = kind == Kind::Device && size <= slab::LARGEST;
         let shared = if in_slab {
             self.slabs.take(context, size)
         } else {
@@ -64,15 +85,15 @@ impl State {
         let (start, mapping) = match shared {
             Some(start) => (start, None),
             None => {
-                self.make_room(device, size, is_host)?;
+                self.make_room(device, size, kind)?;
                 if in_slab {
                     self.slabs.grow(context)?;
                     self.devices[device].taken += slab::SLAB;
                     let start = self.slabs.take(context, size);
                     (start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?, None)
                 } else {
-                    let mapping = Mapping::allocate(size)?;
-                    (mapping.base(), Some(mapping))
+                    let (mapping, start) = Mapping::allocate_aligned(size, DEVICE_STEP)?;
+                    (start, Some(mapping))
                 }
             }
         };
@@ -80,7 +101,7 @@ impl State {
             size,
             context,
             device,
-            is_host,
+            kind,
             is_sync: false,
             freed: None,
             mapping,
@@ -91,15 +112,15 @@ impl State {
     }
 
     /// OUT_OF_MEMORY unless there is room, if need be after taking back what pools keep.
-    fn make_room(&mut self, device: usize, size: u64, is_host: bool) -> Answer {
+    fn make_room(&mut self, device: usize, size: u64, kind: Kind) -> Answer {
         let fits = |state: &Self| {
             let steps = state.devices[device].available() / DEVICE_STEP;
-            is_host || size.div_ceil(DEVICE_STEP) <= steps
+            kind != Kind::Device || size.div_ceil(DEVICE_STEP) <= steps
         };
         if !fits(self) {
             self.take_back_unused(Some(device), None);
         }
-        if size > 1 << 46 || !fits(self) {
+        if size >= TOO_LARGE || !fits(self) {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         Ok(())
@@ -166,11 +187,13 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
         state.check_current_if_any()?;
         let allocation = state.allocations.get(&address);
         let allocation = allocation
-            .filter(|allocation| allocation.is_host == is_host && allocation.freed.is_none());
-        let device = allocation.ok_or(INVALID_VALUE)?.device;
+            .filter(|found| found.is_host() == is_host && found.freed.is_none())
+            .ok_or(INVALID_VALUE)?;
+        // Managed memory may be in use by every device.
+        let is_anybodys = allocation.kind == Kind::Managed;
         let streams = state.streams.iter();
         let streams: Vec<_> = streams
-            .filter(|(_, stream)| stream.device == device)
+            .filter(|(_, stream)| is_anybodys || stream.device == allocation.device)
             .collect();
         let marks: Vec<Mark> = streams
             .iter()
@@ -197,7 +220,7 @@ fn allocate_host(out: Out<*mut c_void>, size: usize) -> Answer {
     let address = if size == 0 {
         state.current().map(|_| 0)?
     } else {
-        state.allocate(size, true)?
+        state.allocate(size, Kind::Pinned)?
     };
     out.write(std::ptr::with_exposed_provenance_mut(address as usize))
 }
@@ -213,7 +236,7 @@ exports! {
         if size == 0 {
             return Err(INVALID_VALUE);
         }
-        out.write(state.allocate(size, false)?)
+        out.write(state.allocate(size, Kind::Device)?)
     }
 
     release fn cuMemFree_v2(_, address: CUdeviceptr) {
@@ -264,7 +287,7 @@ exports! {
         out.required()?;
         let address = address.expose_provenance() as u64;
         let state = state()?;
-        let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host);
+        let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host());
         if flags != 0 || !is_host {
             return Err(INVALID_VALUE);
         }

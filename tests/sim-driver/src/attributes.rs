@@ -1,6 +1,6 @@
 //! The attributes of a device, as an H200 with driver 580 answers them.
 
-use crate::knobs::Knobs;
+use crate::knobs::{DriverModel, Knobs};
 
 /// Attributes up to this one are older than memory pools, and known to every version.
 const OLDEST: u32 = 114;
@@ -27,12 +27,24 @@ fn since(id: u32) -> u32 {
     }
 }
 
-/// The value of attribute `id` of the device with this ordinal; `None` if the simulated version
-/// does not know the attribute. All as measured; known ones that are not listed are 0.
-pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
+/// The value of attribute `id` of a device of the machine; `None` if the simulated version does not
+/// know the attribute. All as measured; known ones that are not listed are 0.
+pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
     let known = (1..=knobs.version).contains(&since(id));
+    let pools = knobs.claims_pools(index);
     let flag = i32::from;
     known.then(|| match id {
+        35 => flag(knobs.model == DriverModel::Tcc),
+        83 => flag(knobs.has_managed_memory()),
+        89 => flag(knobs.has_concurrent_managed_access()),
+        // A virtual GPU has no virtual memory management, nor what is built on it: handles of
+        // physical memory to share, and DMA to it.
+        102 | 103 | 110 | 128 if knobs.vgpu => 0,
+        115 => flag(pools),
+        119 if pools => knobs.handle_types.cast_signed(),
+        125 => flag(knobs.has_legacy_sharing()),
+        142 => flag(pools && knobs.numa_pools),
+        144 => flag(pools && knobs.host_pools),
         1..=3 | 111 => 1024,
         4 => 64,
         5 | 11 => i32::MAX,
@@ -49,7 +61,6 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         | 41
         | 44
         | 78..=80
-        | 83
         | 90
         | 91
         | 95
@@ -62,7 +73,7 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         | 112..=114
         | 116
         | 117
-        | 120..=125
+        | 120..=124
         | 127..=129
         | 141
         | 145 => 1,
@@ -73,7 +84,7 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
             32_768
         }
         29 | 39 | 43 | 62 | 65 => 2048,
-        33 | 85 => pci_bus(ordinal),
+        33 | 85 => pci_bus(index),
         36 => 3_201_000,
         37 => 6016,
         38 => 62_914_560,
@@ -89,14 +100,8 @@ pub(crate) fn value(knobs: &Knobs, ordinal: usize, id: u32) -> Option<i32> {
         97 => 232_448,
         108 => 39_321_600,
         109 => 134_217_728,
-        // Concurrent managed access, without which no device of the machine has managed pools.
-        89 => flag(knobs.managed_pools),
-        115 => flag(knobs.pools),
         118 => 100,
-        119 if knobs.pools => knobs.handle_types.cast_signed(),
         126 => 4,
-        142 => flag(knobs.pools && knobs.numa_pools),
-        144 => flag(knobs.pools && knobs.host_pools),
         131 => -1,
         139 => 0x2335_10de,
         140 => 415_174_878,
@@ -169,5 +174,34 @@ mod tests {
         };
         assert_eq!(value(&knobs, 0, 115), Some(0));
         assert_eq!(value(&knobs, 0, 119), Some(0));
+    }
+
+    #[test]
+    fn devices_of_one_machine_may_differ() {
+        let knobs = Knobs {
+            no_pools: vec![1],
+            ..Knobs::default()
+        };
+        for id in [115, 119, 142, 144] {
+            assert_ne!(value(&knobs, 0, id), Some(0), "attribute {id}");
+            assert_eq!(value(&knobs, 1, id), Some(0), "attribute {id}");
+        }
+    }
+
+    #[test]
+    fn what_windows_and_virtual_gpus_lack() {
+        let of = |knobs: &Knobs| [35, 83, 89, 102, 115, 125].map(|id| value(knobs, 0, id));
+        let on = |model| Knobs {
+            model,
+            ..Knobs::default()
+        };
+        let (tcc, wddm) = (on(DriverModel::Tcc), on(DriverModel::Wddm));
+        assert_eq!(of(&tcc), [1, 1, 0, 1, 0, 1].map(Some));
+        assert_eq!(of(&wddm), [0, 1, 0, 1, 0, 1].map(Some));
+        let guest = Knobs {
+            vgpu: true,
+            ..Knobs::default()
+        };
+        assert_eq!(of(&guest), [0; 6].map(Some));
     }
 }

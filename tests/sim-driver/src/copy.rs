@@ -6,6 +6,7 @@ use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CUcontext, CUdeviceptr, CUstream};
 
+use crate::alloc::Kind;
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, exports};
 use crate::memory::bytes;
@@ -71,7 +72,9 @@ impl State {
         len: usize,
     ) -> Answer<Place> {
         let address = side.address();
-        if address == 0 {
+        // Past the end of everything is past the end of any block.
+        let end = address.checked_add(len as u64);
+        if address == 0 || end.is_none() {
             return Err(INVALID_VALUE);
         }
         if let Some((start, block)) = self.graph_block(address) {
@@ -92,8 +95,9 @@ impl State {
                 return Err(INVALID_VALUE);
             }
             // Measured: copies of this memory cross devices without further ado, fills do not.
+            // Managed memory is every device's.
             if let By::Stream(id) = by
-                && !allocation.is_host
+                && allocation.kind == Kind::Device
             {
                 let stream = self.stream(id)?;
                 if stream.device != allocation.device
@@ -102,7 +106,7 @@ impl State {
                     return Err(INVALID_VALUE);
                 }
             }
-            let place = if allocation.is_host {
+            let place = if allocation.is_host() {
                 Place::Pinned
             } else {
                 Place::Device
@@ -171,7 +175,9 @@ impl State {
             context => self.context(context)?.device,
         };
         match self.allocation(address) {
-            Some((_, found)) if !found.is_host && found.device != device => Err(INVALID_VALUE),
+            Some((_, found)) if found.kind == Kind::Device && found.device != device => {
+                Err(INVALID_VALUE)
+            }
             _ => Ok(device),
         }
     }

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU64;
 use cuda_driver_sys::{
     CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUgraph, CUgraphExec,
     CUgraphMem_attribute, CUgraphNode, CUhostFn, CUipcEventHandle, CUipcMemHandle,
-    CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute, CUmemoryPool,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
+    CUmemoryPool, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -138,6 +138,7 @@ plain_arguments!(
     CUdevice_P2PAttribute,
     CUdevice_attribute,
     CUmemAllocationType,
+    CUmemLocation,
     CUpointer_attribute,
     CUmemPool_attribute,
     CUgraph,

@@ -11,8 +11,16 @@ pub(crate) struct Knobs {
     pub(crate) memory: u64,
     /// As `cuDriverGetVersion` counts: 13000 is CUDA 13.0.
     pub(crate) version: u32,
-    /// Whether the devices have memory pools.
+    /// Who drives the devices: on Windows they lack what only Linux has.
+    pub(crate) model: DriverModel,
+    /// Whether this plays a guest with a virtual GPU.
+    pub(crate) vgpu: bool,
+    /// Whether the devices have memory pools, as far as nothing else keeps them from it.
     pub(crate) pools: bool,
+    /// Devices of the machine that have none.
+    pub(crate) no_pools: Vec<usize>,
+    /// Whether devices that say they have pools cannot make any.
+    pub(crate) broken_pools: bool,
     /// The bit mask of device attribute 119.
     pub(crate) handle_types: u32,
     /// Those of them with which no pool can be made all the same.
@@ -37,6 +45,16 @@ pub(crate) struct Knobs {
     pub(crate) chunk: u64,
 }
 
+/// Who drives a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriverModel {
+    Linux,
+    /// Windows, with the device for computing only.
+    Tcc,
+    /// Windows, with the device for its screen too.
+    Wddm,
+}
+
 impl Default for Knobs {
     /// As measured on one H200 with driver 580.159.04.
     fn default() -> Self {
@@ -44,7 +62,11 @@ impl Default for Knobs {
             devices: 1,
             memory: 150_109_880_320,
             version: 13000,
+            model: DriverModel::Linux,
+            vgpu: false,
             pools: true,
+            no_pools: Vec::new(),
+            broken_pools: false,
             handle_types: 9,
             broken_handle_types: 0,
             host_pools: true,
@@ -103,7 +125,11 @@ impl Knobs {
                 default.version.into(),
                 11000..=99990,
             ) as u32,
+            model: DriverModel::Linux,
+            vgpu: read("CUDA_SIM_VGPU", 0, 0..=1) == 1,
             pools: read("CUDA_SIM_POOLS", 1, 0..=1) == 1,
+            no_pools: Vec::new(),
+            broken_pools: read("CUDA_SIM_BROKEN_POOLS", 0, 0..=1) == 1,
             handle_types: read("CUDA_SIM_HANDLE_TYPES", 9, 0..=15) as u32,
             broken_handle_types: read("CUDA_SIM_BROKEN_HANDLE_TYPES", 0, 0..=15) as u32,
             host_pools: read("CUDA_SIM_HOST_POOLS", 1, 0..=1) == 1,
@@ -125,6 +151,24 @@ impl Knobs {
                 )),
             }
         }
+        if let Some(text) = look_up("CUDA_SIM_NO_POOLS") {
+            match numbers(&text) {
+                Some(numbers) => knobs.no_pools = numbers,
+                None => complaints.push(format!(
+                    "CUDA_SIM_NO_POOLS={text:?} is no list of devices such as 1,3; ignored"
+                )),
+            }
+        }
+        if let Some(text) = look_up("CUDA_SIM_DRIVER_MODEL") {
+            match text.trim() {
+                "linux" => {}
+                "tcc" => knobs.model = DriverModel::Tcc,
+                "wddm" => knobs.model = DriverModel::Wddm,
+                _ => complaints.push(format!(
+                    "CUDA_SIM_DRIVER_MODEL={text:?} is none of linux, tcc, wddm; using linux"
+                )),
+            }
+        }
         for (name, value, default) in [
             ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
             ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
@@ -141,6 +185,33 @@ impl Knobs {
             (knobs.granule, knobs.chunk) = (default.granule, default.chunk);
         }
         (knobs, complaints)
+    }
+
+    /// Whether this device of the machine says that it has memory pools.
+    pub(crate) fn claims_pools(&self, index: usize) -> bool {
+        let is_able = self.pools && self.model == DriverModel::Linux && !self.vgpu;
+        is_able && !self.no_pools.contains(&index)
+    }
+
+    /// Whether it really has them.
+    pub(crate) fn has_pools(&self, index: usize) -> bool {
+        self.claims_pools(index) && !self.broken_pools
+    }
+
+    /// Whether there is managed memory.
+    pub(crate) fn has_managed_memory(&self) -> bool {
+        !self.vgpu
+    }
+
+    /// Whether host and device may use managed memory at the same time: nowhere on Windows. Without
+    /// it there are no managed pools and no prefetches.
+    pub(crate) fn has_concurrent_managed_access(&self) -> bool {
+        self.has_managed_memory() && self.managed_pools && self.model == DriverModel::Linux
+    }
+
+    /// Whether events and memory can be shared without pools.
+    pub(crate) fn has_legacy_sharing(&self) -> bool {
+        !self.vgpu
     }
 }
 
@@ -163,6 +234,12 @@ fn pairs(text: &str) -> Option<Vec<(usize, usize)>> {
         Some((one.trim().parse().ok()?, other.trim().parse().ok()?))
     };
     text.split(',').map(pair).collect()
+}
+
+/// A list of numbers: `1,3`.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    let number = |text: &str| text.trim().parse().ok();
+    text.split(',').map(number).collect()
 }
 
 #[cfg(test)]
@@ -211,6 +288,47 @@ mod tests {
             assert!(knobs.no_peers.is_empty());
             assert_eq!(complaints.len(), 1, "{wrong}");
         }
+    }
+
+    #[test]
+    fn devices_without_pools_are_a_list() {
+        let (knobs, complaints) = read(&[("CUDA_SIM_NO_POOLS", "1, 3")]);
+        assert!(complaints.is_empty());
+        let have: Vec<bool> = (0..5).map(|index| knobs.has_pools(index)).collect();
+        assert_eq!(have, [true, false, true, false, true]);
+        for wrong in ["", "1,", "a", "1-3", "-1"] {
+            let (knobs, complaints) = read(&[("CUDA_SIM_NO_POOLS", wrong)]);
+            assert!(knobs.no_pools.is_empty());
+            assert_eq!(complaints.len(), 1, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn windows_and_virtual_gpus_have_no_pools() {
+        for (name, value, managed, concurrent) in [
+            ("CUDA_SIM_DRIVER_MODEL", "tcc", true, false),
+            ("CUDA_SIM_DRIVER_MODEL", "wddm", true, false),
+            ("CUDA_SIM_VGPU", "1", false, false),
+            ("CUDA_SIM_POOLS", "0", true, true),
+        ] {
+            let (knobs, complaints) = read(&[(name, value)]);
+            assert!(complaints.is_empty());
+            assert!(!knobs.claims_pools(0) && !knobs.has_pools(0), "{value}");
+            assert_eq!(knobs.has_managed_memory(), managed, "{value}");
+            assert_eq!(knobs.has_concurrent_managed_access(), concurrent, "{value}");
+        }
+        let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "linux")]);
+        assert_eq!((knobs, complaints), (Knobs::default(), Vec::new()));
+        let (knobs, complaints) = read(&[("CUDA_SIM_DRIVER_MODEL", "TCC")]);
+        assert_eq!((knobs.model, complaints.len()), (DriverModel::Linux, 1));
+    }
+
+    #[test]
+    fn broken_pools_are_promised_and_not_there() {
+        let (knobs, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1")]);
+        assert!(knobs.claims_pools(0) && !knobs.has_pools(0));
+        let (knobs, _) = read(&[("CUDA_SIM_BROKEN_POOLS", "1"), ("CUDA_SIM_POOLS", "0")]);
+        assert!(!knobs.claims_pools(0));
     }
 
     #[test]

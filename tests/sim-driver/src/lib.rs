@@ -41,6 +41,7 @@ mod init;
 mod ipc;
 mod knobs;
 mod live;
+mod managed;
 mod memory;
 mod path;
 mod peer;

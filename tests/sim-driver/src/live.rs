@@ -17,7 +17,7 @@ pub struct Live {
     pub events: u64,
     /// Pools that were made or imported, and not destroyed; default pools do not count.
     pub pools: u64,
-    /// Blocks of device memory, from pools and from `cuMemAlloc`.
+    /// Blocks of device memory, from pools and from `cuMemAlloc`, and of managed memory.
     pub allocations: u64,
     /// Bytes asked for by these.
     pub bytes: u64,
@@ -43,7 +43,7 @@ impl State {
             .allocations
             .values()
             .filter(|allocation| allocation.freed.is_none())
-            .partition(|allocation| allocation.is_host);
+            .partition(|allocation| allocation.is_host());
         let device_bytes = device.iter().map(|allocation| allocation.size);
         let imported = || self.sharing.imported.values();
         let pointers = || imported().flat_map(|pool| pool.pointers.values());

@@ -74,6 +74,16 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// The same, beginning at a multiple of `step`; answers where that is. Only this much of the
+    /// mapping is memory.
+    pub(crate) fn allocate_aligned(len: u64, step: u64) -> Answer<(Self, u64)> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let mapping = Self::reserve(len + step)?;
+        let start = mapping.base.next_multiple_of(step);
+        mapping.commit(start - mapping.base, len)?;
+        Ok((mapping, start))
+    }
+
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
@@ -182,6 +192,14 @@ pub(crate) mod bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_can_begin_at_a_multiple() {
+        let (mapping, start) = Mapping::allocate_aligned(5, 2 << 20).expect("memory");
+        assert!(start.is_multiple_of(2 << 20) && mapping.contains(start + 4));
+        bytes::fill(start, 7_u8, 5);
+        assert_eq!(&bytes::read(start, 6)[..], [7, 7, 7, 7, 7, 0]);
+    }
 
     #[test]
     fn reserved_memory_is_there_once_committed_and_zero_once_discarded() {

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use cuda_driver_sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute, CUresult};
 
+use crate::alloc::Kind;
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::state::{State, state, to_handle};
 
@@ -61,8 +62,9 @@ impl State {
             let device = c_int::try_from(allocation.device).unwrap_or(NO_DEVICE);
             let reach = self.current().and_then(|current| {
                 let is_near = self.context(current)?.device == allocation.device;
-                let is_open =
-                    is_near || allocation.is_host || self.has_opened(current, allocation.context);
+                let is_open = is_near
+                    || allocation.kind != Kind::Device
+                    || self.has_opened(current, allocation.context);
                 if is_open { Ok(()) } else { Err(INVALID_VALUE) }
             });
             return Some(Facts {
@@ -70,9 +72,10 @@ impl State {
                 start,
                 size: allocation.size,
                 context: allocation.context,
-                memory_type: if allocation.is_host { HOST } else { DEVICE },
+                memory_type: if allocation.is_host() { HOST } else { DEVICE },
+                is_managed: allocation.kind == Kind::Managed,
                 device,
-                is_legacy_ipc: !allocation.is_host,
+                is_legacy_ipc: allocation.kind == Kind::Device && self.knobs.has_legacy_sharing(),
                 access: 3,
                 is_sync: allocation.is_sync,
                 reach,

@@ -142,6 +142,10 @@ mod tests {
         assert_eq!(name("cuMemAlloc", 3020, false), "cuMemAlloc_v2");
         assert_eq!(name("cuCtxCreate", 12000, false), "cuCtxCreate_v2");
         assert_eq!(name("cuCtxCreate", 12050, false), "cuCtxCreate_v4");
+        let prefetch = "cuMemPrefetchAsync";
+        assert_eq!(name(prefetch, 12010, false), prefetch);
+        assert_eq!(name(prefetch, 12020, false), "cuMemPrefetchAsync_v2");
+        assert_eq!(name(prefetch, 12020, true), "cuMemPrefetchAsync_v2_ptsz");
         assert_eq!(name("cuMemPoolCreate", 11010, false), "too old");
         assert_eq!(name("cuTeapot", 13000, false), "not found");
         assert_eq!(name("cuMemAlloc_v2", 13000, false), "not found");

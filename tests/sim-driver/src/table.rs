@@ -2,19 +2,20 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, event, graph, init, ipc, peer, pointer, pool, proc_address,
-    stream,
+    alloc, context, copy, device, event, graph, init, ipc, managed, peer, pointer, pool,
+    proc_address, stream,
 };
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
-    let files: [&'static [&'static Export]; 10] = [
+    let files: [&'static [&'static Export]; 11] = [
         alloc::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
         device::EXPORTS,
         event::EXPORTS,
         init::EXPORTS,
+        managed::EXPORTS,
         peer::EXPORTS,
         pointer::EXPORTS,
         proc_address::EXPORTS,

@@ -116,6 +116,7 @@ pub fn all() -> Vec<Test> {
             what_was_not_expected_is_refused, a_process_of_another_user_is_turned_away;
     };
     all.extend(graphs());
+    all.extend(crate::conformance::all());
     all.extend(tests_alone! {
         ipc: foreign_descriptors_are_refused_and_kept, sharing_leaves_no_descriptor_open;
         ipc_ends: a_forked_child_leaves_imports_alone,

@@ -25,6 +25,7 @@ fn check_alloc(params: &CUDA_MEM_ALLOC_NODE_PARAMS, state: &State) -> Answer<usi
         _ => return Err(INVALID_VALUE),
     }
     let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
+    state.check_pools(device)?;
     if !matches!(props.allocType.0, 1 | 2) || props.reserved.iter().any(|byte| *byte != 0) {
         return Err(INVALID_VALUE);
     }

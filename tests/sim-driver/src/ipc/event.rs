@@ -238,7 +238,7 @@ impl State {
         if event.is_null() {
             return Err(INVALID_VALUE);
         }
-        self.current()?;
+        self.check_legacy_sharing()?;
         let event = self.event(event)?;
         let slot = event.own_slot().ok_or(invalid)?;
         let slots = self.sharing.events.get(&event.context).ok_or(invalid)?;

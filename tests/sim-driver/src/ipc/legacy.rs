@@ -5,18 +5,31 @@ use std::ffi::c_uint;
 
 use cuda_driver_sys::{CUdeviceptr, CUipcMemHandle, CUresult};
 
-use crate::export::{INVALID_VALUE, Out, exports};
-use crate::state::state;
+use crate::alloc::Kind;
+use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::state::{State, state};
 
 const MAGIC: [u8; 4] = *b"simm";
+
+impl State {
+    /// Sharing needs a current context, and a machine that can do it.
+    pub(super) fn check_legacy_sharing(&self) -> Answer {
+        self.current()?;
+        if self.knobs.has_legacy_sharing() {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        }
+    }
+}
 
 exports! {
     plain fn cuIpcGetMemHandle(_, out: Out<CUipcMemHandle>, address: CUdeviceptr) {
         out.required()?;
         let state = state()?;
-        state.current()?;
+        state.check_legacy_sharing()?;
         let allocation = state.allocation(address);
-        if !allocation.is_some_and(|(_, found)| !found.is_host && found.freed.is_none()) {
+        if !allocation.is_some_and(|(_, found)| found.kind == Kind::Device && found.freed.is_none()) {
             return Err(INVALID_VALUE);
         }
         let mut handle = CUipcMemHandle::default();

@@ -106,8 +106,11 @@ impl State {
         let device = if is_device {
             let mut devices = self.devices.iter();
             let found = devices.position(|device| device.index as u64 + 1 == index);
-            Some(found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?)
+            let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
+            self.check_pools(found)?;
+            Some(found)
         } else {
+            self.check_any_pools()?;
             None
         };
         let imported = Imported {

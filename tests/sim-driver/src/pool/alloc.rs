@@ -117,8 +117,17 @@ impl State {
         }
     }
 
+    /// The device of a stream; NOT_SUPPORTED if that has no pools: allocating and freeing in stream
+    /// order is what they are for.
+    fn check_pools_of(&self, stream: StreamId) -> Answer<usize> {
+        let device = self.stream(stream)?.device;
+        self.check_pools(device)?;
+        Ok(device)
+    }
+
     fn free_async(&mut self, address: u64, stream: CUstream, call: Call) -> Answer {
         let id = self.resolve(stream, call)?;
+        self.check_pools_of(id)?;
         if address == 0 {
             return Ok(());
         }
@@ -152,10 +161,10 @@ impl State {
     }
 
     /// A free in stream order of memory from `cuMemAlloc`: measured, it stays until the host
-    /// synchronises.
+    /// synchronises. That of managed memory is a guess.
     fn free_device_memory(&mut self, address: u64, at: Point) -> Answer {
         match self.allocations.get_mut(&address) {
-            Some(allocation) if !allocation.is_host && allocation.freed.is_none() => {
+            Some(allocation) if !allocation.is_host() && allocation.freed.is_none() => {
                 allocation.freed = Some(at);
                 Ok(())
             }
@@ -208,8 +217,8 @@ exports! {
         out.required()?;
         let mut state = state()?;
         let id = state.resolve(stream, call)?;
-        let device = c_int::try_from(state.stream(id)?.device).unwrap_or(-1);
-        let pool = state.current_pool(device)?;
+        let device = state.check_pools_of(id)?;
+        let pool = state.current_pool(c_int::try_from(device).unwrap_or(-1))?;
         write(out, state.allocate_from(pool, size, id))
     }
 
@@ -220,6 +229,7 @@ exports! {
         let mut state = state()?;
         state.pool(pool)?;
         let id = state.resolve(stream, call)?;
+        state.check_pools_of(id)?;
         write(out, state.allocate_from(from_handle(pool), size, id))
     }
 

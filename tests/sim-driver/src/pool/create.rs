@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 
 use cuda_driver_sys::{
-    CUmemAllocationType, CUmemLocationType, CUmemPoolProps, CUmemoryPool, CUresult, location_parts,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPoolProps, CUmemoryPool, CUresult,
+    location_parts,
 };
 
-use super::PoolId;
+use super::{PoolId, supported};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, from_handle, state, to_handle};
 
@@ -119,15 +120,23 @@ impl State {
         location: CUmemLocationType,
     ) -> Answer {
         let is_there = match location {
-            _ if kind == MANAGED => self.knobs.managed_pools,
+            _ if kind == MANAGED => self.knobs.has_concurrent_managed_access(),
             HOST => self.knobs.host_pools,
             HOST_NUMA => self.knobs.numa_pools,
             _ => true,
         };
-        if is_there {
-            Ok(())
-        } else {
-            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        supported(is_there)
+    }
+
+    /// NOT_SUPPORTED where no pools can be made. A device that is not there is refused as such
+    /// later on, unless no device has pools.
+    fn check_pools_at(&self, location: CUmemLocation) -> Answer {
+        match location_parts(location) {
+            (DEVICE, id) => match self.ordinal(id) {
+                Ok(device) => self.check_pools(device),
+                Err(_) => self.check_any_pools(),
+            },
+            _ => self.check_any_pools(),
         }
     }
 }
@@ -174,7 +183,7 @@ exports! {
         out.required()?;
         let props = props.read()?;
         let mut state = state()?;
-        state.check_pools()?;
+        state.check_pools_at(props.location)?;
         state.refuse_while_recording()?;
         let properties = Properties::check(&props, &state)?;
         let id = state.add_pool(properties, false)?;
@@ -199,7 +208,7 @@ exports! {
     plain fn cuDeviceSetMemPool(_, device: c_int, pool: CUmemoryPool) {
         let mut state = state()?;
         let device = state.ordinal(device).map_err(unknown_device)?;
-        state.check_pools()?;
+        state.check_pools(device)?;
         // Measured: a managed pool that prefers the device is taken too, and is then the current
         // one for managed memory there.
         let (kind, id) = state.pool(pool)?.properties.location;

@@ -84,6 +84,14 @@ impl Pool {
     }
 }
 
+fn supported(is_there: bool) -> Answer {
+    if is_there {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+    }
+}
+
 impl State {
     fn add_pool(&mut self, properties: Properties, is_default: bool) -> Answer<PoolId> {
         let device = properties.device();
@@ -145,19 +153,27 @@ impl State {
         pool.mapping.contains(address).then_some((*id, pool))
     }
 
-    /// NOT_SUPPORTED on devices without pools.
-    pub(crate) fn check_pools(&self) -> Answer {
-        if self.knobs.pools {
-            Ok(())
-        } else {
-            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-        }
+    /// NOT_SUPPORTED if this device has no pools.
+    pub(crate) fn check_pools(&self, device: usize) -> Answer {
+        supported(self.knobs.has_pools(self.devices[device].index))
+    }
+
+    /// The same of pools for memory that is no device's: one of the devices has to have pools.
+    pub(crate) fn check_any_pools(&self) -> Answer {
+        let mut devices = self.devices.iter();
+        supported(devices.any(|device| self.knobs.has_pools(device.index)))
+    }
+
+    /// NOT_SUPPORTED if this device says itself that it has no pools. One whose pools are broken
+    /// names its default pool, and fails when memory is wanted of it.
+    fn check_claim(&self, device: usize) -> Answer {
+        supported(self.knobs.claims_pools(self.devices[device].index))
     }
 
     /// The default pool of a device, which comes to be when it is first needed.
     pub(crate) fn default_pool(&mut self, device: c_int) -> Answer<PoolId> {
         let device = self.ordinal(device)?;
-        self.check_pools()?;
+        self.check_claim(device)?;
         if let Some(id) = self.devices[device].default_pool {
             return Ok(id);
         }
@@ -169,7 +185,7 @@ impl State {
     /// The pool that `cuMemAllocAsync` takes from.
     pub(crate) fn current_pool(&mut self, device: c_int) -> Answer<PoolId> {
         let ordinal = self.ordinal(device)?;
-        self.check_pools()?;
+        self.check_claim(ordinal)?;
         match self.devices[ordinal].current_pool {
             Some(id) => Ok(id),
             None => self.default_pool(device),

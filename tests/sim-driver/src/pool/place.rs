@@ -41,7 +41,12 @@ impl Place {
         if ![PINNED, MANAGED].contains(&kind) || !is_there {
             return Err(INVALID_VALUE);
         }
-        state.check_pools()?;
+        match state.ordinal(id) {
+            // Even a device whose pools are broken names its default pool.
+            Ok(device) if location == DEVICE && kind == PINNED => state.check_claim(device)?,
+            Ok(device) if location == DEVICE => state.check_pools(device)?,
+            _ => state.check_any_pools()?,
+        }
         state.check_kind(kind, location)?;
         Ok(Self {
             is_managed,

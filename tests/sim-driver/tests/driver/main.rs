@@ -2,12 +2,15 @@
 //!
 //! The simulator has one state a process, so the tests of this file take turns.
 
+mod apart;
 mod control;
 mod copies;
 mod devices;
 mod graphs;
 mod handles;
 mod harness;
+mod machines;
+mod managed;
 mod memory;
 mod peers;
 mod places;

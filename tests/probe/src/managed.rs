@@ -1,0 +1,231 @@
+//! Memory that the host and every device may touch: what can be had, and what it says of itself. What
+//! is done with it is in `managed_use.rs` and `prefetch.rs`.
+//!
+//! Never more than 64 MiB of it is touched.
+
+use std::ffi::c_void;
+
+use anyhow::Result;
+use cuda_driver_sys::*;
+
+use crate::lab::{Lab, OK, cu, name, yes};
+use crate::prefetch::to_device;
+use crate::two::attribute;
+
+pub(crate) const GLOBAL: u32 = 1;
+
+/// What is tried as a multiple that an address could be, largest first.
+const MULTIPLES: [(u64, &str); 5] = [
+    (2 << 20, "2 MiB"),
+    (64 << 10, "64 KiB"),
+    (4096, "4096 B"),
+    (512, "512 B"),
+    (256, "256 B"),
+];
+
+/// The largest of the looked-at numbers that an address is a multiple of.
+pub(crate) fn multiple(address: u64) -> &'static str {
+    let mut fitting = MULTIPLES.iter();
+    let found = fitting.find(|(number, _)| address.is_multiple_of(*number));
+    found.map_or("less", |(_, text)| text)
+}
+
+pub(crate) fn managed(lab: &Lab, len: usize) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    let code = cu!(lab, cuMemAllocManaged(&raw mut address, len, GLOBAL));
+    lab.fine("cuMemAllocManaged", code)?;
+    Ok(address)
+}
+
+/// The bytes, for a host that touches them itself.
+pub(crate) fn host(address: CUdeviceptr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+pub(crate) fn fill(address: CUdeviceptr, len: usize, byte: u8) {
+    // SAFETY: managed memory that is alive and that no stream has work on.
+    unsafe { host(address).write_bytes(byte, len) };
+}
+
+pub(crate) fn holds(address: CUdeviceptr, len: usize, byte: u8) -> bool {
+    // SAFETY: as in `fill`.
+    let bytes = unsafe { std::slice::from_raw_parts(host(address), len) };
+    bytes.iter().all(|found| *found == byte)
+}
+
+pub(crate) fn attributes(lab: &Lab) -> Result<()> {
+    for (id, what) in [
+        (35, "TCC"),
+        (83, "managed memory"),
+        (88, "pageable memory"),
+        (89, "concurrent managed access"),
+        (100, "page tables of the host"),
+        (101, "direct access of the host"),
+        (102, "virtual memory management"),
+        (115, "pools"),
+    ] {
+        let (code, value) = lab.device_attribute(id);
+        lab.say(what, format!("{}, {value}", name(code)));
+    }
+    Ok(())
+}
+
+pub(crate) fn sizes(lab: &Lab) -> Result<()> {
+    for len in [0, 1, 4096, 2 << 20, 1 << 50, usize::MAX] {
+        for flags in [0, 1, 2, 3, 4, 8] {
+            let mut out = 7;
+            let code = cu!(lab, cuMemAllocManaged(&raw mut out, len, flags));
+            let then = match out {
+                0 => ", null".into(),
+                7 => ", output untouched".into(),
+                _ if code == OK => {
+                    let freed = cu!(lab, cuMemFree_v2(out));
+                    format!(", freed {}", name(freed))
+                }
+                _ => ", output touched".into(),
+            };
+            lab.say(
+                format!("{len} B, flags {flags}"),
+                format!("{}{then}", name(code)),
+            );
+        }
+    }
+    let null = std::ptr::null_mut();
+    lab.code("into null", cu!(lab, cuMemAllocManaged(null, 64, GLOBAL)));
+    lab.no_context()?;
+    let mut out = 7;
+    let code = cu!(lab, cuMemAllocManaged(&raw mut out, 64, GLOBAL));
+    lab.code("without context", code);
+    let code = cu!(lab, cuMemAllocManaged(&raw mut out, 0, GLOBAL));
+    lab.code("nothing, without context", code);
+    Ok(())
+}
+
+pub(crate) fn addresses(lab: &Lab) -> Result<()> {
+    let mut last = 0;
+    for (number, len) in [1, 1, 4096, 2 << 20, 1, (2 << 20) + 1, 64 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        let block = managed(lab, len)?;
+        let part = format!("block {}, {len} B", number + 1);
+        lab.say(format!("{part}, a multiple of"), multiple(block));
+        if number == 1 {
+            lab.say("two of 1 B lie apart by a multiple of", {
+                multiple(block.abs_diff(last))
+            });
+        }
+        last = block;
+    }
+    Ok(())
+}
+
+/// What the driver says about the memory, by number of the attribute.
+fn facts(lab: &Lab, when: &str, block: CUdeviceptr, ids: &[u32]) {
+    for id in ids {
+        let (code, value) = attribute(lab, *id, block + 5);
+        let answer = if code == OK {
+            value.cast_signed().to_string()
+        } else {
+            name(code)
+        };
+        lab.say(format!("{when}, attribute {id}"), answer);
+    }
+}
+
+pub(crate) fn pointer(lab: &Lab) -> Result<()> {
+    let (stream, block) = (lab.stream()?, managed(lab, 1000)?);
+    facts(
+        lab,
+        "at first",
+        block,
+        &[2, 6, 8, 9, 10, 12, 13, 14, 15, 16, 21],
+    );
+    let context = lab.context().addr() as u64;
+    for (id, what, expected) in [
+        (1, "the context", context),
+        (3, "the address", block + 5),
+        (4, "the address", block + 5),
+        (11, "the start", block),
+        (17, "null", 0),
+        (19, "the start", block),
+    ] {
+        let (code, value) = attribute(lab, id, block + 5);
+        let answer = match code {
+            OK if value == expected => "yes".into(),
+            OK if value == 0 => "no, 0".into(),
+            OK => "no".into(),
+            code => name(code),
+        };
+        lab.say(format!("attribute {id} is {what}"), answer);
+    }
+    lab.code("attribute 5", attribute(lab, 5, block).0);
+    lab.code("attribute 2 behind the end", {
+        attribute(lab, 2, block + 1000).0
+    });
+    let (mut base, mut len) = (0, 0);
+    let code = cu!(
+        lab,
+        cuMemGetAddressRange_v2(&raw mut base, &raw mut len, block + 5)
+    );
+    let from = yes(base == block);
+    lab.say(
+        "range",
+        format!("{}, from the start {from}, {len} B", name(code)),
+    );
+    let mut handle = CUipcMemHandle::default();
+    let code = cu!(lab, cuIpcGetMemHandle(&raw mut handle, block));
+    lab.code("cuIpcGetMemHandle", code);
+    let mut token = CUmemPoolPtrExportData::default();
+    let code = cu!(lab, cuMemPoolExportPointer(&raw mut token, block));
+    lab.code("cuMemPoolExportPointer", code);
+    let (mut device, at) = (0, host(block).cast::<c_void>());
+    let code = cu!(lab, cuMemHostGetDevicePointer_v2(&raw mut device, at, 0));
+    let same = yes(device == block);
+    lab.say(
+        "cuMemHostGetDevicePointer is the address",
+        format!("{}, {same}", name(code)),
+    );
+    let code = to_device(lab, block, 1000, stream);
+    lab.fine("cuMemPrefetchAsync", code)?;
+    lab.synchronise(stream)?;
+    facts(lab, "at the device", block, &[2, 9, 13]);
+    let mut attached = 0;
+    let code = cu!(lab, cuMemAllocManaged(&raw mut attached, 1000, 2));
+    lab.fine("cuMemAllocManaged", code)?;
+    facts(lab, "attached to the host", attached, &[2, 8, 9, 16]);
+    lab.no_context()?;
+    facts(lab, "without context", block, &[2, 3, 8, 9]);
+    Ok(())
+}
+
+/// When the device has less memory: told as yes and no, for how much is the driver's affair.
+pub(crate) fn device_memory(lab: &Lab) -> Result<()> {
+    const LEN: usize = 64 << 20;
+    let stream = lab.stream()?;
+    let start = lab.device_free()?;
+    let say = |when: &str| -> Result<()> {
+        let misses = start.saturating_sub(lab.device_free()?);
+        lab.say(when, yes(misses >= LEN as u64 / 2));
+        Ok(())
+    };
+    let block = managed(lab, LEN)?;
+    say("less once allocated")?;
+    fill(block, LEN, 1);
+    say("less once the host has written it")?;
+    let code = to_device(lab, block, LEN, stream);
+    lab.code("prefetched to the device", code);
+    lab.synchronise(stream)?;
+    say("less once prefetched")?;
+    let code = cu!(lab, cuMemPrefetchAsync(block, LEN, -1, stream));
+    lab.code("prefetched to the host", code);
+    lab.synchronise(stream)?;
+    say("less once prefetched back")?;
+    let code = cu!(lab, cuMemsetD8Async(block, 2, LEN, stream));
+    lab.fine("cuMemsetD8Async", code)?;
+    lab.synchronise(stream)?;
+    say("less once the device has written it")?;
+    lab.say("what the device wrote is there", yes(holds(block, LEN, 2)));
+    lab.code("freed", cu!(lab, cuMemFree_v2(block)));
+    say("less once freed")
+}

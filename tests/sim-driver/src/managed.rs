@@ -1,0 +1,111 @@
+//! Managed memory: the host and every device may touch it, and it moves to whoever does. Here it
+//! does not move: all of them see the same pages of the host anyway.
+
+use std::ffi::{c_int, c_uint};
+
+use cuda_driver_sys::{
+    CUdeviceptr, CUmemLocation, CUmemLocationType, CUresult, CUstream, location, location_parts,
+};
+
+use crate::alloc::Kind;
+use crate::copy::{By, Side};
+use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::state::{State, state};
+
+const ATTACH_GLOBAL: c_uint = 1;
+const ATTACH_HOST: c_uint = 2;
+
+/// `CU_DEVICE_CPU`: the host, where the old form of a prefetch wants a device.
+const CPU: c_int = -1;
+
+const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+const HOST_NUMA: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
+const HOST_NUMA_CURRENT: CUmemLocationType =
+    CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+
+impl State {
+    /// Whether managed memory can be sent there, as documented. That an unknown node is an invalid
+    /// value, as an unknown kind of location is, and not an invalid device, is a guess.
+    fn check_destination(&self, place: CUmemLocation) -> Answer {
+        match location_parts(place) {
+            (DEVICE, id) => {
+                self.ordinal(id)?;
+                if self.knobs.has_concurrent_managed_access() {
+                    Ok(())
+                } else {
+                    Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
+                }
+            }
+            (HOST | HOST_NUMA_CURRENT, _) | (HOST_NUMA, 0) => Ok(()),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// Whether an address is of managed memory, from a pool or not.
+    fn is_managed(&self, address: u64) -> bool {
+        if let Some((_, allocation)) = self.allocation(address) {
+            return allocation.kind == Kind::Managed;
+        }
+        let pool = self.pool_at(address);
+        pool.is_some_and(|(_, pool)| pool.properties.is_managed())
+    }
+
+    /// A prefetch is a place in the order of its stream, and nothing else: the memory is everybody's
+    /// already.
+    fn prefetch(
+        &mut self,
+        (address, len): (CUdeviceptr, usize),
+        place: CUmemLocation,
+        flags: c_uint,
+        (stream, call): (CUstream, Call),
+    ) -> Answer {
+        let id = self.resolve(stream, call)?;
+        if flags != 0 || len == 0 {
+            return Err(INVALID_VALUE);
+        }
+        self.check_destination(place)?;
+        if !self.is_managed(address) {
+            return Err(INVALID_VALUE);
+        }
+        if self.is_recording(id)? {
+            return self.refuse_on_recorded(id);
+        }
+        let at = self.begin(id)?;
+        self.touch("prefetch", at, By::Stream(id), Side::Device(address), len)?;
+        Ok(())
+    }
+}
+
+exports! {
+    plain fn cuMemAllocManaged(_, out: Out<CUdeviceptr>, size: usize, flags: c_uint) {
+        out.required()?;
+        let mut state = state()?;
+        state.current()?;
+        if !state.knobs.has_managed_memory() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        state.refuse_while_recording()?;
+        if size == 0 || ![ATTACH_GLOBAL, ATTACH_HOST].contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
+        out.write(state.allocate(size, Kind::Managed)?)
+    }
+
+    plain fn cuMemPrefetchAsync(
+        call, address: CUdeviceptr, len: usize, device: c_int, stream: CUstream
+    ) twin cuMemPrefetchAsync_ptsz {
+        let place = match device {
+            CPU => location(HOST, 0),
+            device => location(DEVICE, device),
+        };
+        state()?.prefetch((address, len), place, 0, (stream, call))
+    }
+
+    plain fn cuMemPrefetchAsync_v2(
+        call, address: CUdeviceptr, len: usize, place: CUmemLocation, flags: c_uint,
+        stream: CUstream
+    ) twin cuMemPrefetchAsync_v2_ptsz {
+        state()?.prefetch((address, len), place, flags, (stream, call))
+    }
+}

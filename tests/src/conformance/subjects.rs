@@ -1,0 +1,157 @@
+//! The resources that have to conform.
+
+use std::fmt;
+
+use anyhow::Result;
+use cuda_mem::{
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, Resource,
+    StatisticsAdaptor, TrackingAdaptor,
+};
+
+use crate::lab::Lab;
+
+/// A resource to test, made anew for each test.
+pub struct Subject {
+    /// What it is made of, the outermost first.
+    pub name: String,
+    /// The alignment in bytes that it promises.
+    pub alignment: u64,
+    make: Box<dyn Fn(&Lab) -> Result<Resource>>,
+}
+
+impl Subject {
+    /// The resource.
+    ///
+    /// # Errors
+    ///
+    /// As it cannot be made.
+    pub fn make(&self, lab: &Lab) -> Result<Resource> {
+        (self.make)(lab)
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+type Make = fn(&Lab) -> Result<Resource>;
+type Adapt = fn(Resource) -> Result<Resource>;
+
+/// Larger than what the driver does by itself.
+const ALIGNMENT: usize = 4096;
+
+/// Resources that ask the driver themselves.
+const PLAIN: [(&str, Make); 5] = [
+    ("default", |lab| Ok(lab.device()?.default_resource()?)),
+    ("direct", |lab| {
+        Ok(Resource::new(DirectResource::new(lab.device()?)))
+    }),
+    ("pinned", |lab| {
+        Ok(Resource::new(PinnedResource::new(lab.driver)))
+    }),
+    ("managed", |lab| {
+        Ok(Resource::new(ManagedResource::new(lab.driver)))
+    }),
+    ("pool", |lab| {
+        Ok(Resource::new(MemoryPool::builder(&lab.device()?).build()?))
+    }),
+];
+
+const ADAPTORS: [(&str, Adapt); 8] = [
+    ("limit", |upstream| {
+        Ok(Resource::new(LimitAdaptor::new(upstream, 1 << 40)))
+    }),
+    ("statistics", |upstream| {
+        Ok(Resource::new(StatisticsAdaptor::new(upstream)))
+    }),
+    ("tracking", |upstream| {
+        Ok(Resource::new(TrackingAdaptor::new(upstream)))
+    }),
+    ("logging", |upstream| {
+        Ok(Resource::new(LoggingAdaptor::new(
+            upstream,
+            std::io::sink(),
+        )))
+    }),
+    ("failure callback", |upstream| {
+        Ok(Resource::new(FailureCallbackAdaptor::new(
+            upstream,
+            |_, _| false,
+        )))
+    }),
+    ("aligned", |upstream| {
+        Ok(Resource::new(AlignedAdaptor::new(upstream, ALIGNMENT)?))
+    }),
+    ("prefetch", |upstream| {
+        Ok(Resource::new(PrefetchAdaptor::new(upstream)))
+    }),
+    ("recovery", |upstream| {
+        let ladder = Ladder::new().retry().flush_caches();
+        Ok(Resource::new(RecoveryAdaptor::new(upstream, ladder)))
+    }),
+];
+
+/// Every resource, managed memory with prefetch, and every stack of one and of two adaptors over the
+/// default resource. Where there are no pools, those that need one are left out.
+///
+/// # Errors
+///
+/// As the driver answers.
+pub fn subjects(lab: &Lab) -> Result<Vec<Subject>> {
+    let has_pools = matches!(lab.device()?.strategy()?, cuda_mem::Strategy::Pool);
+    let has_managed = lab
+        .device()?
+        .attribute(cuda_mem::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
+        .is_some_and(|value| value != 0);
+    let mut all = Vec::new();
+    for (name, make) in PLAIN {
+        if name == "pool" && !has_pools || name == "managed" && !has_managed {
+            println!("{name}: not on this machine");
+            continue;
+        }
+        all.push(Subject {
+            name: name.to_owned(),
+            alignment: 256,
+            make: Box::new(make),
+        });
+    }
+    if has_managed {
+        all.push(Subject {
+            name: "prefetch over managed".to_owned(),
+            alignment: 256,
+            make: Box::new(|lab| {
+                let managed = ManagedResource::new(lab.driver);
+                Ok(Resource::new(PrefetchAdaptor::new(managed)))
+            }),
+        });
+    }
+    let default = PLAIN[0].1;
+    for (outer, adapt) in ADAPTORS {
+        all.push(Subject {
+            name: format!("{outer} over default"),
+            alignment: alignment(&[outer]),
+            make: Box::new(move |lab| adapt(default(lab)?)),
+        });
+        for (inner, adapt_first) in ADAPTORS {
+            all.push(Subject {
+                name: format!("{outer} over {inner} over default"),
+                alignment: alignment(&[outer, inner]),
+                make: Box::new(move |lab| adapt(adapt_first(default(lab)?)?)),
+            });
+        }
+    }
+    Ok(all)
+}
+
+fn alignment(names: &[&str]) -> u64 {
+    if names.contains(&"aligned") {
+        ALIGNMENT as u64
+    } else {
+        256
+    }
+}
