@@ -46,8 +46,17 @@ pub struct LoggingAdaptor<U> {
 struct Log {
     records: Vec<Record>,
     out: Box<dyn Write + Send>,
-    failed: Option<io::Error>,
-    is_begun: bool,
+    state: State,
+}
+
+enum State {
+    /// Not even the header is written.
+    New,
+    Begun,
+    /// A write failed, which nobody has been told. There is no log any more.
+    Failed(io::Error),
+    /// There is no log any more.
+    Over,
 }
 
 /// So many lines are written at a time.
@@ -90,11 +99,11 @@ impl fmt::Display for Record {
 
 impl Log {
     fn write(&mut self) -> io::Result<()> {
-        if !self.is_begun {
-            self.is_begun = true;
+        if let State::New = self.state {
+            self.state = State::Begun;
             writeln!(self.out, "Thread,Time,Action,Pointer,Size,Stream")?;
         }
-        for record in self.records.drain(..) {
+        for record in &self.records {
             writeln!(self.out, "{record}")?;
         }
         self.out.flush()
@@ -102,13 +111,25 @@ impl Log {
 
     #[cold]
     fn write_or_note(&mut self) {
-        if self.failed.is_none()
+        if let State::New | State::Begun = self.state
             && let Err(error) = self.write()
         {
-            self.failed = Some(error);
+            self.state = State::Failed(error);
         }
-        // Nowhere to go with them.
+        // Nowhere to go with them if there is no log.
         self.records.clear();
+    }
+
+    /// Writes what is collected, and tells a failure once.
+    fn finish(&mut self) -> Result<()> {
+        self.write_or_note();
+        if !matches!(self.state, State::Failed(_)) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Failed(error) => Err(Error::system("writing the allocation log", error)),
+            _ => Ok(()),
+        }
     }
 
     #[inline]
@@ -128,8 +149,7 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
             log: Mutex::new(Log {
                 records: Vec::with_capacity(BATCH),
                 out: Box::new(io::BufWriter::new(out)),
-                failed: None,
-                is_begun: false,
+                state: State::New,
             }),
         }
     }
@@ -157,12 +177,7 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
     /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; what came after that
     /// is not in the log. It is told once.
     pub fn flush(&self) -> Result<()> {
-        let mut log = self.log();
-        log.write_or_note();
-        match log.failed.take() {
-            None => Ok(()),
-            Some(error) => Err(Error::system("writing the allocation log", error)),
-        }
+        self.log().finish()
     }
 }
 
@@ -234,14 +249,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
 
 impl<U> Drop for LoggingAdaptor<U> {
     fn drop(&mut self) {
-        report::release("allocation log", || {
-            let mut log = self.log();
-            log.write_or_note();
-            match log.failed.take() {
-                None => Ok(()),
-                Some(error) => Err(Error::system("writing the allocation log", error)),
-            }
-        });
+        report::release("allocation log", || self.log().finish());
     }
 }
 

@@ -36,7 +36,9 @@ impl<T: Pod> DeviceBuffer<T> {
     /// How many elements the memory has room for, which may be more than the buffer shows.
     pub(crate) fn room(&self) -> usize {
         match &self.home {
-            Home::Resource(_, layout) if size_of::<T>() != 0 => layout.size() / size_of::<T>(),
+            // Elements of no size need none.
+            _ if size_of::<T>() == 0 => usize::MAX,
+            Home::Resource(_, layout) => layout.size() / size_of::<T>(),
             _ => self.len,
         }
     }

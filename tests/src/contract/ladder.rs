@@ -1,0 +1,208 @@
+//! What is done when memory has run out.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{
+    DeviceBuffer, Error, ErrorKind, Ladder, LimitAdaptor, MemoryPool, RecoveryAdaptor, Remedy,
+    Resource, ReusePolicy,
+};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+pub(super) fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let ladder = Ladder::new()
+        .retry()
+        .flush_caches()
+        .wait_for_stream()
+        .wait_for_device()
+        .trim_pool(&pool)
+        .trim_graph_memory()
+        .callback(|_| true);
+    ensure!(!ladder.is_empty() && Ladder::new().is_empty());
+    let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+    let Err(error) = resource.alloc::<u8>(&stream, 1 << 50) else {
+        bail!("a pebibyte was allocated");
+    };
+    let Some(memory) = error.out_of_memory() else {
+        bail!("no numbers: {error}");
+    };
+    let remedies: Vec<Remedy> = memory.tried.iter().map(|tried| tried.remedy).collect();
+    let all = [
+        Remedy::Retry,
+        Remedy::FlushCaches,
+        Remedy::WaitForStream,
+        Remedy::WaitForDevice,
+        Remedy::TrimPool,
+        Remedy::TrimGraphMemory,
+        Remedy::Callback,
+    ];
+    ensure!(remedies == all, "{error}");
+    for tried in &memory.tried {
+        let is_too_old = tried.remedy == Remedy::TrimGraphMemory && lab.need(11, 4).is_err();
+        ensure!(tried.error.is_some() == is_too_old, "{error}");
+    }
+    let text = error.to_string();
+    ensure!(text.contains("waiting for the stream"), "{text}");
+    ensure!(memory.asked == 1 << 50 && memory.device_total.is_some());
+    drop(resource.alloc::<u8>(&stream, 1000)?);
+    Ok(())
+}
+
+/// With no reuse allowed, what another stream has freed serves only once the host has seen it.
+pub(super) fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let _pressure = lab.pressure();
+    let (first, second) = (lab.stream()?, lab.stream()?);
+    let pool = MemoryPool::builder(&lab.device()?)
+        .max_size(64 << 20)
+        .reuse(ReusePolicy::NONE)
+        .build()?;
+    let fill = |stream| pool.alloc::<u8>(stream, 60 << 20);
+    drop(fill(&first)?);
+    let ladder = Ladder::new().retry().flush_caches();
+    let unhelped = ladder.recover(&pool, &second, || fill(&second));
+    ensure!(
+        unhelped.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory),
+        "there is nothing to wait for"
+    );
+    let ladder = Ladder::new().wait_for_device();
+    drop(ladder.recover(&pool, &second, || fill(&second))?);
+    Ok(())
+}
+
+/// Alone, because it holds a stream: waiting is never done unless it was asked for.
+pub(super) fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let held = hold(&stream)?;
+    let ladder = Ladder::new()
+        .retry()
+        .flush_caches()
+        .trim_pool(&pool)
+        .trim_graph_memory();
+    let failed = ladder.recover(&pool, &stream, || pool.alloc::<u8>(&stream, 1 << 50));
+    ensure!(failed.is_err());
+    ensure!(!stream.is_done()?, "the stream is still held");
+    drop(held);
+    Ok(())
+}
+
+pub(super) fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let limited = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
+    let cache: Arc<Mutex<Vec<DeviceBuffer<u8>>>> = Arc::default();
+    let (asked, kept) = (Arc::new(AtomicU32::new(0)), Arc::clone(&cache));
+    let count = Arc::clone(&asked);
+    let ladder = Ladder::new()
+        .callback(move |error: &Error| {
+            count.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.pop().is_some()
+        })
+        .retry();
+    let resource = Resource::new(RecoveryAdaptor::new(limited.clone(), ladder));
+    let store = |buffer| {
+        let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.push(buffer);
+    };
+    store(limited.alloc::<u8>(&stream, 600)?);
+    let buffer = resource.alloc::<u8>(&stream, 600)?;
+    ensure!(asked.load(Ordering::Relaxed) == 1);
+    // Nothing left to free: the callback ends the climb.
+    let Err(error) = resource.alloc::<u8>(&stream, 600) else {
+        bail!("more than the limit was allocated");
+    };
+    let tried = error.out_of_memory().map(|memory| memory.tried.len());
+    ensure!(tried == Some(1), "{error}");
+    drop(buffer);
+    drop(resource.alloc::<u8>(&stream, 600)?);
+    Ok(())
+}
+
+pub(super) fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let ladder = Ladder::new().callback(|_| panic!("it is not out of memory"));
+    let failed: Result<(), Error> = ladder.recover(&pool, &stream, || {
+        Err(Error::new(ErrorKind::InvalidValue, "no"))
+    });
+    ensure!(failed.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    Ok(())
+}
+
+/// Alone, because it takes almost the whole card.
+pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
+    const GIB: u64 = 1 << 30;
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let context = stream.context().clone();
+    let mut blocks = Vec::new();
+    let is_fuller = |reserve: u64| context.memory_info().map(|info| info.free < reserve);
+    while !is_fuller(3 * GIB)? {
+        blocks.push(pool.alloc::<u8>(&stream, 1 << 30)?);
+    }
+    ensure!(
+        is_fuller(3 * GIB)?,
+        "within 2 GiB of full, give or take a block"
+    );
+    ensure!(!blocks.is_empty());
+    let before = blocks.len();
+
+    let Err(error) = pool.alloc::<u8>(&stream, 4 << 30) else {
+        bail!("4 GiB were allocated where less was free");
+    };
+    println!("{error}");
+    let Some(memory) = error.out_of_memory() else {
+        bail!("no numbers: {error}");
+    };
+    ensure!(memory.device_free.is_some_and(|free| free < 4 * GIB));
+    ensure!(memory.pool_used == Some(before as u64 * GIB), "{error}");
+
+    // The ladder frees a block each time that it is asked, until the request fits.
+    let blocks = Arc::new(Mutex::new(blocks));
+    let store = Arc::clone(&blocks);
+    let mut ladder = Ladder::new()
+        .flush_caches()
+        .wait_for_stream()
+        .trim_graph_memory();
+    for _ in 0..8 {
+        let store = Arc::clone(&store);
+        ladder = ladder
+            .callback(move |_| {
+                let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
+                store.pop().is_some()
+            })
+            .wait_for_stream();
+    }
+    let resource = Resource::new(RecoveryAdaptor::new(pool.clone(), ladder));
+    let mut large = resource.alloc::<u8>(&stream, 4 << 30)?;
+    large.fill(7)?;
+    let left = blocks.lock().unwrap_or_else(PoisonError::into_inner).len();
+    println!("{before} blocks of 1 GiB filled the card, {left} are left beside 4 GiB");
+    ensure!(left < before);
+
+    // And on it goes.
+    for _ in 0..10 {
+        drop(resource.alloc_zeroed::<u8>(&stream, 1 << 20)?);
+    }
+    let mut last = [0; 4];
+    let tail = DeviceBufferTail(&large);
+    tail.copy_last(&mut last)?;
+    ensure!(last == [7; 4], "{last:?}");
+    Ok(())
+}
+
+/// The last bytes of a large buffer, without a copy of all of it.
+struct DeviceBufferTail<'a>(&'a DeviceBuffer<u8>);
+
+impl DeviceBufferTail<'_> {
+    fn copy_last(&self, to: &mut [u8]) -> Result<()> {
+        let start = self.0.as_raw() + (self.0.len() - to.len()) as u64;
+        // SAFETY: a part of the buffer, which lives as long and is not written meanwhile.
+        let tail = unsafe { DeviceBuffer::<u8>::borrow_raw(self.0.stream(), start, to.len(), ()) };
+        Ok(tail.copy_to(to)?)
+    }
+}
