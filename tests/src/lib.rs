@@ -5,12 +5,12 @@
 //! skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
 //! hardware can show are test programs of their own, in `tests/`.
 
-pub mod conformance;
 pub mod contract;
 pub mod hold;
 pub mod lab;
 pub mod peers;
 pub mod random;
+pub mod resources;
 pub mod run;
 pub mod sweep;
 pub mod two;

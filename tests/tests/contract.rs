@@ -1,7 +1,7 @@
 //! The contract, on the driver that CUDA_MEM_TEST_BACKEND names or that is there.
 
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, peers};
+use cuda_mem_tests::{contract, peers, resources};
 
 fn main() -> std::process::ExitCode {
     let mut all = contract::all();
@@ -9,6 +9,7 @@ fn main() -> std::process::ExitCode {
     // machine has two devices then.
     if run::writes_calls() {
         all.extend(peers::all());
+        all.extend(resources::all());
     }
     run::main(&all, Options::default())
 }

@@ -2,7 +2,7 @@
 
 use std::alloc::Layout;
 
-use cuda_driver_sys::{CUdeviceptr, CudaVersion};
+use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CudaVersion};
 
 use super::from_upstream;
 use crate::error::Result;
@@ -13,7 +13,8 @@ use crate::resource::MemoryResource;
 use crate::stream::Stream;
 
 /// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that
-/// the first kernel does not wait for every page. Other memory is handed out as it is.
+/// the first kernel does not wait for every page. Other memory is handed out as it is, and so is memory for
+/// devices that cannot be fetched to: those without concurrent managed access, as on Windows.
 ///
 /// ```
 /// use cuda_mem::{Driver, ManagedResource, PrefetchAdaptor, Resource};
@@ -49,7 +50,12 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
 
     /// Gives the memory back if it cannot be moved.
     fn fetch(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<()> {
-        let fetched = prefetch(address, layout.size(), stream);
+        let concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        let fetched = match stream.device().attribute(concurrent) {
+            Ok(Some(0) | None) => return Ok(()),
+            Ok(_) => prefetch(address, layout.size(), stream),
+            Err(error) => Err(error),
+        };
         if fetched.is_err() {
             // SAFETY: allocated just now, and nobody has used it.
             let freed = unsafe { self.upstream.deallocate(address, layout, stream) };

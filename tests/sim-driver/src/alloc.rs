@@ -33,6 +33,16 @@ pub(crate) enum Kind {
     Managed,
 }
 
+impl Kind {
+    /// Bytes that a slab of such memory takes from the device.
+    fn slab(self) -> u64 {
+        match self {
+            Self::Device => slab::SLAB,
+            Self::Pinned | Self::Managed => 0,
+        }
+    }
+}
+
 /// Memory that is not of a pool.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -50,7 +60,7 @@ pub(crate) struct Allocation {
 
 impl Allocation {
     /// Bytes that it alone takes from the device. Managed memory may be more than the device has, and
-    /// takes nothing when it is allocated; that it moves there is not simulated.
+    /// takes some only when it comes there: see `resident.rs`.
     fn taken(&self) -> u64 {
         if self.kind == Kind::Device && self.mapping.is_some() {
             self.size.next_multiple_of(DEVICE_STEP)
@@ -76,9 +86,9 @@ impl State {
         let context = self.current()?;
         let device = self.context(context)?.device;
         let size = size as u64;
-        let in_slab = kind == Kind::Device && size <= slab::LARGEST;
+        let in_slab = size <= slab::LARGEST;
         let shared = if in_slab {
-            self.slabs.take(context, size)
+            self.slabs.take(context, kind, size)
         } else {
             None
         };
@@ -87,9 +97,9 @@ impl State {
             None => {
                 self.make_room(device, size, kind)?;
                 if in_slab {
-                    self.slabs.grow(context)?;
-                    self.devices[device].taken += slab::SLAB;
-                    let start = self.slabs.take(context, size);
+                    self.slabs.grow(context, kind)?;
+                    self.devices[device].taken += kind.slab();
+                    let start = self.slabs.take(context, kind, size);
                     (start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?, None)
                 } else {
                     let (mapping, start) = Mapping::allocate_aligned(size, DEVICE_STEP)?;
@@ -102,7 +112,8 @@ impl State {
             context,
             device,
             kind,
-            is_sync: false,
+            // Measured.
+            is_sync: kind == Kind::Managed,
             freed: None,
             mapping,
         };
@@ -134,9 +145,11 @@ impl State {
         let device = allocation.device;
         self.devices[device].taken -= allocation.taken();
         if let Some(mapping) = allocation.mapping {
+            self.resident.end(start, allocation.size);
             self.bury(mapping);
-        } else if let Some(mapping) = self.slabs.put(start, allocation.size) {
-            self.devices[device].taken -= slab::SLAB;
+        } else if let Some((base, mapping)) = self.slabs.put(start, allocation.size) {
+            self.devices[device].taken -= allocation.kind.slab();
+            self.resident.end(base, slab::SLAB);
             self.bury(mapping);
         }
     }
@@ -212,8 +225,12 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
     Ok(())
 }
 
-fn allocate_host(out: Out<*mut c_void>, size: usize) -> Answer {
-    out.required()?;
+fn allocate_host(out: Out<*mut c_void>, size: usize, flags: c_uint) -> Answer {
+    // Measured: a failure nulls the result.
+    out.write(std::ptr::null_mut())?;
+    if flags & !HOST_FLAGS != 0 {
+        return Err(INVALID_VALUE);
+    }
     let mut state = state()?;
     state.refuse_while_recording()?;
     // Measured: nothing asked for is nothing given, and no error, unlike on the device.
@@ -256,10 +273,14 @@ exports! {
     }
 
     plain fn cuMemGetInfo_v2(_, free: Out<usize>, total: Out<usize>) {
-        let state = state()?;
-        let device = &state.devices[state.context(state.current()?)?.device];
-        free.write_if_wanted(device.available() as usize);
-        total.write_if_wanted(device.memory as usize);
+        let mut state = state()?;
+        let ordinal = state.context(state.current()?)?.device;
+        let device = &state.devices[ordinal];
+        let (memory, available) = (device.memory, device.available());
+        // Managed memory makes room for everything else; that it did is noticed only here.
+        state.resident.shrink(ordinal, available);
+        free.write_if_wanted((available - state.resident.bytes(ordinal)) as usize);
+        total.write_if_wanted(memory as usize);
         Ok(())
     }
 
@@ -275,10 +296,7 @@ exports! {
     }
 
     plain fn cuMemHostAlloc(_, out: Out<*mut c_void>, size: usize, flags: c_uint) {
-        if flags & !HOST_FLAGS != 0 {
-            return Err(INVALID_VALUE);
-        }
-        allocate_host(out, size)
+        allocate_host(out, size, flags)
     }
 
     plain fn cuMemHostGetDevicePointer_v2(
@@ -295,7 +313,7 @@ exports! {
     }
 
     plain fn cuMemAllocHost_v2(_, out: Out<*mut c_void>, size: usize) {
-        allocate_host(out, size)
+        allocate_host(out, size, 0)
     }
 
     release fn cuMemFreeHost(_, address: *mut c_void) {

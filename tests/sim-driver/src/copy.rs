@@ -25,6 +25,8 @@ pub(crate) enum Place {
     Device,
     Pinned,
     Pageable,
+    /// Managed memory that is named as the host's. Measured: the copy is done when the call returns.
+    Managed,
 }
 
 /// What the function's name says about one end of a copy.
@@ -37,7 +39,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
-    fn address(self) -> u64 {
+    pub(crate) fn address(self) -> u64 {
         let (Self::Host(address) | Self::Device(address) | Self::Any(address)) = self;
         address
     }
@@ -106,10 +108,10 @@ impl State {
                     return Err(INVALID_VALUE);
                 }
             }
-            let place = if allocation.is_host() {
-                Place::Pinned
-            } else {
-                Place::Device
+            let place = match (allocation.kind, side) {
+                (Kind::Pinned, _) => Place::Pinned,
+                (Kind::Managed, Side::Host(_)) => Place::Managed,
+                (Kind::Managed | Kind::Device, _) => Place::Device,
             };
             if freed.is_some() {
                 sanitizer::access_after_free(&mut self.reports, access, freed);
@@ -216,7 +218,8 @@ impl State {
 enum Wait {
     /// Until the copy is done.
     Done,
-    /// Only if the copy touches pageable memory, which the device cannot reach by itself.
+    /// Only if the copy touches pageable memory, which the device cannot reach by itself, or managed
+    /// memory in the host's place.
     Pageable,
     /// Not at all, unless pageable memory has to be read.
     Never,
@@ -262,6 +265,7 @@ fn copy_between(
         if len > 0 {
             target = state.touch("copy to", at, By::Device(writer), to, len)?;
             source = state.touch("copy from", at, By::Device(reader), from, len)?;
+            state.bring(writer, to, len);
         }
         let (to, from) = (target_address, source_address);
         let queue = &state.stream(id)?.queue;
@@ -273,8 +277,12 @@ fn copy_between(
         } else if len > 0 {
             queue.push(Task::Copy { to, from, len })?;
         }
-        let pageable = [target, source].contains(&Place::Pageable) && !staged;
-        if wait != Wait::Done && !pageable {
+        let waits = |place| match place {
+            Place::Device | Place::Pinned => false,
+            Place::Pageable => !staged,
+            Place::Managed => true,
+        };
+        if wait != Wait::Done && !waits(target) && !waits(source) {
             return Ok(());
         }
         (state.stream(id)?.queue.mark(), state.clocks.past(id))
@@ -300,6 +308,8 @@ fn fill((handle, call): (CUstream, Call), to: u64, pattern: Pattern, count: usiz
     }
     let at = state.begin(id)?;
     state.touch("memset", at, By::Stream(id), Side::Device(to), len)?;
+    let device = state.stream(id)?.device;
+    state.bring(device, Side::Device(to), len);
     state
         .stream(id)?
         .queue

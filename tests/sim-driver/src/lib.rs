@@ -49,6 +49,7 @@ mod pointer;
 mod pool;
 mod proc_address;
 mod queue;
+mod resident;
 mod sanitizer;
 mod simcuda;
 mod slab;

@@ -1,5 +1,6 @@
 //! Managed memory: the host and every device may touch it, and it moves to whoever does. Here it
-//! does not move: all of them see the same pages of the host anyway.
+//! does not move: all of them see the same pages of the host anyway. Only the device's memory is
+//! counted as if it did.
 
 use std::ffi::{c_int, c_uint};
 
@@ -25,20 +26,29 @@ const HOST_NUMA_CURRENT: CUmemLocationType =
     CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 
 impl State {
-    /// Whether managed memory can be sent there, as documented. That an unknown node is an invalid
-    /// value, as an unknown kind of location is, and not an invalid device, is a guess.
-    fn check_destination(&self, place: CUmemLocation) -> Answer {
+    /// The device that managed memory is sent to, if it is one.
+    fn destination(&self, place: CUmemLocation) -> Answer<Option<usize>> {
         match location_parts(place) {
             (DEVICE, id) => {
-                self.ordinal(id)?;
+                let device = self.ordinal(id)?;
                 if self.knobs.has_concurrent_managed_access() {
-                    Ok(())
+                    Ok(Some(device))
                 } else {
                     Err(CUresult::CUDA_ERROR_INVALID_DEVICE)
                 }
             }
-            (HOST | HOST_NUMA_CURRENT, _) | (HOST_NUMA, 0) => Ok(()),
+            // Measured: the number of the host is ignored, that of a node is not.
+            (HOST | HOST_NUMA_CURRENT, _) | (HOST_NUMA, 0) => Ok(None),
             _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// A device writes: managed memory comes to it.
+    pub(crate) fn bring(&mut self, device: usize, to: Side, len: usize) {
+        let address = to.address();
+        let found = self.allocation(address).map(|(_, found)| found.kind);
+        if found == Some(Kind::Managed) && !matches!(to, Side::Host(_)) {
+            self.resident.bring(device, address, len as u64);
         }
     }
 
@@ -51,8 +61,8 @@ impl State {
         pool.is_some_and(|(_, pool)| pool.properties.is_managed())
     }
 
-    /// A prefetch is a place in the order of its stream, and nothing else: the memory is everybody's
-    /// already.
+    /// A prefetch is a place in the order of its stream, and takes memory of a device. Measured: that
+    /// memory stays with the device when the bytes are sent to the host again.
     fn prefetch(
         &mut self,
         (address, len): (CUdeviceptr, usize),
@@ -64,31 +74,40 @@ impl State {
         if flags != 0 || len == 0 {
             return Err(INVALID_VALUE);
         }
-        self.check_destination(place)?;
         if !self.is_managed(address) {
             return Err(INVALID_VALUE);
         }
+        let device = self.destination(place)?;
         if self.is_recording(id)? {
             return self.refuse_on_recorded(id);
         }
         let at = self.begin(id)?;
-        self.touch("prefetch", at, By::Stream(id), Side::Device(address), len)?;
+        // Measured: an end past the last address is not seen to be past the block's.
+        if address.checked_add(len as u64).is_none() {
+            return Ok(());
+        }
+        let side = Side::Device(address);
+        self.touch("prefetch", at, By::Stream(id), side, len)?;
+        if let Some(device) = device {
+            self.bring(device, side, len);
+        }
         Ok(())
     }
 }
 
 exports! {
     plain fn cuMemAllocManaged(_, out: Out<CUdeviceptr>, size: usize, flags: c_uint) {
-        out.required()?;
+        // Measured: a failure nulls the result.
+        out.write(0)?;
+        if size == 0 || ![ATTACH_GLOBAL, ATTACH_HOST].contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
         let mut state = state()?;
         state.current()?;
         if !state.knobs.has_managed_memory() {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         state.refuse_while_recording()?;
-        if size == 0 || ![ATTACH_GLOBAL, ATTACH_HOST].contains(&flags) {
-            return Err(INVALID_VALUE);
-        }
         out.write(state.allocate(size, Kind::Managed)?)
     }
 

@@ -67,15 +67,8 @@ impl Mapping {
         self.len
     }
 
-    /// Address space with memory behind all of it.
-    pub(crate) fn allocate(len: u64) -> Answer<Self> {
-        let mapping = Self::reserve(len)?;
-        mapping.commit(0, mapping.len)?;
-        Ok(mapping)
-    }
-
-    /// The same, beginning at a multiple of `step`; answers where that is. Only this much of the
-    /// mapping is memory.
+    /// Address space with memory behind it, which begins at a multiple of `step`; answers where that
+    /// is. Only this much of the mapping is memory.
     pub(crate) fn allocate_aligned(len: u64, step: u64) -> Answer<(Self, u64)> {
         let len = len.max(1).next_multiple_of(PAGE);
         let mapping = Self::reserve(len + step)?;

@@ -1,8 +1,10 @@
-//! Small blocks of `cuMemAlloc`: measured, those up to 1 MiB share 2 MiB of the device, and the
-//! memory goes back with the last of them.
+//! Small blocks outside the pools: measured, those of `cuMemAlloc` up to 1 MiB share 2 MiB of the
+//! device, and the memory goes back with the last of them. Pinned and managed blocks share as well;
+//! that they do so up to the same size is a guess.
 
 use std::collections::BTreeMap;
 
+use crate::alloc::Kind;
 use crate::context::ContextId;
 use crate::export::Answer;
 use crate::memory::Mapping;
@@ -20,6 +22,7 @@ const GRANULE: u64 = 512;
 #[derive(Debug)]
 struct Slab {
     context: ContextId,
+    kind: Kind,
     mapping: Mapping,
     room: Runs,
 }
@@ -30,11 +33,11 @@ pub(crate) struct Slabs(BTreeMap<u64, Slab>);
 
 impl Slabs {
     /// A place in a slab that is there.
-    pub(crate) fn take(&mut self, context: ContextId, size: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, context: ContextId, kind: Kind, size: u64) -> Option<u64> {
         let len = size.next_multiple_of(GRANULE);
         let slabs = self.0.iter_mut();
         slabs
-            .filter(|(_, slab)| slab.context == context)
+            .filter(|(_, slab)| slab.context == context && slab.kind == kind)
             .find_map(|(base, slab)| {
                 let (start, _) = slab.room.best_fit(len)?;
                 slab.room.remove(start, len);
@@ -43,13 +46,13 @@ impl Slabs {
     }
 
     /// Another slab.
-    pub(crate) fn grow(&mut self, context: ContextId) -> Answer {
-        let mapping = Mapping::allocate(SLAB)?;
+    pub(crate) fn grow(&mut self, context: ContextId, kind: Kind) -> Answer {
+        let (mapping, base) = Mapping::allocate_aligned(SLAB, SLAB)?;
         let mut room = Runs::default();
         room.add(0, SLAB);
-        let base = mapping.base();
         let slab = Slab {
             context,
+            kind,
             mapping,
             room,
         };
@@ -57,13 +60,13 @@ impl Slabs {
         Ok(())
     }
 
-    /// Puts a block back; answers the slab's memory if that was the last.
-    pub(crate) fn put(&mut self, address: u64, size: u64) -> Option<Mapping> {
+    /// Puts a block back; answers the slab's beginning and memory if that was the last.
+    pub(crate) fn put(&mut self, address: u64, size: u64) -> Option<(u64, Mapping)> {
         let (&base, slab) = self.0.range_mut(..=address).next_back()?;
         slab.room
             .add(address - base, size.next_multiple_of(GRANULE));
         slab.room.best_fit(SLAB)?;
-        self.0.remove(&base).map(|slab| slab.mapping)
+        self.0.remove(&base).map(|slab| (base, slab.mapping))
     }
 }
 
@@ -72,16 +75,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slab_is_shared_by_one_context_and_goes_with_its_last_block() {
+    fn a_slab_is_of_one_context_and_kind_and_goes_with_its_last_block() {
+        let kind = Kind::Device;
         let mut slabs = Slabs::default();
-        assert_eq!(slabs.take(1, 1), None);
-        slabs.grow(1).expect("memory");
-        let first = slabs.take(1, 1).expect("room");
-        assert_eq!(slabs.take(1, LARGEST), Some(first + GRANULE));
-        assert_eq!(slabs.take(1, LARGEST), None);
-        assert_eq!(slabs.take(2, 1), None);
+        assert_eq!(slabs.take(1, kind, 1), None);
+        slabs.grow(1, kind).expect("memory");
+        let first = slabs.take(1, kind, 1).expect("room");
+        assert!(first.is_multiple_of(SLAB));
+        assert_eq!(slabs.take(1, kind, LARGEST), Some(first + GRANULE));
+        assert_eq!(slabs.take(1, kind, LARGEST), None);
+        assert_eq!(slabs.take(2, kind, 1), None);
+        assert_eq!(slabs.take(1, Kind::Pinned, 1), None);
         assert!(slabs.put(first, 1).is_none());
-        assert_eq!(slabs.take(1, 3), Some(first));
+        assert_eq!(slabs.take(1, kind, 3), Some(first));
         assert!(slabs.put(first, 3).is_none());
         assert!(slabs.put(first + GRANULE, LARGEST).is_some());
     }

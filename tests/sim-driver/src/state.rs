@@ -18,6 +18,7 @@ use crate::knobs::Knobs;
 use crate::memory::Mapping;
 use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
+use crate::resident::Resident;
 use crate::sanitizer::Reports;
 use crate::slab::Slabs;
 use crate::stream::Stream;
@@ -46,6 +47,8 @@ pub(crate) struct State {
     /// What is not pool memory, by address.
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) slabs: Slabs,
+    /// Where managed memory lies.
+    pub(crate) resident: Resident,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
     pub(crate) reports: Reports,
@@ -70,6 +73,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         ranges: BTreeMap::new(),
         allocations: BTreeMap::new(),
         slabs: Slabs::default(),
+        resident: Resident::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
         reports: Reports::default(),

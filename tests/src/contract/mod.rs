@@ -1,11 +1,8 @@
 //! Test bodies that hold on every driver.
 
-mod adaptors;
 mod buffer;
 mod capture;
-mod containers;
 mod context;
-mod current_resource;
 mod default_pool;
 mod default_streams;
 mod device;
@@ -16,7 +13,6 @@ mod ipc;
 mod ipc_ends;
 mod ipc_loans;
 mod kinds;
-mod ladder;
 mod order;
 mod plain;
 mod pointer;
@@ -109,20 +105,6 @@ pub fn all() -> Vec<Test> {
             a_pool_is_imported_where_it_was_exported,
             a_wrong_description_of_a_buffer_is_refused,
             memory_is_given_back_after_it_was_shared;
-        adaptors: a_limit_holds_for_all_threads_together, a_limit_says_what_is_taken,
-            statistics_count_bytes_and_allocations, scopes_count_their_own_thread_and_nest,
-            what_is_alive_is_known_with_its_line, backtraces_are_taken_on_request,
-            a_log_ends_with_the_request_that_failed, a_log_that_cannot_be_written_stops_nothing,
-            a_callback_is_asked_until_it_gives_up, alignments_are_kept_and_the_memory_comes_back,
-            managed_memory_is_moved_and_other_memory_is_not;
-        ladder: every_remedy_is_tried_in_order, waiting_helps_where_a_free_was_not_seen,
-            a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
-        containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
-            a_vector_that_cannot_grow_is_as_it_was,
-            vectors_are_copied_in_the_order_of_their_streams, growing_does_not_wait,
-            elements_of_no_size_take_no_memory, a_scalar_is_read_and_set;
-        current_resource: the_default_resource_says_what_it_is,
-            a_scope_is_of_one_thread_and_nests;
         ipc_loans: word_of_one_buffer_is_not_taken_for_that_of_another,
             a_buffer_is_given_back_with_its_last_view_only;
         ipc_ends: the_exporter_may_die, the_exporter_may_die_before_anything_is_imported,
@@ -134,14 +116,11 @@ pub fn all() -> Vec<Test> {
             what_was_not_expected_is_refused, a_process_of_another_user_is_turned_away;
     };
     all.extend(graphs());
-    all.extend(crate::conformance::all());
     all.extend(tests_alone! {
         ipc: foreign_descriptors_are_refused_and_kept, sharing_leaves_no_descriptor_open;
         ipc_ends: a_forked_child_leaves_imports_alone,
             a_name_is_listened_to_by_one_and_free_afterwards;
         device: looking_creates_no_context;
-        ladder: nothing_waits_unless_it_is_asked_to, a_full_card_recovers;
-        current_resource: the_current_resource_is_set_for_all_threads;
         context: a_primary_context_lives_while_something_holds_it;
         failure: a_forked_child_leaves_the_parents_memory_alone;
         pointer: plain_memory_has_no_pool;

@@ -6,6 +6,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 
 use super::PoolId;
 use super::fit::{Plan, Reuse};
+use crate::alloc::Kind;
 use crate::clock::{Point, StreamId};
 use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
 use crate::queue::Task;
@@ -143,7 +144,7 @@ impl State {
         let Some((pool_id, base)) = self.pool_at(address).map(|(id, pool)| (id, pool.base()))
         else {
             let imported = self.free_imported(address, Some(id));
-            return imported.unwrap_or_else(|| self.free_device_memory(address, point));
+            return imported.unwrap_or_else(|| self.free_outside_pools(address, point));
         };
         let pool = self.pools.get_mut(&pool_id).ok_or(INVALID_VALUE)?;
         match pool.space.free(address - base, Some((point, mark))) {
@@ -160,10 +161,13 @@ impl State {
         }
     }
 
-    /// A free in stream order of memory from `cuMemAlloc`: measured, it stays until the host
-    /// synchronises. That of managed memory is a guess.
-    fn free_device_memory(&mut self, address: u64, at: Point) -> Answer {
+    /// A free in stream order of memory that is of no pool. Measured: that of `cuMemAlloc` stays until
+    /// the host synchronises, and managed memory cannot be freed like this.
+    fn free_outside_pools(&mut self, address: u64, at: Point) -> Answer {
         match self.allocations.get_mut(&address) {
+            Some(allocation) if allocation.kind == Kind::Managed => {
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+            }
             Some(allocation) if !allocation.is_host() && allocation.freed.is_none() => {
                 allocation.freed = Some(at);
                 Ok(())

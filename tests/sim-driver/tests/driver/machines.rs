@@ -117,7 +117,7 @@ fn a_guest_with_a_virtual_gpu_has_only_plain_memory() {
         has_no_pools(table, 0);
         let mut address = 7;
         let code = call!(table.cuMemAllocManaged(&raw mut address, 64, 1));
-        assert_eq!((code, address), (NOT_SUPPORTED, 7));
+        assert_eq!((code, address), (NOT_SUPPORTED, 0));
         let (mut handle, block) = (CUipcMemHandle::default(), plain(table));
         let code = call!(table.cuIpcGetMemHandle(&raw mut handle, block));
         assert_eq!(code, NOT_SUPPORTED);

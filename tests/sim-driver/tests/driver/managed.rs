@@ -57,19 +57,24 @@ fn the_host_and_every_device_reach_it() {
 #[test]
 fn sizes_and_flags_that_make_no_sense_are_refused() {
     let turn = turn();
-    let mut out = 5;
-    let mut ask = |len, flags| cu!(cuMemAllocManaged(&raw mut out, len, flags));
+    let ask = |len, flags| {
+        let mut out = 5;
+        let code = cu!(cuMemAllocManaged(&raw mut out, len, flags));
+        (code, out)
+    };
+    let no_context = CUresult::CUDA_ERROR_INVALID_CONTEXT;
     for (len, flags) in [(0, 1), (64, 0), (64, 3), (64, 4), (64, 5)] {
-        assert_eq!(ask(len, flags), INVALID_VALUE, "{len} B, flags {flags}");
+        let answer = ask(len, flags);
+        assert_eq!(answer, (INVALID_VALUE, 0), "{len} B, flags {flags}");
     }
-    assert_eq!(ask(1 << 46, 1), OUT_OF_MEMORY);
-    assert_eq!(ask(64, 2), OK);
+    assert_eq!(ask(1 << 46, 1), (OUT_OF_MEMORY, 0));
+    let (code, block) = ask(64, 2);
+    assert_eq!(code, OK);
     assert_eq!(cu!(cuCtxSetCurrent(std::ptr::null_mut())), OK);
-    let mut none = 0;
-    let code = cu!(cuMemAllocManaged(&raw mut none, 64, 1));
-    assert_eq!(code, CUresult::CUDA_ERROR_INVALID_CONTEXT);
+    assert_eq!(ask(64, 1), (no_context, 0));
+    assert_eq!(ask(0, 1), (INVALID_VALUE, 0));
     assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
-    assert_eq!(cu!(cuMemFree_v2(out)), OK);
+    assert_eq!(cu!(cuMemFree_v2(block)), OK);
 }
 
 #[test]
@@ -88,6 +93,82 @@ fn it_may_be_more_than_the_device_has() {
     assert_eq!(available(), before);
 }
 
+/// The device has less memory from when it is first used there until it is freed.
+#[test]
+fn it_takes_memory_of_the_device_that_gives_way() {
+    let f = Fixture::new();
+    let (before, x) = (available(), managed(64 << 20));
+    bytes(x, 64 << 20).fill(1);
+    let missing = || before - available();
+    assert_eq!(missing(), 0);
+    assert_eq!(prefetch(x, 4 << 20, (1, 0), f.stream), OK);
+    assert_eq!(missing(), 4 * MIB);
+    assert_eq!(cu!(cuMemsetD8Async(x + 1, 2, 8 << 20, f.stream)), OK);
+    assert_eq!(missing(), 10 * MIB);
+    assert_eq!(prefetch(x, 64 << 20, (2, 0), f.stream), OK);
+    assert_eq!(missing(), 10 * MIB);
+    // At another device it is no longer here.
+    assert_eq!(prefetch(x, 4 << 20, (1, 1), f.stream), OK);
+    assert_eq!(missing(), 6 * MIB);
+    synchronise(f.stream);
+    let plain: CUdeviceptr = get!(cuMemAlloc_v2(_, (before - 2 * MIB) as usize));
+    assert_eq!(missing(), before);
+    assert_eq!(cu!(cuMemFree_v2(plain)), OK);
+    assert_eq!(missing(), 2 * MIB);
+    assert_eq!(cu!(cuMemFree_v2(x)), OK);
+    assert_eq!(missing(), 0);
+}
+
+/// Blocks of one kind share, and small ones begin anywhere.
+#[test]
+fn small_blocks_of_one_kind_lie_side_by_side() {
+    let _turn = turn();
+    let (before, x, y) = (available(), managed(1), managed(1000));
+    assert_eq!((x % (2 * MIB), y), (0, x + 512));
+    let pinned: *mut c_void = handle!(cuMemHostAlloc(_, 64, 0));
+    let at = pinned.expose_provenance() as u64;
+    assert!(at.is_multiple_of(2 * MIB) && at != x);
+    assert_eq!(cu!(cuMemsetD8_v2(y, 1, 1000)), OK);
+    assert_eq!(available(), before - 2 * MIB);
+    assert_eq!(cu!(cuMemFreeHost(pinned)), OK);
+    for block in [x, y] {
+        assert_eq!(cu!(cuMemFree_v2(block)), OK);
+    }
+    assert_eq!(available(), before);
+}
+
+/// In the host's place it makes a copy wait, as a device's it does not.
+#[test]
+fn copies_that_name_it_as_the_hosts_wait() {
+    let f = Fixture::new();
+    let (x, plain) = (managed(LEN), get!(cuMemAlloc_v2(_, LEN)));
+    let at = bytes(x, LEN).as_mut_ptr().cast::<c_void>();
+    let (up, down): (fn(_, _, _) -> _, fn(_, _, _) -> _) = (
+        |plain, at, stream| cu!(cuMemcpyHtoDAsync_v2(plain, at, LEN, stream)),
+        |plain, at, stream| cu!(cuMemcpyDtoHAsync_v2(at, plain, LEN, stream)),
+    );
+    for copy in [up, down] {
+        let gate = Gate::hold(f.stream);
+        gate.wait();
+        assert_eq!(cu!(cuMemcpyAsync(plain, x, LEN, f.stream)), OK);
+        assert_eq!(cu!(cuMemcpyDtoDAsync_v2(x, plain, LEN, f.stream)), OK);
+        let (at, stream) = (at.expose_provenance(), f.stream.addr());
+        std::thread::scope(|scope| {
+            let done = scope.spawn(move || {
+                let at = std::ptr::with_exposed_provenance_mut(at);
+                copy(plain, at, std::ptr::without_provenance_mut(stream))
+            });
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            assert!(!done.is_finished());
+            gate.open();
+            assert_eq!(done.join().expect("no panics"), OK);
+        });
+    }
+    for block in [x, plain] {
+        assert_eq!(cu!(cuMemFree_v2(block)), OK);
+    }
+}
+
 #[test]
 fn it_tells_about_itself() {
     let turn = turn();
@@ -100,7 +181,8 @@ fn it_tells_about_itself() {
         value
     };
     assert_eq!(ask(1), turn.context.addr() as u64);
-    assert_eq!([2, 8, 9, 10, 12, 15, 17].map(ask), [2, 1, 0, 0, 1000, 0, 0]);
+    assert_eq!([2, 6, 8, 9, 10].map(ask), [2, 1, 1, 0, 0]);
+    assert_eq!([12, 15, 17].map(ask), [1000, 0, 0]);
     assert_eq!([3, 4].map(ask), [x + 5; 2]);
     assert_eq!(ask(11), x);
     let mut handle = CUipcMemHandle::default();
@@ -110,7 +192,7 @@ fn it_tells_about_itself() {
 }
 
 #[test]
-fn a_free_waits_for_every_device_and_one_in_a_stream_for_a_synchronise() {
+fn a_free_waits_for_every_device_and_there_is_none_in_a_stream() {
     let turn = turn();
     let second = handle!(cuDevicePrimaryCtxRetain(_, 1));
     assert_eq!(cu!(cuCtxSetCurrent(second)), OK);
@@ -127,10 +209,13 @@ fn a_free_waits_for_every_device_and_one_in_a_stream_for_a_synchronise() {
         assert_eq!(free.join().expect("no panics"), OK);
     });
     let y = managed(LEN);
-    free(y, far);
-    assert_eq!(control().live().allocations, 0);
-    assert_eq!(cu!(cuMemFree_v2(y)), INVALID_VALUE);
+    let not_supported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+    assert_eq!(cu!(cuMemFreeAsync(y, far)), not_supported);
+    assert_eq!(cu!(cuMemFreeAsync(y + 1, far)), INVALID_VALUE);
     synchronise(far);
+    assert_eq!(prefetch(y, 1, (1, 0), far), OK);
+    assert_eq!(cu!(cuMemFree_v2(y)), OK);
+    assert_eq!(cu!(cuMemFreeAsync(y, far)), INVALID_VALUE);
     assert_eq!(prefetch(y, 1, (1, 0), far), INVALID_VALUE);
     assert_eq!(cu!(cuStreamDestroy_v2(far)), OK);
     assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(1)), OK);
@@ -174,14 +259,17 @@ fn only_managed_memory_is_prefetched_and_only_within_a_block() {
     let local = 0_u8;
     let foreign = (&raw const local).expose_provenance() as u64;
     for address in [block, plain, pinned, foreign, 0] {
-        let answer = prefetch(address, 1, (1, 0), f.stream);
-        assert_eq!(answer, INVALID_VALUE);
+        for device in [0, 99] {
+            let answer = prefetch(address, 1, (1, device), f.stream);
+            assert_eq!(answer, INVALID_VALUE);
+        }
     }
     let x = managed(LEN);
     for (address, len, expected) in [
         (x + 1, LEN - 1, OK),
         (x + 1, LEN, INVALID_VALUE),
-        (x, usize::MAX, INVALID_VALUE),
+        (x, usize::MAX, OK),
+        (x + 1, usize::MAX, OK),
         (x, 0, INVALID_VALUE),
     ] {
         let answer = prefetch(address, len, (1, 0), f.stream);

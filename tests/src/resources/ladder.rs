@@ -159,7 +159,9 @@ pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
         bail!("no numbers: {error}");
     };
     ensure!(memory.device_free.is_some_and(|free| free < 4 * GIB));
-    ensure!(memory.pool_used == Some(before as u64 * GIB), "{error}");
+    if lab.need(11, 3).is_ok() {
+        ensure!(memory.pool_used == Some(before as u64 * GIB), "{error}");
+    }
 
     // The ladder frees a block each time that it is asked, until the request fits.
     let blocks = Arc::new(Mutex::new(blocks));
@@ -178,8 +180,8 @@ pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
             .wait_for_stream();
     }
     let resource = Resource::new(RecoveryAdaptor::new(pool.clone(), ladder));
-    let mut large = resource.alloc::<u8>(&stream, 4 << 30)?;
-    large.fill(7)?;
+    let large = resource.alloc::<u8>(&stream, 4 << 30)?;
+    end_of(&large).fill(7)?;
     let left = blocks.lock().unwrap_or_else(PoisonError::into_inner).len();
     println!("{before} blocks of 1 GiB filled the card, {left} are left beside 4 GiB");
     ensure!(left < before);
@@ -188,21 +190,13 @@ pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
     for _ in 0..10 {
         drop(resource.alloc_zeroed::<u8>(&stream, 1 << 20)?);
     }
-    let mut last = [0; 4];
-    let tail = DeviceBufferTail(&large);
-    tail.copy_last(&mut last)?;
-    ensure!(last == [7; 4], "{last:?}");
+    ensure!(end_of(&large).to_vec()? == [7; 4]);
     Ok(())
 }
 
-/// The last bytes of a large buffer, without a copy of all of it.
-struct DeviceBufferTail<'a>(&'a DeviceBuffer<u8>);
-
-impl DeviceBufferTail<'_> {
-    fn copy_last(&self, to: &mut [u8]) -> Result<()> {
-        let start = self.0.as_raw() + (self.0.len() - to.len()) as u64;
-        // SAFETY: a part of the buffer, which lives as long and is not written meanwhile.
-        let tail = unsafe { DeviceBuffer::<u8>::borrow_raw(self.0.stream(), start, to.len(), ()) };
-        Ok(tail.copy_to(to)?)
-    }
+/// The last bytes of a large buffer.
+fn end_of(buffer: &DeviceBuffer<u8>) -> DeviceBuffer<u8> {
+    let start = buffer.as_raw() + buffer.len() as u64 - 4;
+    // SAFETY: a part of the buffer, which the caller keeps and does not use meanwhile.
+    unsafe { DeviceBuffer::borrow_raw(buffer.stream(), start, 4, ()) }
 }

@@ -1,0 +1,272 @@
+//! What to do about it, in plain words.
+
+use cuda_mem::sys::{Attempt, AttemptFailure, CUresult, LIBRARY_VARIABLE};
+use cuda_mem::{CudaVersion, DriverModel, Reason, ReleaseThreshold, Support};
+
+use crate::facts::Facts;
+use crate::opened::environment;
+
+/// The first NVIDIA driver branch for a CUDA version.
+const BRANCHES: [(CudaVersion, u32); 14] = [
+    (CudaVersion::new(11, 2), 460),
+    (CudaVersion::new(11, 3), 465),
+    (CudaVersion::new(11, 4), 470),
+    (CudaVersion::new(11, 5), 495),
+    (CudaVersion::new(11, 6), 510),
+    (CudaVersion::new(11, 7), 515),
+    (CudaVersion::new(12, 0), 525),
+    (CudaVersion::new(12, 2), 535),
+    (CudaVersion::new(12, 3), 545),
+    (CudaVersion::new(12, 4), 550),
+    (CudaVersion::new(12, 6), 560),
+    (CudaVersion::new(12, 8), 570),
+    (CudaVersion::new(12, 9), 575),
+    (CudaVersion::new(13, 0), 580),
+];
+
+/// The last branch that drives GPUs as old as this, if that is known.
+fn last_branch((major, minor): (u32, u32)) -> Option<u32> {
+    match (major, minor) {
+        (0..=3, _) => Some(470),
+        (4..=6, _) | (7, 0..=4) => Some(580),
+        _ => None,
+    }
+}
+
+/// Which driver to install for a CUDA version, on a GPU of this compute capability.
+pub(crate) fn newer_driver(since: CudaVersion, compute: (u32, u32)) -> String {
+    let branch = BRANCHES.iter().find(|(version, _)| *version >= since);
+    match branch {
+        Some((_, branch)) if last_branch(compute).is_some_and(|last| last < *branch) => format!(
+            "CUDA {since} came with driver {branch}, and no driver that new knows this GPU \
+             (compute {}.{}); a newer GPU is needed.",
+            compute.0, compute.1
+        ),
+        Some((_, branch)) => format!(
+            "Install an NVIDIA driver for CUDA {since} or newer: version {branch} or later. No toolkit \
+             is needed."
+        ),
+        None => format!("Install an NVIDIA driver for CUDA {since} or newer. No toolkit is needed."),
+    }
+}
+
+/// No library could be opened.
+pub(crate) fn no_driver(tried: &[Attempt], named: bool, kernel: Option<String>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let is = |wanted: fn(&AttemptFailure) -> bool| tried.iter().any(|one| wanted(&one.reason));
+    if named {
+        lines.push(format!(
+            "{LIBRARY_VARIABLE} is set, so only that file was tried: unset it, or correct it."
+        ));
+    }
+    if is(|reason| matches!(reason, AttemptFailure::Stub)) {
+        lines.push(
+            "What was found is the toolkit's stub, which is for linking only: take its folder out of \
+             LD_LIBRARY_PATH, and install a driver; the toolkit brings none."
+                .to_owned(),
+        );
+    }
+    if is(|reason| matches!(reason, AttemptFailure::NotADriver)) {
+        lines.push("What was found is another library under the driver's name: remove it.".to_owned());
+    }
+    if let Some(kernel) = kernel {
+        lines.push(format!(
+            "The kernel's half of the driver is loaded ({kernel}) and only the library is missing. In a \
+             container, start it with the GPU (for example `docker run --gpus all`, or \
+             NVIDIA_DRIVER_CAPABILITIES with `compute`); elsewhere, install the driver's libraries of \
+             the same version, or add their folder to the loader's path."
+        ));
+    } else {
+        lines.push(
+            "If this machine has an NVIDIA GPU, install its driver, 460 or later (CUDA 11.2), best the \
+             newest that knows the GPU. In a container, the driver is the host's, and the container \
+             has to be started with the GPU."
+                .to_owned(),
+        );
+    }
+    lines.push("Without a GPU, `--simulate` examines the simulated driver instead.".to_owned());
+    lines
+}
+
+/// There is a driver, and it shows no device.
+pub(crate) fn no_device() -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(value) = environment("CUDA_VISIBLE_DEVICES") {
+        lines.push(format!(
+            "CUDA_VISIBLE_DEVICES is {value:?}, and may hide every device: its first entry that names \
+             no device ends the list, and one named twice empties it. Unset it and try again."
+        ));
+    }
+    lines.push(
+        "See whether `nvidia-smi` lists a GPU. If it does, this process is kept from it: look at the \
+         rights of /dev/nvidia*, at the container's GPU options, and, with MIG on, at whether an \
+         instance was made. If it does not, no GPU is there, or its driver has not started: see the \
+         kernel's log."
+            .to_owned(),
+    );
+    lines
+}
+
+/// There is a driver, and it does not start.
+pub(crate) fn driver_refused(code: Option<CUresult>) -> Vec<String> {
+    let line = match code {
+        Some(CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE) => {
+            return no_device();
+        }
+        Some(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) => {
+            "The driver's library and its kernel module are of two versions, as after an update: \
+             restart the machine, and rebuild containers that carry a driver library of their own."
+        }
+        Some(CUresult::CUDA_ERROR_SYSTEM_NOT_READY) => {
+            "The system behind the GPUs has not started: on machines with NVSwitch, look at the service \
+             nvidia-fabricmanager."
+        }
+        Some(CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE) => {
+            "A forward compatibility library was found that this GPU may not use: take its folder \
+             (`compat`) out of LD_LIBRARY_PATH, or install a newer driver."
+        }
+        Some(CUresult::CUDA_ERROR_UNKNOWN | CUresult::CUDA_ERROR_OPERATING_SYSTEM) => {
+            "Often the kernel module nvidia-uvm is not loaded or its device files cannot be opened: \
+             see `ls -l /dev/nvidia*` and the kernel's log, and restart the machine if it was asleep."
+        }
+        Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE | CUresult::CUDA_ERROR_NOT_PERMITTED) => {
+            "The GPU is kept from this process: another one may own it (compute mode), or rights are \
+             missing."
+        }
+        _ => {
+            "The driver was opened and does not start: see `nvidia-smi` and the kernel's log, and \
+             reinstall the driver if they agree."
+        }
+    };
+    vec![line.to_owned()]
+}
+
+/// The default resource is the slow one.
+pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -> Vec<String> {
+    let mut lines = for_reason(reason, facts);
+    match (reason, model) {
+        (Reason::DriverTooOld { .. }, _) => {}
+        (_, DriverModel::Tcc) => lines.push(format!(
+            "Windows drives this GPU in TCC mode, where pools are missing: update the driver, and if \
+             that does not help, switch the model with `nvidia-smi -i {0} -dm 0` (WDDM) or, on newer \
+             drivers, `-dm 2` (MCDM), as administrator; then restart.",
+            facts.device.ordinal()
+        )),
+        (_, DriverModel::Wddm | DriverModel::Wsl) => lines.push(format!(
+            "Windows drives this GPU ({model}): update the driver of Windows; newer ones have pools \
+             there."
+        )),
+        _ => lines.extend(guesses(facts)),
+    }
+    lines.push(
+        "Until then everything works over cuMemAlloc, and each free waits for the device: allocate \
+         rarely, keep buffers, and see the cost with `--measure`. A program that must not be slow \
+         can ask for Device::default_resource_with(Fallback::Refuse)."
+            .to_owned(),
+    );
+    lines
+}
+
+/// Why a device may have no pools although driver and model do not tell.
+fn guesses(facts: &Facts) -> Vec<String> {
+    let mut lines = Vec::new();
+    let concurrent = facts.can.concurrent_managed_access.is_yes();
+    if facts.has_managed_memory == Some(false) {
+        lines.push(
+            "There is no managed memory either, which points to a virtual GPU: ask the administrator \
+             for a vGPU profile with unified memory, or for the whole GPU (pass-through)."
+                .to_owned(),
+        );
+    } else if facts.name.contains("MIG") {
+        lines.push(
+            "This is a MIG instance: ask the administrator for a newer driver or another instance."
+                .to_owned(),
+        );
+    } else if facts.can.compute_capability < (6, 0) {
+        lines.push("The GPU is older than pools: no driver may bring them.".to_owned());
+    } else if !concurrent {
+        lines.push(
+            "Host and device cannot share managed memory at the same time, which points to Windows \
+             (WDDM) behind it: update the driver of Windows, or ask the administrator."
+                .to_owned(),
+        );
+    } else {
+        lines.push(
+            "Driver and GPU are new enough for pools, so something between keeps them away: ask the \
+             administrator whether this is a virtual GPU or a MIG instance."
+                .to_owned(),
+        );
+    }
+    lines
+}
+
+/// What a reason by itself suggests.
+pub(crate) fn for_reason(reason: Reason, facts: &Facts) -> Vec<String> {
+    match reason {
+        Reason::DriverTooOld { since, .. } => {
+            vec![newer_driver(since, facts.can.compute_capability)]
+        }
+        Reason::Refused(code) => vec![format!(
+            "The device promises it and the driver refused it with {}; tell the administrator this \
+             code, and try a newer driver.",
+            code.name().map_or_else(|| code.0.to_string(), str::to_owned)
+        )],
+        _ => Vec::new(),
+    }
+}
+
+/// Pools work, and sharing them with other processes does not.
+pub(crate) fn without_sharing(reason: Reason) -> Vec<String> {
+    let hint = match reason {
+        Reason::Refused(_) => {
+            "Do not trust the mask of handle types here, ask PoolBuilder::support. Seen under WSL and \
+             in guests: a machine with Linux on the hardware has them."
+        }
+        _ => {
+            "Missing on virtual GPUs, under WSL and with some MIG set-ups: ask the administrator, if \
+             programs are to share pools."
+        }
+    };
+    vec![
+        hint.to_owned(),
+        "Programs that do not share memory between processes miss nothing.".to_owned(),
+    ]
+}
+
+/// The device is there and does not answer.
+pub(crate) fn silent_device() -> Vec<String> {
+    vec![
+        "See `nvidia-smi` and the kernel's log (lines with Xid): the GPU may have failed, be out of \
+         memory or be taken by another process."
+            .to_owned(),
+    ]
+}
+
+/// The context or an allocation failed.
+pub(crate) fn not_measured() -> Vec<String> {
+    vec![
+        "Measuring needs a context and 1 MiB: see `nvidia-smi` for who holds the memory, and whether \
+         the compute mode lets this process in."
+            .to_owned(),
+    ]
+}
+
+/// How to keep it fast.
+pub(crate) fn when_ready(facts: &Facts) -> Vec<String> {
+    let mut lines = Vec::new();
+    if facts.default_pool == Some(ReleaseThreshold::Bytes(0)) {
+        lines.push(
+            "Pools of this crate keep what is freed. The device's own pool, which cudaMallocAsync \
+             uses, has release threshold 0 and gives everything back at each synchronisation: raise it \
+             (Device::default_pool, raise_release_threshold) if other libraries allocate there."
+                .to_owned(),
+        );
+    }
+    if let Support::No(Reason::DriverTooOld { since, .. }) = facts.can.host_memory_pools {
+        lines.push(format!(
+            "Only if pools of host or managed memory are wanted: {}",
+            newer_driver(since, facts.can.compute_capability)
+        ));
+    }
+    lines
+}

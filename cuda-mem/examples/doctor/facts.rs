@@ -1,0 +1,213 @@
+//! What a device says of itself and what it really does. Makes no context, unless asked to measure.
+
+use cuda_mem::sys::CUdevice_attribute;
+use cuda_mem::{
+    AllocationType, Capabilities, Device, DriverModel, HandleTypes, Location, MemoryPool,
+    PoolBuilder, ReleaseThreshold, Result, Strategy, Support,
+};
+
+use crate::measure::{self, Times};
+
+/// One device.
+pub(crate) struct Facts {
+    pub(crate) device: Device,
+    pub(crate) name: String,
+    pub(crate) uuid: String,
+    pub(crate) total_memory: u64,
+    pub(crate) model: DriverModel,
+    pub(crate) can: Capabilities,
+    /// Managed memory at all, also without concurrent access; `None` if the driver does not know.
+    pub(crate) has_managed_memory: Option<bool>,
+    pub(crate) pools: Vec<(PoolKind, Answer)>,
+    /// How the default resource gets its memory.
+    pub(crate) strategy: Result<Strategy, String>,
+    /// The threshold of the device's own pool, which other libraries may use.
+    pub(crate) default_pool: Option<ReleaseThreshold>,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) context: ContextActive,
+    pub(crate) times: Option<Result<Times, String>>,
+}
+
+/// Whether the process has a context on the device: this program should not be the one to make it.
+pub(crate) struct ContextActive {
+    pub(crate) before: Result<bool, String>,
+    pub(crate) after: Result<bool, String>,
+}
+
+/// Whether a device reaches the memory of another.
+pub(crate) struct Peer {
+    pub(crate) ordinal: u32,
+    pub(crate) reached: Result<bool, String>,
+}
+
+/// A kind of pool that a program may want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolKind {
+    Plain,
+    Descriptor,
+    Fabric,
+    Host,
+    Numa,
+    Managed,
+}
+
+impl PoolKind {
+    const ALL: [Self; 6] = [
+        Self::Plain,
+        Self::Descriptor,
+        Self::Fabric,
+        Self::Host,
+        Self::Numa,
+        Self::Managed,
+    ];
+
+    /// The name in JSON.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Descriptor => "descriptor",
+            Self::Fabric => "fabric",
+            Self::Host => "host",
+            Self::Numa => "numa_0",
+            Self::Managed => "managed",
+        }
+    }
+
+    /// The name in a table.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Plain => "pool of device memory",
+            Self::Descriptor => "  shared by descriptor",
+            Self::Fabric => "  shared over a fabric",
+            Self::Host => "pool of host memory",
+            Self::Numa => "pool on NUMA node 0",
+            Self::Managed => "pool of managed memory",
+        }
+    }
+
+    /// What the device must say it has for such a handle to be expected.
+    pub(crate) fn handle(self) -> HandleTypes {
+        match self {
+            Self::Descriptor => HandleTypes::POSIX_FILE_DESCRIPTOR,
+            Self::Fabric => HandleTypes::FABRIC,
+            _ => HandleTypes::empty(),
+        }
+    }
+
+    fn builder(self, device: &Device) -> PoolBuilder {
+        let at = |location, kind| MemoryPool::builder_at(device.driver(), location, kind);
+        match self {
+            Self::Plain | Self::Descriptor | Self::Fabric => {
+                MemoryPool::builder(device).handle_types(self.handle())
+            }
+            Self::Host => at(Location::Host, AllocationType::Pinned),
+            Self::Numa => at(Location::HostNuma(0), AllocationType::Pinned),
+            Self::Managed => at(Location::Anywhere, AllocationType::Managed),
+        }
+    }
+}
+
+/// Whether something can be had.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Known(Support),
+    /// The question itself failed.
+    Failed(String),
+}
+
+impl Answer {
+    pub(crate) fn is_yes(&self) -> bool {
+        matches!(self, Self::Known(Support::Yes))
+    }
+}
+
+impl Facts {
+    /// What was found out about a kind of pool.
+    pub(crate) fn pool(&self, kind: PoolKind) -> Option<&Answer> {
+        let found = self.pools.iter().find(|(known, _)| *known == kind);
+        found.map(|(_, answer)| answer)
+    }
+
+    /// What capabilities the driver tells of, by their names in a table and in JSON.
+    pub(crate) fn capabilities(&self) -> [(&'static str, &'static str, Support); 8] {
+        let can = &self.can;
+        [
+            ("memory pools", "memory_pools", can.memory_pools),
+            ("virtual memory", "virtual_memory", can.virtual_memory),
+            ("unified addressing", "unified_addressing", can.unified_addressing),
+            (
+                "managed, concurrent",
+                "concurrent_managed_access",
+                can.concurrent_managed_access,
+            ),
+            ("pageable memory", "pageable_memory_access", can.pageable_memory_access),
+            ("GPUDirect RDMA", "gpu_direct_rdma", can.gpu_direct_rdma),
+            ("dma-buf", "dma_buf", can.dma_buf),
+            ("host memory pools", "host_memory_pools", can.host_memory_pools),
+        ]
+    }
+}
+
+/// Asks everything. What only some devices or drivers know fails by itself and not as a whole.
+pub(crate) fn gather(device: Device, all: &[Device], measure: bool) -> Result<Facts> {
+    let before = in_words(device.has_active_context());
+    let strategy = device.strategy();
+    let pools = PoolKind::ALL
+        .into_iter()
+        .map(|kind| (kind, answer(kind, &device, &strategy)))
+        .collect();
+    let facts = Facts {
+        device,
+        name: device.name()?,
+        uuid: device.uuid()?.to_string(),
+        total_memory: device.total_memory()?,
+        model: device.driver_model()?,
+        can: device.capabilities()?,
+        has_managed_memory: device
+            .attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
+            .map(|value| value != 0),
+        pools,
+        strategy: in_words(strategy),
+        default_pool: default_pool(&device),
+        peers: peers(&device, all),
+        context: ContextActive {
+            before,
+            // Before measuring, which makes one.
+            after: in_words(device.has_active_context()),
+        },
+        times: measure.then(|| in_words(measure::run(device))),
+    };
+    Ok(facts)
+}
+
+fn answer(kind: PoolKind, device: &Device, strategy: &Result<Strategy>) -> Answer {
+    match kind.builder(device).support() {
+        // Plain pools are taken at the device's word there; the default resource has tried.
+        Ok(Support::Yes) if kind == PoolKind::Plain => match strategy {
+            Ok(Strategy::Direct { reason, .. }) => Answer::Known(Support::No(*reason)),
+            Ok(_) => Answer::Known(Support::Yes),
+            Err(error) => Answer::Failed(error.to_string()),
+        },
+        Ok(support) => Answer::Known(support),
+        Err(error) => Answer::Failed(error.to_string()),
+    }
+}
+
+/// A hint is built on it and nothing else, so a failure is just no hint.
+fn default_pool(device: &Device) -> Option<ReleaseThreshold> {
+    device.default_pool().ok()?.release_threshold().ok()
+}
+
+fn peers(device: &Device, all: &[Device]) -> Vec<Peer> {
+    all.iter()
+        .filter(|other| *other != device)
+        .map(|other| Peer {
+            ordinal: other.ordinal(),
+            reached: in_words(device.can_access_peer(other)),
+        })
+        .collect()
+}
+
+fn in_words<T>(result: Result<T>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
+}

@@ -1,0 +1,132 @@
+//! What this machine offers to GPU memory pools, what it lacks, why, and what to do about it.
+//!
+//! ```sh
+//! cargo run --example doctor                  # the real machine, as tables
+//! cargo run --example doctor -- --json        # the same for programs
+//! cargo run --example doctor -- --measure     # also times the allocators, which makes a context
+//! cargo run --example doctor -- --simulate    # the simulated driver instead
+//! ```
+
+mod advice;
+mod facts;
+mod json;
+mod measure;
+mod opened;
+mod tables;
+mod verdict;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use facts::Facts;
+use opened::{Opened, Unopened};
+use verdict::{Diagnosis, Verdict};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  every device is ready
+  1  a device is limited, slow or does not work, and at least one can be used
+  2  no usable driver or device, or the arguments are wrong
+  3  the report could not be written";
+
+/// Looks at every device that this process sees, and says whether memory pools work there.
+///
+/// Reports the real machine unless told otherwise. Makes no context on any device unless told to
+/// measure.
+#[derive(Debug, Parser)]
+#[command(name = "doctor", after_help = EXIT_CODES)]
+struct Args {
+    /// Print one JSON document instead of tables.
+    #[arg(long)]
+    json: bool,
+    /// Also time allocations. This makes a context on each device.
+    #[arg(long)]
+    measure: bool,
+    /// Examine the simulated driver instead of this machine.
+    #[arg(long)]
+    simulate: bool,
+}
+
+/// Everything that was found out.
+struct Report {
+    opened: Result<Opened, Unopened>,
+    devices: Vec<Patient>,
+}
+
+/// One device, and what is thought of it.
+struct Patient {
+    ordinal: u32,
+    /// The driver's own words if it could not even be asked.
+    facts: Result<Facts, String>,
+    diagnosis: Diagnosis,
+}
+
+impl Report {
+    fn make(args: &Args) -> Self {
+        let opened = opened::open(args.simulate);
+        let mut devices = Vec::new();
+        if let Ok(opened) = &opened {
+            for device in &opened.devices {
+                let facts = facts::gather(*device, &opened.devices, args.measure)
+                    .map_err(|error| error.to_string());
+                devices.push(Patient {
+                    ordinal: device.ordinal(),
+                    diagnosis: verdict::judge(&facts),
+                    facts,
+                });
+            }
+        }
+        Self { opened, devices }
+    }
+
+    /// The worst verdict, in the words of the report.
+    fn summary(&self) -> &'static str {
+        match &self.opened {
+            Err(Unopened { is_driver_missing: true, .. }) => "no driver",
+            Err(_) => "no device",
+            Ok(_) => self
+                .verdicts()
+                .max()
+                .map_or("no device", Verdict::words),
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        let usable = self.verdicts().any(|verdict| verdict != Verdict::Unusable);
+        match self.verdicts().max() {
+            Some(Verdict::Ready) => 0,
+            Some(_) if usable => 1,
+            _ => 2,
+        }
+    }
+
+    fn verdicts(&self) -> impl Iterator<Item = Verdict> + '_ {
+        self.devices.iter().map(|patient| patient.diagnosis.verdict)
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let report = Report::make(&args);
+    let text = if args.json {
+        json::document(&report)
+    } else {
+        tables::pages(&report)
+    };
+    // Not `println!`, which panics when nobody reads.
+    let written = io::stdout()
+        .lock()
+        .write_all(text.as_bytes())
+        .and_then(|()| io::stdout().flush());
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            // If this cannot be written either, the exit code has to do.
+            let _ = writeln!(io::stderr(), "error: the report could not be written: {error}");
+            ExitCode::from(3)
+        }
+        // Whoever reads only the first lines has read enough.
+        _ => ExitCode::from(report.exit_code()),
+    }
+}

@@ -1,0 +1,74 @@
+//! What an allocation costs, from the default resource and without pools.
+
+use std::time::Instant;
+
+use cuda_mem::{Device, DirectResource, Resource, Result, Stream};
+
+const PAIRS: usize = 1000;
+const BATCHES: usize = 9;
+const BYTES: usize = 1 << 20;
+
+/// Nanoseconds for allocating and dropping a buffer.
+pub(crate) struct Times {
+    pub(crate) default: f64,
+    pub(crate) direct: f64,
+    /// Bytes of the device that nobody had taken before.
+    pub(crate) free_memory: u64,
+}
+
+impl Times {
+    /// How many times dearer the fallback is.
+    pub(crate) fn ratio(&self) -> f64 {
+        self.direct / self.default.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// How it is measured, in words.
+pub(crate) fn method() -> String {
+    format!(
+        "host time of {PAIRS} pairs of allocating 1 MiB and dropping it on one idle stream, divided by \
+         {PAIRS}; median of {BATCHES} batches after one to warm up; the two resources take turns"
+    )
+}
+
+/// Makes the device's context, and gives it back at the end.
+pub(crate) fn run(device: Device) -> Result<Times> {
+    let context = device.primary_context()?;
+    let stream = context.stream()?;
+    let free_memory = context.memory_info()?.free;
+    let default = device.default_resource()?;
+    let direct = Resource::new(DirectResource::new(device));
+    let (mut default_ns, mut direct_ns) = (Vec::new(), Vec::new());
+    for batch in 0..=BATCHES {
+        let times = (time(&default, &stream)?, time(&direct, &stream)?);
+        // The first one maps memory and raises clocks.
+        if batch > 0 {
+            default_ns.push(times.0);
+            direct_ns.push(times.1);
+        }
+    }
+    // What it keeps is of no more use to this process, and others may want it.
+    stream.synchronize()?;
+    cuda_mem::MemoryResource::trim_to(&default, 0)?;
+    Ok(Times {
+        default: median(default_ns),
+        direct: median(direct_ns),
+        free_memory,
+    })
+}
+
+fn time(resource: &Resource, stream: &Stream) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..PAIRS {
+        drop(resource.alloc::<u8>(stream, BYTES)?);
+    }
+    let taken = start.elapsed();
+    // Untimed, so that nobody pays for the other's frees.
+    stream.synchronize()?;
+    Ok(taken.as_nanos() as f64 / PAIRS as f64)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,178 @@
+//! What is thought of a device.
+
+use cuda_mem::{CudaVersion, DriverModel, Reason, Strategy, Support};
+
+use crate::advice;
+use crate::facts::{Answer, Facts, PoolKind};
+
+/// From the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verdict {
+    /// Pools, and what programs commonly want of them.
+    Ready,
+    /// Pools, and something commonly wanted is missing.
+    Limited,
+    /// No pools: each free waits for the device.
+    Slow,
+    /// Not even that could be found out.
+    Unusable,
+}
+
+impl Verdict {
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Limited => "limited",
+            Self::Slow => "works, slowly",
+            Self::Unusable => "does not work",
+        }
+    }
+}
+
+/// A verdict, what led to it, and what to do.
+pub(crate) struct Diagnosis {
+    pub(crate) verdict: Verdict,
+    pub(crate) because: Vec<String>,
+    pub(crate) advice: Vec<String>,
+}
+
+impl Diagnosis {
+    fn new() -> Self {
+        Self {
+            verdict: Verdict::Ready,
+            because: Vec::new(),
+            advice: Vec::new(),
+        }
+    }
+
+    /// Something is wrong; the worst counts.
+    fn find(&mut self, verdict: Verdict, because: String, advice: Vec<String>) {
+        self.verdict = self.verdict.max(verdict);
+        self.because.push(because);
+        self.advise(advice);
+    }
+
+    /// The same thing may help against several findings.
+    fn advise(&mut self, advice: Vec<String>) {
+        for line in advice {
+            if !self.advice.contains(&line) {
+                self.advice.push(line);
+            }
+        }
+    }
+}
+
+pub(crate) fn judge(facts: &Result<Facts, String>) -> Diagnosis {
+    let mut found = Diagnosis::new();
+    match facts {
+        Ok(facts) => examine(facts, &mut found),
+        Err(error) => found.find(
+            Verdict::Unusable,
+            format!("the driver does not answer for it: {error}"),
+            advice::silent_device(),
+        ),
+    }
+    found
+}
+
+fn examine(facts: &Facts, found: &mut Diagnosis) {
+    match &facts.strategy {
+        Ok(Strategy::Direct { reason, model }) => found.find(
+            Verdict::Slow,
+            format!("no memory pools: {reason}{}", model_words(*model)),
+            advice::without_pools(facts, *reason, *model),
+        ),
+        Ok(_) => with_pools(facts, found),
+        Err(error) => found.find(
+            Verdict::Unusable,
+            format!("no default resource: {error}"),
+            advice::silent_device(),
+        ),
+    }
+    if let Some(Err(error)) = &facts.times {
+        found.find(
+            Verdict::Limited,
+            format!("it could not be measured: {error}"),
+            advice::not_measured(),
+        );
+    }
+    if found.verdict == Verdict::Ready {
+        found.advise(advice::when_ready(facts));
+    }
+}
+
+fn model_words(model: DriverModel) -> String {
+    match model {
+        DriverModel::Linux => String::new(),
+        model => format!(" (driver model: {model})"),
+    }
+}
+
+/// What programs commonly want besides pools. Fabric handles, host pools and the like are not among
+/// it: few machines have them, and who needs them sees them in the matrix.
+fn with_pools(facts: &Facts, found: &mut Diagnosis) {
+    let driver = facts.device.driver().version();
+    // Under Windows, and what is Linux only in a guest of it, there are other handles or none (R2).
+    match facts.pool(PoolKind::Descriptor) {
+        Some(Answer::Known(Support::No(reason))) => {
+            let because = if let Reason::Refused(_) = reason {
+                format!(
+                    "pools that are shared by descriptor are promised and cannot be made: {reason}"
+                )
+            } else {
+                format!("no pools that are shared by descriptor: {reason}")
+            };
+            found.find(Verdict::Limited, because, advice::without_sharing(*reason));
+        }
+        Some(Answer::Failed(error)) => found.find(
+            Verdict::Limited,
+            format!("whether pools can be shared by descriptor could not be found out: {error}"),
+            Vec::new(),
+        ),
+        _ => {}
+    }
+    for (what, support) in [
+        ("virtual memory management", facts.can.virtual_memory),
+        ("one address space for host and devices", facts.can.unified_addressing),
+    ] {
+        if let Support::No(reason) = support {
+            found.find(
+                Verdict::Limited,
+                format!("no {what}: {reason}"),
+                advice::for_reason(reason, facts),
+            );
+        }
+    }
+    // What older drivers have of pools is incomplete, and in one point was reported to be wrong (R42).
+    let sound = CudaVersion::new(11, 5);
+    if driver < sound {
+        found.find(
+            Verdict::Limited,
+            format!(
+                "a driver for CUDA {driver} has no complete statistics of pools, and memory freed in \
+                 one stream is not reused in another early, because drivers before {sound} could hand \
+                 it out too soon"
+            ),
+            vec![advice::newer_driver(sound, facts.can.compute_capability)],
+        );
+    }
+    if let Some(lies) = lies(facts) {
+        found.advise(vec![lies]);
+    }
+}
+
+/// Kinds that few need, and that are promised and cannot be made.
+fn lies(facts: &Facts) -> Option<String> {
+    let fabric = PoolKind::Fabric;
+    match facts.pool(fabric)? {
+        Answer::Known(Support::No(reason @ Reason::Refused(_)))
+            if facts.can.pool_handle_types.contains(fabric.handle()) =>
+        {
+            Some(format!(
+                "Pools with fabric handles are promised and cannot be made ({reason}); only programs \
+                 that share memory between machines miss them."
+            ))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,69 @@
+//! Memory resources: what every one must do, over every resource and every stack of two adaptors, and what
+//! each adds.
+//!
+//! These bodies run in a program of their own: freeing memory that is no pool's holds up every other
+//! call of the process until the device is idle (R96), so a test that holds a stream beside it would
+//! wait for ever.
+
+mod adaptors;
+mod bodies;
+mod containers;
+mod current_resource;
+mod ladder;
+mod misuse;
+mod subjects;
+
+pub use subjects::{Subject, subjects};
+
+use crate::run::Test;
+use crate::{tests, tests_alone};
+
+/// What every resource must do.
+#[must_use]
+pub fn conformance() -> Vec<Test> {
+    let mut all = tests! {
+        bodies: sizes_from_nothing_to_a_gibibyte_are_served,
+            memory_is_as_it_is_described,
+            random_sizes_come_and_go, mixed_random_sizes_keep_their_contents,
+            a_producer_hands_over_to_a_consumer, many_threads_share_a_resource,
+            a_stream_may_go_before_its_buffer, a_context_may_go_before_its_buffer,
+            a_buffer_may_end_on_a_foreign_thread, a_buffer_goes_over_to_another_stream,
+            a_buffer_keeps_its_resource;
+        misuse: what_cannot_be_had_is_refused_and_harmless,
+            the_largest_sizes_do_not_wrap, memory_of_another_resource_is_not_given_out_of_hand;
+    };
+    all.extend(tests_alone! {
+        bodies: a_free_waits_for_the_work_before_it,
+            a_buffer_is_given_back_after_the_capture_of_its_stream;
+    });
+    all
+}
+
+/// All bodies. They need memory pools.
+#[must_use]
+pub fn all() -> Vec<Test> {
+    let mut all = tests! {
+        adaptors: a_limit_holds_for_all_threads_together, a_limit_says_what_is_taken,
+            statistics_count_bytes_and_allocations, scopes_count_their_own_thread_and_nest,
+            what_is_alive_is_known_with_its_line, backtraces_are_taken_on_request,
+            a_log_ends_with_the_request_that_failed, a_log_that_cannot_be_written_stops_nothing,
+            a_callback_is_asked_until_it_gives_up, alignments_are_kept_and_the_memory_comes_back,
+            managed_memory_is_moved_and_other_memory_is_not;
+        ladder: every_remedy_is_tried_in_order, waiting_helps_where_a_free_was_not_seen,
+            a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
+        containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
+            a_vector_that_cannot_grow_is_as_it_was,
+            vectors_are_copied_in_the_order_of_their_streams,
+            elements_of_no_size_take_no_memory, a_scalar_is_read_and_set;
+        current_resource: the_default_resource_says_what_it_is,
+            a_scope_is_of_one_thread_and_nests;
+    };
+    all.extend(conformance());
+    // Some hold a stream, one takes almost the whole card, one changes a setting of the process.
+    all.extend(tests_alone! {
+        containers: growing_does_not_wait;
+        current_resource: the_current_resource_is_set_for_all_threads;
+        ladder: nothing_waits_unless_it_is_asked_to, a_full_card_recovers;
+    });
+    all
+}
