@@ -7,7 +7,10 @@ use std::cell::Cell;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{DeviceBuffer, MemoryPool, Stream};
+use cuda_mem::{
+    AlignedAdaptor, DeviceBuffer, LimitAdaptor, MemoryPool, Resource, StatisticsAdaptor, Stream,
+    TrackingAdaptor,
+};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
 
@@ -59,6 +62,38 @@ mod counts {
         Ok(())
     }
 
+    pub(crate) fn a_resource_adds_no_call_and_no_heap(lab: &Lab) -> Result<()> {
+        let (pool, stream) = warm(lab)?;
+        let tracked = TrackingAdaptor::new(LimitAdaptor::new(pool, 1 << 30));
+        let resource = Resource::new(StatisticsAdaptor::new(AlignedAdaptor::new(tracked, 4096)?));
+        // Tables grow at first.
+        for _ in 0..10 {
+            drop(resource.alloc::<f32>(&stream, 1000)?);
+        }
+        let default = stream.device().default_resource()?;
+        drop(default.alloc::<f32>(&stream, 1000)?);
+        let control = lab.control()?;
+        for resource in [resource, default] {
+            control.reset();
+            let before = ALLOCATIONS.get();
+            for _ in 0..100 {
+                drop(resource.alloc::<f32>(&stream, 1000)?);
+            }
+            ensure!(
+                ALLOCATIONS.get() == before,
+                "{} allocations",
+                ALLOCATIONS.get() - before
+            );
+            ensure!(control.calls("cuMemAllocFromPoolAsync") == 100);
+            ensure!(
+                control.calls_total() == 200,
+                "{} calls",
+                control.calls_total()
+            );
+        }
+        Ok(())
+    }
+
     pub(crate) fn nothing_to_allocate_is_no_call(lab: &Lab) -> Result<()> {
         let (pool, stream) = warm(lab)?;
         let mut empty: DeviceBuffer<u8> = pool.alloc(&stream, 0)?;
@@ -103,10 +138,9 @@ mod counts {
 
     pub(crate) fn the_whole_contract_kept_the_order(lab: &Lab) -> Result<()> {
         // The simulator's order sanitizer sees every test of this program in one process.
-        for test in cuda_mem_tests::contract::all()
-            .iter()
-            .filter(|test| !test.alone)
-        {
+        let mut all = cuda_mem_tests::contract::all();
+        all.extend(cuda_mem_tests::resources::all());
+        for test in all.iter().filter(|test| !test.alone) {
             (test.body)(lab).map_err(|error| error.context(test.name))?;
         }
         let reports = lab.control()?.reports();
@@ -166,6 +200,7 @@ static COUNTING: Counting = Counting;
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         counts: allocate_and_drop_are_two_driver_calls, allocate_and_drop_touch_no_heap,
+            a_resource_adds_no_call_and_no_heap,
             nothing_to_allocate_is_no_call, lending_is_two_calls_at_each_end_and_none_at_home,
             statistics_are_four_calls, the_whole_contract_kept_the_order,
             the_sanitizer_sees_a_missing_wait;

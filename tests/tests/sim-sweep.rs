@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{
-    Access, AllocationType, DeviceBuffer, Driver, Error, HandleTypes, Location, MemoryPool,
-    ReleaseThreshold, ReusePolicy, Stream, Support,
+    Access, AlignedAdaptor, AllocationType, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource,
+    Driver, Error, HandleTypes, Location, ManagedResource, MemoryPool, PinnedResource,
+    PrefetchAdaptor, ReleaseThreshold, Resource, ReusePolicy, Stream, Support, TrackingAdaptor,
 };
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
@@ -116,6 +117,36 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
     context.synchronize()
 }
 
+/// Resources and containers over them. The default resource is left out: it stays as long as the process.
+fn resources(driver: Driver) -> Result<(), Error> {
+    let device = driver.device(0)?;
+    let context = device.primary_context()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let pool = MemoryPool::builder(&device).build()?;
+    for resource in [
+        Resource::new(DirectResource::new(device)),
+        Resource::new(PinnedResource::new(driver)),
+        Resource::new(PrefetchAdaptor::new(ManagedResource::new(driver))),
+        Resource::new(AlignedAdaptor::new(
+            TrackingAdaptor::new(pool.clone()),
+            4096,
+        )?),
+    ] {
+        let mut buffer = resource.alloc::<u32>(&stream, 100)?;
+        buffer.fill(2)?;
+    }
+    let resource = Resource::new(pool);
+    let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[1_u8, 2, 3])?;
+    vec.reserve(100)?;
+    vec.resize_zeroed(5)?;
+    vec.set_stream(&other)?;
+    assert_eq!(vec.try_clone()?.to_vec()?, [1, 2, 3, 0, 0]);
+    drop(vec);
+    drop(DeviceScalar::new_in(&resource, &stream, 1.5_f32)?);
+    stream.synchronize()?;
+    context.synchronize()
+}
+
 /// Two devices: access, loans and copies.
 fn two_devices(driver: Driver) -> Result<(), Error> {
     let (near, far) = (driver.device(0)?, driver.device(1)?);
@@ -162,8 +193,40 @@ fn unbound_free(function: &str, now: Live, before: Live) -> bool {
         && now.allocations == before.allocations + 1
 }
 
+/// Before memory that is no pool's is freed, its stream has to be waited for. If that fails, the memory may
+/// be in use, and stays. Where a pool's memory seems to stay, so does the pool.
+fn unfinished_free(function: &str, now: Live, before: Live) -> bool {
+    match function {
+        "cuStreamSynchronize" | "cuCtxGetCurrent" | "cuCtxSetCurrent" => {
+            now.allocations == before.allocations + 1
+        }
+        "cuMemFreeAsync" => now.pools == before.pools + 1,
+        _ => false,
+    }
+}
+
+/// Where the driver does not answer a question about who reaches the memory, nobody is said to; an
+/// attribute that the driver says it does not know is not there.
+fn is_taken_for_a_no(index: usize, function: &str, code: CUresult) -> bool {
+    match function {
+        "cuMemPoolGetAccess" | "cuDeviceGetCount" | "cuDeviceGet" => true,
+        "cuDeviceGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        _ => has_a_second_way(index, function, code),
+    }
+}
+
 mod sweeps {
     use super::*;
+
+    pub(crate) fn every_call_of_resources_fails_once(lab: &Lab) -> Result<()> {
+        let tour = Tour {
+            walk: resources,
+            at_least: 100,
+            second_way: is_taken_for_a_no,
+            may_leave: unfinished_free,
+        };
+        sweep::every_call_fails_once(lab, tour).map(drop)
+    }
 
     pub(crate) fn every_call_of_one_device_fails_once(lab: &Lab) -> Result<()> {
         let tour = Tour {
@@ -215,7 +278,8 @@ fn main() -> ExitCode {
         return run::main(&tests, options);
     }
     let tests = cuda_mem_tests::tests! {
-        sweeps: every_call_of_one_device_fails_once, every_call_of_two_devices_fails_once;
+        sweeps: every_call_of_one_device_fails_once, every_call_of_two_devices_fails_once,
+            every_call_of_resources_fails_once;
     };
     run::main(&tests, options)
 }

@@ -118,8 +118,13 @@ unsafe impl MemoryResource for Pool {
         // SAFETY: the address is this pool's and the caller's to free in this stream.
         let buffer = unsafe { DeviceBuffer::<u8>::from_raw(stream, address, layout.size()) };
         buffer.free().map_err(|failed| {
-            // It stays the caller's; its only owner here must not free it after all.
-            std::mem::forget(failed.object);
+            // It stays the caller's; its owner here must not free it after all.
+            if let Some(buffer) = failed.object {
+                match buffer.into_raw() {
+                    Ok(_) => {}
+                    Err(refused) => std::mem::forget(refused.object),
+                }
+            }
             failed.error
         })
     }
@@ -131,15 +136,16 @@ unsafe impl MemoryResource for Pool {
             (Location::Host | Location::HostNuma(_), _) => MemoryKind::Host,
             _ => MemoryKind::Device,
         };
+        // A device that the driver does not answer for counts as one that does not reach it.
         let reaches = |device: &Device| matches!(self.access(device), Ok(Access::ReadWrite));
-        let devices = driver.devices().unwrap_or_default();
+        let others = driver.devices().unwrap_or_default();
+        let devices = self.device().into_iter();
         MemoryProperties {
             kind,
             device: self.device(),
             host: kind != MemoryKind::Device,
             devices: devices
-                .into_iter()
-                .filter(reaches)
+                .chain(others.into_iter().filter(reaches))
                 .fold(DeviceSet::none(driver), DeviceSet::with),
         }
     }
