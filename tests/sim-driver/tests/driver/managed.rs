@@ -111,8 +111,8 @@ fn it_takes_memory_of_the_device_that_gives_way() {
     assert_eq!(prefetch(x, 4 << 20, (1, 1), f.stream), OK);
     assert_eq!(missing(), 6 * MIB);
     synchronise(f.stream);
-    let plain: CUdeviceptr = get!(cuMemAlloc_v2(_, (before - 2 * MIB) as usize));
-    assert_eq!(missing(), before);
+    let plain: CUdeviceptr = get!(cuMemAlloc_v2(_, (before - 4 * MIB) as usize));
+    assert!(available() <= 2 * MIB, "{} B", available());
     assert_eq!(cu!(cuMemFree_v2(plain)), OK);
     assert_eq!(missing(), 2 * MIB);
     assert_eq!(cu!(cuMemFree_v2(x)), OK);
@@ -142,26 +142,26 @@ fn small_blocks_of_one_kind_lie_side_by_side() {
 fn copies_that_name_it_as_the_hosts_wait() {
     let f = Fixture::new();
     let (x, plain) = (managed(LEN), get!(cuMemAlloc_v2(_, LEN)));
-    let at = bytes(x, LEN).as_mut_ptr().cast::<c_void>();
-    let (up, down): (fn(_, _, _) -> _, fn(_, _, _) -> _) = (
-        |plain, at, stream| cu!(cuMemcpyHtoDAsync_v2(plain, at, LEN, stream)),
-        |plain, at, stream| cu!(cuMemcpyDtoHAsync_v2(at, plain, LEN, stream)),
-    );
-    for copy in [up, down] {
+    for is_up in [true, false] {
         let gate = Gate::hold(f.stream);
         gate.wait();
         assert_eq!(cu!(cuMemcpyAsync(plain, x, LEN, f.stream)), OK);
         assert_eq!(cu!(cuMemcpyDtoDAsync_v2(x, plain, LEN, f.stream)), OK);
-        let (at, stream) = (at.expose_provenance(), f.stream.addr());
+        let stream = f.stream.addr();
         std::thread::scope(|scope| {
-            let done = scope.spawn(move || {
-                let at = std::ptr::with_exposed_provenance_mut(at);
-                copy(plain, at, std::ptr::without_provenance_mut(stream))
+            let copy = scope.spawn(move || {
+                let stream = std::ptr::without_provenance_mut(stream);
+                let host: *mut c_void = std::ptr::with_exposed_provenance_mut(x as usize);
+                if is_up {
+                    cu!(cuMemcpyHtoDAsync_v2(plain, host, LEN, stream))
+                } else {
+                    cu!(cuMemcpyDtoHAsync_v2(host, plain, LEN, stream))
+                }
             });
             std::thread::sleep(std::time::Duration::from_millis(100));
-            assert!(!done.is_finished());
+            assert!(!copy.is_finished());
             gate.open();
-            assert_eq!(done.join().expect("no panics"), OK);
+            assert_eq!(copy.join().expect("no panics"), OK);
         });
     }
     for block in [x, plain] {
