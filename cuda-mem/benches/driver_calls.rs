@@ -5,6 +5,8 @@
 //! same clocks and caches. Times are medians over the rounds; the ratio is the median of the rounds'
 //! own ratios, because the clock of a CPU wanders between rounds but hardly within one.
 
+mod common;
+
 use std::ffi::c_void;
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,6 +15,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{CUresult, DriverTable};
 use cuda_mem::{Driver, MemoryPool, Stream};
 use serde_json::json;
+
+use common::{cpu, middle, open};
 
 const ROUNDS: usize = 1001;
 /// Rounds before the first that counts: memory is mapped and clocks rise.
@@ -93,21 +97,6 @@ fn method() -> String {
     )
 }
 
-fn open() -> Result<(Driver, &'static str)> {
-    match Driver::load() {
-        Ok(driver) if cuda_sim::is_simulator(driver.library_path()) => Ok((driver, "simulated")),
-        Ok(driver) => Ok((driver, "gpu")),
-        Err(error) => {
-            eprintln!(
-                "no GPU driver ({error}); the simulated driver's figures say nothing about a GPU"
-            );
-            let path = cuda_sim::library_path().context("no simulated driver either")?;
-            // SAFETY: the simulated driver behaves as a CUDA driver does.
-            Ok((unsafe { Driver::load_from(path) }?, "simulated"))
-        }
-    }
-}
-
 struct Pair {
     raw: f64,
     ours: f64,
@@ -181,11 +170,6 @@ fn median(mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(middle(rounds))
 }
 
-fn middle(mut rounds: Vec<f64>) -> f64 {
-    rounds.sort_by(f64::total_cmp);
-    rounds[rounds.len() / 2]
-}
-
 /// Microseconds.
 struct Opening {
     dlopen: f64,
@@ -220,11 +204,4 @@ fn opening(driver: Driver) -> Result<Opening> {
         fill: middle(fill),
         functions,
     })
-}
-
-fn cpu() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    info.lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
-        .map_or_else(|| "unknown CPU".to_owned(), |(_, name)| name.to_owned())
 }

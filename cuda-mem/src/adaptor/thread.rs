@@ -1,16 +1,28 @@
 //! Small numbers for threads.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number of the calling thread, counted from 1 in the order in which threads first ask.
 #[inline]
 pub(super) fn number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
-        static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
     }
-    // 0 while the thread ends.
-    NUMBER.try_with(|number| *number).unwrap_or(0)
+    match NUMBER.get() {
+        0 => {
+            let number = next();
+            NUMBER.set(number);
+            number
+        }
+        number => number,
+    }
+}
+
+#[cold]
+fn next() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -40,18 +41,18 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub struct TrackingAdaptor<U> {
     upstream: U,
-    has_backtraces: bool,
     live: Shards<Record>,
+    /// Apart, so that those who want none do not pay for them.
+    backtraces: Option<Shards<Arc<Backtrace>>>,
     unknown: AtomicU64,
 }
 
 /// What is remembered of an allocation.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Record {
     bytes: usize,
     thread: u64,
     origin: &'static Location<'static>,
-    backtrace: Option<Arc<Backtrace>>,
 }
 
 /// An allocation that was not given back. From [`TrackingAdaptor::live`].
@@ -89,8 +90,8 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
-            has_backtraces: false,
             live: Shards::default(),
+            backtraces: None,
             unknown: AtomicU64::new(0),
         }
     }
@@ -99,7 +100,7 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
     #[must_use]
     pub fn with_backtraces(self) -> Self {
         Self {
-            has_backtraces: true,
+            backtraces: Some(Shards::default()),
             ..self
         }
     }
@@ -119,9 +120,18 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
                 bytes: record.bytes,
                 thread: record.thread,
                 origin: record.origin,
-                backtrace: record.backtrace.clone(),
+                backtrace: None,
             });
         });
+        if let Some(backtraces) = &self.backtraces {
+            let mut by_address = HashMap::new();
+            backtraces.for_each(|address, backtrace| {
+                by_address.insert(address, Arc::clone(backtrace));
+            });
+            for allocation in &mut live {
+                allocation.backtrace = by_address.remove(&allocation.address);
+            }
+        }
         live.sort_unstable_by_key(|allocation| allocation.address);
         live
     }
@@ -150,11 +160,11 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
                 bytes: layout.size(),
                 thread: thread::number(),
                 origin: origin::current(),
-                backtrace: self
-                    .has_backtraces
-                    .then(|| Arc::new(Backtrace::force_capture())),
             };
             self.live.insert(address, record);
+            if let Some(backtraces) = &self.backtraces {
+                backtraces.insert(address, Arc::new(Backtrace::force_capture()));
+            }
         }
         Ok(address)
     }
@@ -168,6 +178,8 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
     ) -> Result<()> {
         // Before upstream has it: from then on another thread may get the same address.
         let record = self.live.remove(address);
+        let backtraces = self.backtraces.as_ref();
+        let backtrace = backtraces.and_then(|backtraces| backtraces.remove(address));
         if record.is_none() && address != 0 {
             self.unknown.fetch_add(1, Ordering::Relaxed);
         }
@@ -177,6 +189,9 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
             && !is_gone(&freed)
         {
             self.live.insert(address, record);
+            if let (Some(backtraces), Some(backtrace)) = (backtraces, backtrace) {
+                backtraces.insert(address, backtrace);
+            }
         }
         freed
     }

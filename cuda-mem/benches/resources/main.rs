@@ -1,0 +1,54 @@
+//! What memory resources cost: each adaptor by itself, each resource that asks the driver, and all of them
+//! on RMM's `random_allocations`.
+//!
+//! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a
+//! look at the simulated driver.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod adaptors;
+mod pairs;
+mod workload;
+
+use anyhow::Result;
+use serde_json::json;
+
+use common::{cpu, open};
+
+fn main() -> Result<()> {
+    let has = |option: &str| std::env::args().any(|argument| argument == option);
+    let (json, quick) = (has("--json"), has("--quick"));
+    let (driver, backend) = open()?;
+    let device = driver.device(0)?;
+    let stream = device.primary_context()?.stream()?;
+    let heading = format!(
+        "back end: {backend}, {}, CUDA {}, {}",
+        device.name()?,
+        driver.version(),
+        cpu()
+    );
+
+    let adaptors = adaptors::measure(&stream)?;
+    let pairs = pairs::measure(driver, &stream, quick)?;
+    let runs = workload::measure(driver, &stream, quick)?;
+    if json {
+        let report = json!({
+            "benchmark": "resources",
+            "backend": backend,
+            "device": device.name()?,
+            "driver": driver.version().to_string(),
+            "cpu": cpu(),
+            "adaptors": { "method": adaptors::METHOD, "rows": adaptors::json(&adaptors) },
+            "pairs": { "method": pairs::METHOD, "rows": pairs::json(&pairs) },
+            "random_allocations": { "method": workload::METHOD, "rows": workload::json(&runs) },
+        });
+        println!("{report}");
+        return Ok(());
+    }
+    println!("{heading}");
+    adaptors::show(&adaptors);
+    pairs::show(&pairs);
+    workload::show(&runs);
+    Ok(())
+}
