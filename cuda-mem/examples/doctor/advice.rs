@@ -46,7 +46,9 @@ pub(crate) fn newer_driver(since: CudaVersion, compute: (u32, u32)) -> String {
             "Install an NVIDIA driver for CUDA {since} or newer: version {branch} or later. No toolkit \
              is needed."
         ),
-        None => format!("Install an NVIDIA driver for CUDA {since} or newer. No toolkit is needed."),
+        None => {
+            format!("Install an NVIDIA driver for CUDA {since} or newer. No toolkit is needed.")
+        }
     }
 }
 
@@ -66,8 +68,10 @@ pub(crate) fn no_driver(tried: &[Attempt], named: bool, kernel: Option<String>) 
                 .to_owned(),
         );
     }
-    if is(|reason| matches!(reason, AttemptFailure::NotADriver)) {
-        lines.push("What was found is another library under the driver's name: remove it.".to_owned());
+    if !named && is(|reason| matches!(reason, AttemptFailure::NotADriver)) {
+        lines.push(
+            "What was found is another library under the driver's name: remove it.".to_owned(),
+        );
     }
     if let Some(kernel) = kernel {
         lines.push(format!(
@@ -86,6 +90,14 @@ pub(crate) fn no_driver(tried: &[Attempt], named: bool, kernel: Option<String>) 
     }
     lines.push("Without a GPU, `--simulate` examines the simulated driver instead.".to_owned());
     lines
+}
+
+/// `--simulate` found nothing that it could open.
+pub(crate) fn no_simulator() -> Vec<String> {
+    vec![
+        "Build the simulated driver with `cargo build -p cuda-sim`, or name it in CUDA_SIM_LIBRARY."
+            .to_owned(),
+    ]
 }
 
 /// There is a driver, and it shows no device.
@@ -108,7 +120,7 @@ pub(crate) fn no_device() -> Vec<String> {
 }
 
 /// There is a driver, and it does not start.
-pub(crate) fn driver_refused(code: Option<CUresult>) -> Vec<String> {
+pub(crate) fn not_started(code: Option<CUresult>) -> Vec<String> {
     let line = match code {
         Some(CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE) => {
             return no_device();
@@ -148,9 +160,9 @@ pub(crate) fn without_pools(facts: &Facts, reason: Reason, model: DriverModel) -
         (Reason::DriverTooOld { .. }, _) => {}
         (_, DriverModel::Tcc) => lines.push(format!(
             "Windows drives this GPU in TCC mode, where pools are missing: update the driver, and if \
-             that does not help, switch the model with `nvidia-smi -i {0} -dm 0` (WDDM) or, on newer \
+             that does not help, switch the model with `nvidia-smi -i {} -dm 0` (WDDM) or, on newer \
              drivers, `-dm 2` (MCDM), as administrator; then restart.",
-            facts.device.ordinal()
+            facts.uuid
         )),
         (_, DriverModel::Wddm | DriverModel::Wsl) => lines.push(format!(
             "Windows drives this GPU ({model}): update the driver of Windows; newer ones have pools \
@@ -207,9 +219,10 @@ pub(crate) fn for_reason(reason: Reason, facts: &Facts) -> Vec<String> {
             vec![newer_driver(since, facts.can.compute_capability)]
         }
         Reason::Refused(code) => vec![format!(
-            "The device promises it and the driver refused it with {}; tell the administrator this \
-             code, and try a newer driver.",
-            code.name().map_or_else(|| code.0.to_string(), str::to_owned)
+            "The device says that it has this, and the driver refused it with {}: try a newer driver, \
+             and tell the administrator this code.",
+            code.name()
+                .map_or_else(|| code.0.to_string(), str::to_owned)
         )],
         _ => Vec::new(),
     }

@@ -94,6 +94,11 @@ impl PoolKind {
         }
     }
 
+    /// Whether all devices together decide, so that the answer is the same for each (R5).
+    pub(crate) fn is_of_the_machine(self) -> bool {
+        matches!(self, Self::Host | Self::Numa | Self::Managed)
+    }
+
     fn builder(self, device: &Device) -> PoolBuilder {
         let at = |location, kind| MemoryPool::builder_at(device.driver(), location, kind);
         match self {
@@ -115,12 +120,6 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-impl Answer {
-    pub(crate) fn is_yes(&self) -> bool {
-        matches!(self, Self::Known(Support::Yes))
-    }
-}
-
 impl Facts {
     /// What was found out about a kind of pool.
     pub(crate) fn pool(&self, kind: PoolKind) -> Option<&Answer> {
@@ -134,16 +133,28 @@ impl Facts {
         [
             ("memory pools", "memory_pools", can.memory_pools),
             ("virtual memory", "virtual_memory", can.virtual_memory),
-            ("unified addressing", "unified_addressing", can.unified_addressing),
+            (
+                "unified addressing",
+                "unified_addressing",
+                can.unified_addressing,
+            ),
             (
                 "managed, concurrent",
                 "concurrent_managed_access",
                 can.concurrent_managed_access,
             ),
-            ("pageable memory", "pageable_memory_access", can.pageable_memory_access),
+            (
+                "pageable memory",
+                "pageable_memory_access",
+                can.pageable_memory_access,
+            ),
             ("GPUDirect RDMA", "gpu_direct_rdma", can.gpu_direct_rdma),
             ("dma-buf", "dma_buf", can.dma_buf),
-            ("host memory pools", "host_memory_pools", can.host_memory_pools),
+            (
+                "host memory pools",
+                "host_memory_pools",
+                can.host_memory_pools,
+            ),
         ]
     }
 }

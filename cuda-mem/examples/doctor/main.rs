@@ -51,7 +51,7 @@ struct Args {
 
 /// Everything that was found out.
 struct Report {
-    opened: Result<Opened, Unopened>,
+    opened: Result<Opened, Box<Unopened>>,
     devices: Vec<Patient>,
 }
 
@@ -84,12 +84,8 @@ impl Report {
     /// The worst verdict, in the words of the report.
     fn summary(&self) -> &'static str {
         match &self.opened {
-            Err(Unopened { is_driver_missing: true, .. }) => "no driver",
-            Err(_) => "no device",
-            Ok(_) => self
-                .verdicts()
-                .max()
-                .map_or("no device", Verdict::words),
+            Err(unopened) => unopened.words(),
+            Ok(_) => self.verdicts().max().map_or("no device", Verdict::words),
         }
     }
 
@@ -123,7 +119,10 @@ fn main() -> ExitCode {
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             // If this cannot be written either, the exit code has to do.
-            let _ = writeln!(io::stderr(), "error: the report could not be written: {error}");
+            let _ = writeln!(
+                io::stderr(),
+                "error: the report could not be written: {error}"
+            );
             ExitCode::from(3)
         }
         // Whoever reads only the first lines has read enough.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cuda_mem::sys::{self, LIBRARY_VARIABLE};
+use cuda_mem::sys::{self, LIBRARY_VARIABLE, LoadError};
 use cuda_mem::{Device, Driver, Error, ErrorKind};
 
 use crate::advice;
@@ -18,9 +18,7 @@ pub(crate) struct Opened {
 
 /// Why there is nothing to examine.
 pub(crate) struct Unopened {
-    /// Nothing was opened; else there is a driver that has no device to offer.
-    pub(crate) is_driver_missing: bool,
-    pub(crate) kind: String,
+    pub(crate) kind: ErrorKind,
     pub(crate) text: String,
     pub(crate) function: Option<&'static str>,
     pub(crate) code: Option<u32>,
@@ -29,24 +27,40 @@ pub(crate) struct Unopened {
     pub(crate) advice: Vec<String>,
 }
 
+impl Unopened {
+    fn new(error: &Error, tried: Option<LoadError>, advice: Vec<String>) -> Box<Self> {
+        let tried = tried.as_ref().map_or(&[][..], LoadError::attempts).iter();
+        Box::new(Self {
+            kind: error.kind(),
+            text: error.to_string(),
+            function: error.function(),
+            code: error.code().map(|code| code.0),
+            tried: tried
+                .map(|one| (one.path.display().to_string(), one.reason.to_string()))
+                .collect(),
+            advice,
+        })
+    }
+
+    /// How far it came.
+    pub(crate) fn words(&self) -> &'static str {
+        match self.kind {
+            ErrorKind::DriverMissing => "no driver",
+            ErrorKind::InvalidDevice => "no device",
+            _ => "driver does not start",
+        }
+    }
+}
+
 /// The driver of this machine, and no other, unless the simulated one is wanted.
-pub(crate) fn open(simulate: bool) -> Result<Opened, Unopened> {
-    let driver = if simulate {
-        simulated()?
-    } else {
-        Driver::load().map_err(|error| refused(&error))?
-    };
-    let devices = driver.devices().map_err(|error| refused(&error))?;
+pub(crate) fn open(simulate: bool) -> Result<Opened, Box<Unopened>> {
+    let driver = if simulate { simulated() } else { real() }?;
+    let started = |error: Error| Unopened::new(&error, None, advice::not_started(error.code()));
+    let devices = driver.devices().map_err(started)?;
     if devices.is_empty() {
-        return Err(Unopened {
-            is_driver_missing: false,
-            kind: format!("{:?}", ErrorKind::InvalidDevice),
-            text: "the driver started and sees no device".to_owned(),
-            function: None,
-            code: None,
-            tried: Vec::new(),
-            advice: advice::no_device(),
-        });
+        // Drivers answer the start with an error then; this is for one that does not.
+        let error = Error::new(ErrorKind::InvalidDevice, "the driver sees no device");
+        return Err(Unopened::new(&error, None, advice::no_device()));
     }
     Ok(Opened {
         driver,
@@ -56,45 +70,35 @@ pub(crate) fn open(simulate: bool) -> Result<Opened, Unopened> {
     })
 }
 
-fn simulated() -> Result<Driver, Unopened> {
-    let Some(path) = cuda_sim::library_path() else {
-        return Err(Unopened {
-            is_driver_missing: true,
-            kind: format!("{:?}", ErrorKind::DriverMissing),
-            text: "the simulated driver libcuda_sim.so was not found beside this program".to_owned(),
-            function: None,
-            code: None,
-            tried: Vec::new(),
-            advice: vec![
-                "Build it with `cargo build -p cuda-sim`, or name it in CUDA_SIM_LIBRARY.".to_owned(),
-            ],
-        });
-    };
-    // SAFETY: this is the simulated driver of this workspace, which behaves as a CUDA driver does.
-    unsafe { Driver::load_from(path) }.map_err(|error| refused(&error))
+fn real() -> Result<Driver, Box<Unopened>> {
+    Driver::load().map_err(|error| {
+        if error.kind() != ErrorKind::DriverMissing {
+            return Unopened::new(&error, None, advice::not_started(error.code()));
+        }
+        // The same failure once more, this time in its parts.
+        let load = sys::load().err();
+        let tried = load.as_ref().map_or(&[][..], LoadError::attempts);
+        let is_named = environment(LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
+        let advice = advice::no_driver(tried, is_named, kernel_module());
+        Unopened::new(&error, load, advice)
+    })
 }
 
-fn refused(error: &Error) -> Unopened {
-    let is_driver_missing = error.kind() == ErrorKind::DriverMissing;
-    // The same failure once more, this time with its parts.
-    let load = is_driver_missing.then(|| sys::load().err()).flatten();
-    let attempts = load.as_ref().map_or(&[][..], |load| load.attempts());
-    Unopened {
-        is_driver_missing,
-        kind: format!("{:?}", error.kind()),
-        text: error.to_string(),
-        function: error.function(),
-        code: error.code().map(|code| code.0),
-        tried: attempts
-            .iter()
-            .map(|attempt| (attempt.path.display().to_string(), attempt.reason.to_string()))
-            .collect(),
-        advice: if is_driver_missing {
-            advice::no_driver(attempts, environment(LIBRARY_VARIABLE).is_some(), kernel_module())
-        } else {
-            advice::driver_refused(error.code())
-        },
-    }
+fn simulated() -> Result<Driver, Box<Unopened>> {
+    let Some(path) = cuda_sim::library_path() else {
+        let text = "the simulated driver libcuda_sim.so was not found beside this program";
+        let error = Error::new(ErrorKind::DriverMissing, text);
+        return Err(Unopened::new(&error, None, advice::no_simulator()));
+    };
+    // SAFETY: this is the simulated driver of this workspace, which behaves as a CUDA driver does.
+    unsafe { Driver::load_from(&path) }.map_err(|error| {
+        if error.kind() != ErrorKind::DriverMissing {
+            return Unopened::new(&error, None, advice::not_started(error.code()));
+        }
+        // SAFETY: as above.
+        let load = unsafe { sys::load_from(&path) }.err();
+        Unopened::new(&error, load, advice::no_simulator())
+    })
 }
 
 /// A variable as it is set; what is not Unicode is shown as well as can be.

@@ -68,7 +68,7 @@ pub(crate) fn judge(facts: &Result<Facts, String>) -> Diagnosis {
         Ok(facts) => examine(facts, &mut found),
         Err(error) => found.find(
             Verdict::Unusable,
-            format!("the driver does not answer for it: {error}"),
+            format!("the driver does not tell what it is: {error}"),
             advice::silent_device(),
         ),
     }
@@ -133,7 +133,10 @@ fn with_pools(facts: &Facts, found: &mut Diagnosis) {
     }
     for (what, support) in [
         ("virtual memory management", facts.can.virtual_memory),
-        ("one address space for host and devices", facts.can.unified_addressing),
+        (
+            "one address space for host and devices",
+            facts.can.unified_addressing,
+        ),
     ] {
         if let Support::No(reason) = support {
             found.find(
