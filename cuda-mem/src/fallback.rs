@@ -33,7 +33,7 @@ impl fmt::Display for Strategy {
         match self {
             Self::Pool => f.write_str("memory pool"),
             Self::Direct { reason, model } => {
-                write!(f, "cuMemAlloc, because of memory pools: {reason}")?;
+                write!(f, "cuMemAlloc, because memory pools are missing: {reason}")?;
                 match model {
                     DriverModel::Linux => Ok(()),
                     model => write!(f, " (driver model: {model})"),

@@ -49,11 +49,11 @@ mod machines {
     pub(crate) fn tcc_and_wddm_are_named_as_the_reason(_: &Lab) -> Result<()> {
         let text = machine(&[("CUDA_SIM_DRIVER_MODEL", "tcc")])?;
         let expected =
-            "cuMemAlloc, because of memory pools: not on this device (driver model: TCC)";
+            "cuMemAlloc, because memory pools are missing: not on this device (driver model: TCC)";
         ensure!(said(&text, 0)? == expected, "{text}");
         // What is no TCC, a Linux program cannot tell from Linux.
         let text = machine(&[("CUDA_SIM_DRIVER_MODEL", "wddm")])?;
-        let expected = "cuMemAlloc, because of memory pools: not on this device";
+        let expected = "cuMemAlloc, because memory pools are missing: not on this device";
         ensure!(said(&text, 0)?.starts_with(expected), "{text}");
         Ok(())
     }
@@ -68,7 +68,7 @@ mod machines {
         for (version, found) in [("11000", "11.0"), ("11010", "11.1")] {
             let text = machine(&[("CUDA_SIM_DRIVER_VERSION", version)])?;
             let expected = format!(
-                "cuMemAlloc, because of memory pools: needs CUDA 11.2, the driver has {found}"
+                "cuMemAlloc, because memory pools are missing: needs CUDA 11.2, the driver has {found}"
             );
             ensure!(said(&text, 0)?.starts_with(&expected), "{text}");
         }

@@ -60,13 +60,6 @@ impl PoolBuilder {
         if let Some(no) = self.told_by_attributes()? {
             return Ok(no);
         }
-        let plain = self.handle_types.is_empty()
-            && !self.hw_decompress
-            && self.allocation_type == AllocationType::Pinned
-            && matches!(self.location, Location::Device(_));
-        if plain {
-            return Ok(Support::Yes);
-        }
         self.try_once()
     }
 

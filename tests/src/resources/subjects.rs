@@ -17,7 +17,7 @@ pub struct Subject {
     pub name: String,
     /// The alignment in bytes that it promises.
     pub alignment: u64,
-    make: Box<dyn Fn(&Lab) -> Result<Resource>>,
+    make: Box<AnyMake>,
 }
 
 impl Subject {
@@ -39,6 +39,7 @@ impl fmt::Debug for Subject {
     }
 }
 
+type AnyMake = dyn Fn(&Lab) -> Result<Resource>;
 type Make = fn(&Lab) -> Result<Resource>;
 type Adapt = fn(Resource) -> Result<Resource>;
 

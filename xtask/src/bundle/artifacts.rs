@@ -18,6 +18,13 @@ pub(super) struct Artifact {
     pub(super) file: PathBuf,
 }
 
+impl Artifact {
+    /// Whether it is a test that always runs on the simulated driver.
+    pub(super) fn is_of_the_simulator(&self) -> bool {
+        self.name.starts_with("test-sim-")
+    }
+}
+
 /// The packages whose tests, examples and benchmarks are taken.
 const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
@@ -148,6 +155,19 @@ mod tests {
         format!(
             r#"{{"reason":"compiler-artifact","package_id":"path+file:///r#x@0.1.0","target":{{"kind":["{kind}"],"crate_types":["bin"],"name":"{name}"}},"profile":{{"opt_level":"3","test":{test}}},"features":[],"filenames":["{file}"],"executable":"{file}","fresh":true}}"#
         )
+    }
+
+    #[test]
+    fn tests_of_the_simulator_are_told_from_others() {
+        let is = |name: &str| {
+            Artifact {
+                name: name.to_owned(),
+                file: PathBuf::new(),
+            }
+            .is_of_the_simulator()
+        };
+        assert!(is("test-sim-faults"));
+        assert!(!is("test-simple") && !is("libcuda_sim.so"));
     }
 
     #[test]

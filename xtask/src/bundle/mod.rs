@@ -18,6 +18,11 @@ pub(crate) struct Args {
     /// The folder to write; an earlier bundle in it is replaced.
     #[arg(long, value_name = "DIR", default_value = "bundle")]
     out: PathBuf,
+
+    /// Also take the tests that run on the simulated driver wherever they are, and so say nothing about
+    /// the machine that the bundle is carried to.
+    #[arg(long)]
+    simulated: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +36,8 @@ const RUN: &str = include_str!("run.sh");
 const DATA: &str = "tests/data";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let artifacts = artifacts::build()?;
+    let mut artifacts = artifacts::build()?;
+    artifacts.retain(|artifact| args.simulated || !artifact.is_of_the_simulator());
     clear(&args.out)?;
     let bin = args.out.join("bin");
     for artifact in &artifacts {
