@@ -80,7 +80,8 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// Submits a copy of another buffer of the same length, in the order of both streams. Does not
-    /// synchronise. The buffers may be on two devices, whether those reach each other or not.
+    /// synchronise, unless both are memory of the host: those the driver copies on the host, when the
+    /// stream has come there. The buffers may be on two devices, whether those reach each other or not.
     ///
     /// # Errors
     ///

@@ -53,7 +53,8 @@ pub(super) fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// With no reuse allowed, what another stream has freed serves only once the host has seen it.
+/// With no reuse allowed, what another stream has freed serves only once the host has seen it. Alone,
+/// because frees of memory that is no pool's wait for the device, and then the host has seen it.
 pub(super) fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let _pressure = lab.pressure();

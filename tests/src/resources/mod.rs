@@ -49,7 +49,7 @@ pub fn all() -> Vec<Test> {
             a_log_ends_with_the_request_that_failed, a_log_that_cannot_be_written_stops_nothing,
             a_callback_is_asked_until_it_gives_up, alignments_are_kept_and_the_memory_comes_back,
             managed_memory_is_moved_and_other_memory_is_not;
-        ladder: every_remedy_is_tried_in_order, waiting_helps_where_a_free_was_not_seen,
+        ladder: every_remedy_is_tried_in_order,
             a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
         containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
             a_vector_that_cannot_grow_is_as_it_was,
@@ -59,11 +59,13 @@ pub fn all() -> Vec<Test> {
             a_scope_is_of_one_thread_and_nests;
     };
     all.extend(conformance());
-    // Some hold a stream, one takes almost the whole card, one changes a setting of the process.
+    // Some hold a stream, one wants frees that nobody has seen, one takes almost the whole card, one
+    // changes a setting of the process.
     all.extend(tests_alone! {
         containers: growing_does_not_wait;
         current_resource: the_current_resource_is_set_for_all_threads;
-        ladder: nothing_waits_unless_it_is_asked_to, a_full_card_recovers;
+        ladder: nothing_waits_unless_it_is_asked_to, waiting_helps_where_a_free_was_not_seen,
+            a_full_card_recovers;
     });
     all
 }
