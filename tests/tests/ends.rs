@@ -8,8 +8,9 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{DeviceBuffer, ErrorKind, drop_counts};
+use cuda_mem::{DeviceBuffer, ErrorKind, Resource, drop_counts};
 use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::resources::subjects;
 use cuda_mem_tests::run::{self, Options};
 
 /// Names the scene that is played in this process.
@@ -110,6 +111,16 @@ mod others {
     }
 }
 
+mod resources {
+    use super::*;
+
+    pub(crate) fn buffers_of_every_resource_survive_the_loss_of_their_context(
+        lab: &Lab,
+    ) -> Result<()> {
+        ends_well(lab, "resources_reset", "every resource went on, 0 failures")
+    }
+}
+
 /// What is played in the children.
 mod scenes {
     use super::*;
@@ -145,6 +156,7 @@ mod scenes {
             "hook" => panic_in_a_hook(lab),
             "reset" => lose_the_context(lab, true),
             "released" => lose_the_context(lab, false),
+            "resources_reset" => lose_the_context_of_resources(lab),
             other => bail!("no scene {other:?}"),
         }
     }
@@ -253,6 +265,40 @@ mod scenes {
         Ok(())
     }
 
+    /// Somebody resets the context while every resource has a buffer in it. Nothing crashes, and with a new
+    /// context the same resources serve again.
+    fn lose_the_context_of_resources(lab: &Lab) -> Result<()> {
+        let device = lab.device()?;
+        let resources: Vec<Resource> = subjects(lab)?
+            .iter()
+            .filter(|subject| !subject.name.contains(" over "))
+            .map(|subject| subject.make(lab))
+            .collect::<Result<_>>()?;
+        let stream = lab.stream()?;
+        let mut live = Vec::new();
+        for resource in &resources {
+            live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
+        }
+        stream.synchronize()?;
+        let end = lab.driver.table().cuDevicePrimaryCtxReset_v2;
+        let end = end.context("no reset")?;
+        // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
+        ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+        drop(live);
+        drop(stream);
+        let counts = drop_counts();
+        ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
+        for resource in &resources {
+            let stream = lab.stream()?;
+            let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
+            ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
+            buffer.free()?;
+        }
+        let failures = drop_counts().failures;
+        println!("every resource went on, {failures} failures");
+        Ok(())
+    }
+
     /// Somebody ends the primary context that we hold.
     fn lose_the_context(lab: &Lab, reset: bool) -> Result<()> {
         let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -320,6 +366,7 @@ fn main() -> ExitCode {
             a_panic_in_a_hook_does_not_spread;
         others: a_context_that_somebody_reset_is_a_typed_error,
             a_context_that_somebody_released_is_a_typed_error;
+        resources: buffers_of_every_resource_survive_the_loss_of_their_context;
     };
     run::main(&tests, Options::default())
 }

@@ -23,6 +23,8 @@ pub(super) fn for_each(
     lab: &Lab,
     mut body: impl FnMut(&Subject, Resource) -> Result<()>,
 ) -> Result<()> {
+    // Made once: alone in a process, each subject would make and end it.
+    let _context = lab.context()?;
     for subject in subjects(lab)? {
         let run = subject
             .make(lab)
@@ -206,6 +208,7 @@ pub(super) fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
     })
 }
 
+/// Its last handle of this test; the driver's context lives as long as the buffer in any case.
 pub(super) fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         let context = lab.context()?;
@@ -216,6 +219,26 @@ pub(super) fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
         buffer.free()?;
         Ok(())
     })
+}
+
+/// Alone, because elsewhere other tests keep the context. Each round's context ends with its last buffer.
+pub(super) fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    for subject in subjects(lab)? {
+        // Stacks have nothing to do with contexts.
+        if subject.name.contains(" over ") {
+            continue;
+        }
+        let resource = subject.make(lab)?;
+        for round in 0..3_u8 {
+            ensure!(!device.has_active_context()?, "{}", subject.name);
+            let buffer = resource.alloc_from(&lab.stream()?, &[round; 100])?;
+            ensure!(device.has_active_context()?);
+            ensure!(buffer.to_vec()? == [round; 100], "{}", subject.name);
+            drop(buffer);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {

@@ -135,7 +135,6 @@ pub(super) fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Alone, because it takes almost the whole card.
 pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
     const GIB: u64 = 1 << 30;
     let (pool, stream) = (lab.pool()?, lab.stream()?);

@@ -33,7 +33,7 @@ pub fn conformance() -> Vec<Test> {
             the_largest_sizes_do_not_wrap, memory_of_another_resource_is_not_given_out_of_hand;
     };
     all.extend(tests_alone! {
-        bodies: a_free_waits_for_the_work_before_it,
+        bodies: a_free_waits_for_the_work_before_it, a_resource_outlives_its_contexts,
             a_buffer_is_given_back_after_the_capture_of_its_stream;
     });
     all
@@ -59,13 +59,19 @@ pub fn all() -> Vec<Test> {
             a_scope_is_of_one_thread_and_nests;
     };
     all.extend(conformance());
-    // Some hold a stream, one wants frees that nobody has seen, one takes almost the whole card, one
-    // changes a setting of the process.
+    // Some hold a stream, one wants frees that nobody has seen, one changes a setting of the process.
     all.extend(tests_alone! {
         containers: growing_does_not_wait;
         current_resource: the_current_resource_is_set_for_all_threads;
-        ladder: nothing_waits_unless_it_is_asked_to, waiting_helps_where_a_free_was_not_seen,
-            a_full_card_recovers;
+        ladder: nothing_waits_unless_it_is_asked_to, waiting_helps_where_a_free_was_not_seen;
     });
     all
+}
+
+/// What takes almost the whole card, and with it the memory of every other process.
+#[must_use]
+pub fn full_card() -> Vec<Test> {
+    tests! {
+        ladder: a_full_card_recovers;
+    }
 }
