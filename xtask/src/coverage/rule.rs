@@ -212,14 +212,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ),
     ("cuIpc*", OLD_IPC),
     ("cuMemAllocPitch", SHAPES),
-    (
-        "cuMemAlloc",
-        "not in a stream's order; allocation from a pool is",
-    ),
-    (
-        "cuMemFree",
-        "waits for the device, and a pool goes on counting its memory as used (R89)",
-    ),
     ("cuMemGetAddressRange", "`PointerInfo` has the answer"),
     ("cuMemGetLocationInfo", "waits for: placement"),
     (
@@ -281,9 +273,7 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "`cuGraphInstantiateWithFlags`, whose ABI did not change, is used",
     ),
     ("cuMemAllocHost", HOST),
-    ("cuMemFreeHost", HOST),
     ("cuMemHost*", HOST),
-    ("cuMemAllocManaged", MANAGED),
     ("cuMemAdvise", MANAGED),
     ("cuMemDiscard*", MANAGED),
     ("cuMemPrefetch*", MANAGED),
