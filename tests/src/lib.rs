@@ -11,6 +11,7 @@ pub mod lab;
 pub mod peers;
 pub mod random;
 pub mod resources;
+mod resources_of_two;
 pub mod run;
 pub mod sweep;
 pub mod two;

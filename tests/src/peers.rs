@@ -6,7 +6,7 @@ use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, Memory
 use crate::hold::hold;
 use crate::lab::Lab;
 use crate::run::Test;
-use crate::tests;
+use crate::{resources_of_two as resources, tests};
 
 /// All of them.
 #[must_use]
@@ -23,6 +23,8 @@ pub fn all() -> Vec<Test> {
             a_copy_inside_the_other_device_needs_nothing,
             a_closed_source_is_copied_on_a_peers_stream;
         samples: a_peer_works_on_what_the_owner_made;
+        resources: a_resource_is_of_its_device, memory_of_everybody_serves_both_devices,
+            each_device_has_its_own_current_resource;
         places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
             one_device_at_work_leaves_the_other_alone;
     }
