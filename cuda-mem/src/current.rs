@@ -125,13 +125,16 @@ impl Device {
     pub fn use_resource(&self, resource: &Resource) -> Result<ScopedResource> {
         self.require_reach_of(resource)?;
         let number = NEXT.with(|next| next.replace(next.get() + 1));
-        SCOPES.with_borrow_mut(|scopes| {
-            scopes.push(Scope {
-                number,
-                device: *self,
-                resource: resource.clone(),
-            });
-        });
+        let scope = Scope {
+            number,
+            device: *self,
+            resource: resource.clone(),
+        };
+        let opened = SCOPES.try_with(|scopes| scopes.borrow_mut().push(scope));
+        if opened.is_err() {
+            let text = "this thread is ending, and can have no scope any more".to_owned();
+            return Err(Error::not_supported(text));
+        }
         Ok(ScopedResource {
             number,
             not_send: PhantomData,

@@ -197,13 +197,14 @@ impl Error {
         self
     }
 
-    /// Adds numbers to an answer that has its own words already.
+    /// Adds to the numbers of an out-of-memory answer, which may have none yet.
     #[must_use]
-    pub(crate) fn and_memory(mut self, change: impl FnOnce(&mut OutOfMemory)) -> Self {
-        if let Cause::OutOfMemory { memory, .. } = &mut *self.0 {
+    pub(crate) fn and_memory(self, change: impl FnOnce(&mut OutOfMemory)) -> Self {
+        let mut error = self.with_memory(OutOfMemory::default);
+        if let Cause::OutOfMemory { memory, .. } = &mut *error.0 {
             change(memory);
         }
-        self
+        error
     }
 
     pub(crate) fn too_old(what: &'static str, since: CudaVersion, found: CudaVersion) -> Self {
@@ -266,20 +267,37 @@ impl Error {
         })
     }
 
-    /// Whether a failed call is known to have changed nothing: the driver was not called, or refused
-    /// the arguments. Any other code may report an earlier fault of asynchronous work, and the call
-    /// may have been carried out all the same.
-    pub(crate) fn had_no_effect(&self) -> bool {
-        self.code().is_none()
-            || matches!(
-                self.kind(),
-                ErrorKind::InvalidValue
-                    | ErrorKind::InvalidContext
-                    | ErrorKind::NotInitialized
-                    | ErrorKind::NotSupported
-                    | ErrorKind::NotPermitted
-                    | ErrorKind::Capturing
-            )
+    /// Whether the call that answered this is known to have changed nothing: the driver was not called,
+    /// or refused. Any other code may report an earlier fault of asynchronous work, and the call may have
+    /// been carried out all the same.
+    ///
+    /// Of errors made by [`new`](Self::new) the kind decides: those that refuse (`InvalidValue`,
+    /// `InvalidContext`, `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`) had no effect.
+    #[must_use]
+    pub fn had_no_effect(&self) -> bool {
+        let is_refusal = matches!(
+            self.kind(),
+            ErrorKind::InvalidValue
+                | ErrorKind::InvalidContext
+                | ErrorKind::NotInitialized
+                | ErrorKind::NotSupported
+                | ErrorKind::NotPermitted
+                | ErrorKind::Capturing
+        );
+        is_refusal || self.code().is_none() && !matches!(*self.0, Cause::Told { .. })
+    }
+
+    /// Whether a driver that answers so cannot do what was asked at all; other refusals may pass.
+    pub(crate) fn is_inability(&self) -> bool {
+        matches!(
+            self.kind(),
+            ErrorKind::InvalidValue | ErrorKind::NotSupported | ErrorKind::NotPermitted
+        )
+    }
+
+    /// Whether memory of a device, or of a resource, ran out, and not that of the program.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.kind() == ErrorKind::OutOfMemory && !matches!(*self.0, Cause::HostMemory { .. })
     }
 
     #[cold]

@@ -9,8 +9,8 @@ use cuda_driver_sys::CUdevice_attribute;
 use crate::device::{Device, Reason, Support};
 use crate::error::{Error, Result};
 use crate::pool::MemoryPool;
-use crate::report;
 use crate::resource::{DirectResource, Resource};
+use crate::{recording, report};
 
 /// How the default resource of a device gets its memory. From [`Device::strategy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,47 +186,52 @@ impl Device {
             return Ok(known);
         }
         drop(known);
-        // Held over the trial, so that there is one.
+        // Not under the lock: what the trial lets go of, and the hook of failures, may come back here. If two
+        // threads try at a time, the second one's pool is dropped again.
+        let (strategy, pool) = choose(*self)?;
         let mut choices = CHOICES.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&choices) {
+            drop(choices);
+            drop(pool);
             return Ok(known);
         }
-        let choice = choose(*self)?;
+        let choice = Choice {
+            device: *self,
+            strategy,
+            resource: match pool {
+                // As long as the process, like the device's own pool: nothing of it is left to end when
+                // the process does, and buffers need not count it.
+                Some(pool) => Resource::from_static(Box::leak(Box::new(pool))),
+                None => Resource::new(DirectResource::new(*self)),
+            },
+        };
         let answer = read(&choice);
         choices.push(choice);
         Ok(answer)
     }
 }
 
-fn choose(device: Device) -> Result<Choice> {
+/// The strategy, and the pool if that is it.
+fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
     let reason = match device.supports_memory_pools()? {
         Support::No(reason) => reason,
-        Support::Yes => match MemoryPool::builder(&device).build() {
-            Ok(pool) => {
-                // As long as the process, like the device's own pool: nothing of it is left to end when
-                // the process does, and buffers need not count it.
-                let pool: &'static MemoryPool = Box::leak(Box::new(pool));
-                return Ok(Choice {
-                    device,
-                    strategy: Strategy::Pool,
-                    resource: Resource::from_static(pool),
-                });
+        Support::Yes => {
+            // It touches no stream, so a capture need not know of it.
+            let table = device.driver().table();
+            match recording::harmlessly(table, || MemoryPool::builder(&device).build()) {
+                Ok(pool) => return Ok((Strategy::Pool, Some(pool))),
+                Err(error) => refused(error)?,
             }
-            Err(error) => refused(error)?,
-        },
+        }
     };
     let model = device.driver_model()?;
-    Ok(Choice {
-        device,
-        strategy: Strategy::Direct { reason, model },
-        resource: Resource::new(DirectResource::new(device)),
-    })
+    Ok((Strategy::Direct { reason, model }, None))
 }
 
 /// The driver promised pools and would not make one. Only an answer about what it can do counts as a no.
 fn refused(error: Error) -> Result<Reason> {
     match error.code() {
-        Some(code) if error.had_no_effect() => Ok(Reason::Refused(code)),
+        Some(code) if error.is_inability() => Ok(Reason::Refused(code)),
         _ => Err(error),
     }
 }

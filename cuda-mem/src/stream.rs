@@ -2,8 +2,8 @@
 
 mod waiting;
 
-pub(crate) use waiting::Later;
 use waiting::Waiting;
+pub(crate) use waiting::{Inside, Later};
 
 use std::any::Any;
 use std::fmt;

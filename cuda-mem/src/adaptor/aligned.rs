@@ -1,6 +1,7 @@
 //! Larger alignments than upstream keeps.
 
 use std::alloc::Layout;
+use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -25,7 +26,6 @@ use crate::stream::Stream;
 /// assert_eq!(buffer.as_raw() % 4096, 0);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct AlignedAdaptor<U> {
     upstream: U,
     alignment: usize,
@@ -89,6 +89,16 @@ fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
                 layout.size()
             ))
         })
+}
+
+/// Without the tables, which may be long.
+impl<U: fmt::Debug> fmt::Debug for AlignedAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AlignedAdaptor")
+            .field("upstream", &self.upstream)
+            .field("alignment", &self.alignment)
+            .finish_non_exhaustive()
+    }
 }
 
 // SAFETY: all memory comes from upstream and goes back there; what is handed out is inside it.

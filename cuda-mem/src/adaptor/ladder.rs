@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Remedy, Result, Tried};
+use crate::error::{Error, Remedy, Result, Tried};
 use crate::pool::Pool;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -111,7 +111,7 @@ impl Ladder {
     ///
     /// # Errors
     ///
-    /// The last error of the request; if that is [`OutOfMemory`](ErrorKind::OutOfMemory), its
+    /// The last error of the request; if that is [`OutOfMemory`](crate::ErrorKind::OutOfMemory), its
     /// [numbers](Error::out_of_memory) say what was tried.
     #[inline]
     pub fn recover<T>(
@@ -121,7 +121,7 @@ impl Ladder {
         mut request: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         match request() {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+            Err(error) if error.is_out_of_memory() => {
                 self.climb(resource, stream, error, &mut request)
             }
             answer => answer,
@@ -159,7 +159,7 @@ impl Ladder {
                 break;
             }
             match request() {
-                Err(again) if again.kind() == ErrorKind::OutOfMemory => error = again,
+                Err(again) if again.is_out_of_memory() => error = again,
                 answer => return answer,
             }
         }

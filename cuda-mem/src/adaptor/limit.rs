@@ -73,6 +73,15 @@ impl<U: MemoryResource> LimitAdaptor<U> {
     }
 }
 
+/// Gives the bytes back unless upstream has handed them out, also if it panics.
+struct Taken<'a, U>(&'a LimitAdaptor<U>, u64);
+
+impl<U> Drop for Taken<'_, U> {
+    fn drop(&mut self) {
+        self.0.allocated.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
 // SAFETY: all memory comes from upstream and goes back there.
 unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
     #[inline]
@@ -84,11 +93,10 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         self.allocated
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map_err(|now| self.refusal(bytes, now))?;
-        let allocated = self.upstream.allocate(layout, stream);
-        if allocated.is_err() {
-            self.allocated.fetch_sub(bytes, Ordering::Relaxed);
-        }
-        allocated
+        let taken = Taken(self, bytes);
+        let address = self.upstream.allocate(layout, stream)?;
+        std::mem::forget(taken);
+        Ok(address)
     }
 
     #[inline]

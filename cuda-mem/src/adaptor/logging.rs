@@ -4,6 +4,7 @@ use std::alloc::Layout;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -146,10 +147,13 @@ impl Log {
 
     #[cold]
     fn write_or_note(&mut self) {
-        if let State::New | State::Begun = self.state
-            && let Err(error) = self.write()
-        {
-            self.state = State::Failed(error);
+        if let State::New | State::Begun = self.state {
+            // An allocation must not be lost to a writer that panics.
+            let written = catch_unwind(AssertUnwindSafe(|| self.write()));
+            let written = written.unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+            if let Err(error) = written {
+                self.state = State::Failed(error);
+            }
         }
         // Nowhere to go with them if there is no log.
         self.records.clear();
@@ -177,7 +181,8 @@ impl Log {
 }
 
 impl<U: MemoryResource> LoggingAdaptor<U> {
-    /// Logs what comes from `upstream` to `out`, which need not collect bytes itself.
+    /// Logs what comes from `upstream` to `out`, which need not collect bytes itself. It is called under a
+    /// lock, so it must not allocate from this adaptor or free to it.
     pub fn new(upstream: U, out: impl Write + Send + 'static) -> Self {
         Self {
             upstream,
@@ -212,6 +217,9 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
     /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; what came after that
     /// is not in the log. It is told once.
     pub fn flush(&self) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         self.log().finish()
     }
 }
@@ -240,7 +248,12 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-        match self.upstream.allocate(layout, stream) {
+        let allocated = self.upstream.allocate(layout, stream);
+        // What waits to be written is the parent's, and nobody may be left to unlock it.
+        if report::is_forked() {
+            return allocated;
+        }
+        match allocated {
             Ok(address) => {
                 let record = record(Action::Allocate, address, layout, stream);
                 self.log().push(record);
@@ -263,6 +276,10 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
+        if report::is_forked() {
+            // SAFETY: the caller's.
+            return unsafe { self.upstream.deallocate(address, layout, stream) };
+        }
         // Noted before upstream has it: from then on another thread may get, and log, the same address.
         let record = record(Action::Free, address, layout, stream);
         self.log().push(record);

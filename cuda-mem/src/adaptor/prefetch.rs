@@ -8,13 +8,14 @@ use super::from_upstream;
 use crate::error::Result;
 use crate::location::Location;
 use crate::pointer::MemoryKind;
-use crate::raw;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
+use crate::{raw, recording, report};
 
 /// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that
 /// the first kernel does not wait for every page. Other memory is handed out as it is, and so is memory for
-/// devices that cannot be fetched to: those without concurrent managed access, as on Windows.
+/// devices that cannot be fetched to: those without concurrent managed access, as on Windows. So is memory for
+/// a stream that is being captured.
 ///
 /// ```
 /// use cuda_mem::{Driver, ManagedResource, PrefetchAdaptor, Resource};
@@ -50,6 +51,12 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
 
     /// Gives the memory back if it cannot be moved.
     fn fetch(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<()> {
+        let table = stream.device().driver().table();
+        // SAFETY: the stream is live while the handle is.
+        if unsafe { recording::is_captured(table, stream.as_raw()) } {
+            // It would spoil the capture, and the memory is as good where it is.
+            return Ok(());
+        }
         let concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
         let fetched = match stream.device().attribute(concurrent) {
             Ok(Some(0) | None) => return Ok(()),
@@ -59,9 +66,12 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
         if fetched.is_err() {
             // SAFETY: allocated just now, and nobody has used it.
             let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-            // The first error is the one to tell, but memory that is lost is not passed over.
-            if let Err(error) = freed {
-                crate::report::failed("prefetched memory", &error);
+            match freed {
+                // Nobody would free it later; the caller can as well have it where it is.
+                Err(error) if error.had_no_effect() => return Ok(()),
+                // The first error is the one to tell, but memory that is lost is not passed over.
+                Err(error) => report::failed("prefetched memory", &error),
+                Ok(()) => {}
             }
         }
         fetched

@@ -10,6 +10,7 @@ use spin::Mutex;
 
 use super::{from_upstream, is_gone};
 use crate::error::{Bytes, Result};
+use crate::report;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -122,14 +123,21 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
         &self.upstream
     }
 
-    /// The counts, all of one moment.
+    /// The counts, all of one moment. Nothing in a fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
+        // There nobody may be left to unlock them.
+        if report::is_forked() {
+            return Statistics::default();
+        }
         *self.counts.lock()
     }
 
     /// Sets the peaks back to what there is now.
     pub fn reset_peaks(&self) {
+        if report::is_forked() {
+            return;
+        }
         let mut counts = self.counts.lock();
         counts.bytes.peak = counts.bytes.current.max(0);
         counts.allocations.peak = counts.allocations.current.max(0);
@@ -139,12 +147,15 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     /// nested: the outer one counts what the inner one does.
     pub fn scope(&self) -> StatisticsScope<'_> {
         let number = NEXT.with(|next| next.replace(next.get() + 1));
-        SCOPES.with_borrow_mut(|scopes| {
-            scopes.push(Scope {
-                number,
-                of: self.identity(),
-                counts: Statistics::default(),
-            });
+        // While the thread ends there is nowhere to count, and the scope counts nothing.
+        let _ = SCOPES.try_with(|scopes| {
+            if let Ok(mut scopes) = scopes.try_borrow_mut() {
+                scopes.push(Scope {
+                    number,
+                    of: self.identity(),
+                    counts: Statistics::default(),
+                });
+            }
         });
         OPEN.with(|open| open.set(open.get() + 1));
         StatisticsScope {
@@ -161,6 +172,9 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
 
     #[inline]
     fn count(&self, count: impl Fn(&mut Statistics)) {
+        if report::is_forked() {
+            return;
+        }
         count(&mut self.counts.lock());
         if OPEN.with(Cell::get) > 0 {
             self.count_in_scopes(count);
@@ -170,9 +184,12 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     #[cold]
     fn count_in_scopes(&self, count: impl Fn(&mut Statistics)) {
         let of = self.identity();
-        SCOPES.with_borrow_mut(|scopes| {
-            for scope in scopes.iter_mut().filter(|scope| scope.of == of) {
-                count(&mut scope.counts);
+        // Of a thread that ends, nobody asks any more.
+        let _ = SCOPES.try_with(|scopes| {
+            if let Ok(mut scopes) = scopes.try_borrow_mut() {
+                for scope in scopes.iter_mut().filter(|scope| scope.of == of) {
+                    count(&mut scope.counts);
+                }
             }
         });
     }
@@ -247,10 +264,12 @@ impl StatisticsScope<'_> {
     /// The counts so far.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        SCOPES.with_borrow(|scopes| {
+        let counts = SCOPES.try_with(|scopes| {
+            let scopes = scopes.try_borrow().ok()?;
             let own = scopes.iter().find(|scope| scope.number == self.number);
-            own.map(|scope| scope.counts).unwrap_or_default()
-        })
+            own.map(|scope| scope.counts)
+        });
+        counts.ok().flatten().unwrap_or_default()
     }
 }
 

@@ -9,6 +9,8 @@
 
 use spin::Mutex;
 
+use crate::report;
+
 /// Values by address.
 #[derive(Debug)]
 pub(super) struct Table<V> {
@@ -107,7 +109,8 @@ impl<V> Table<V> {
     }
 }
 
-/// Tables with a lock each, so that threads seldom wait for each other.
+/// Tables with a lock each, so that threads seldom wait for each other. In a fork, where nobody may be left to
+/// unlock them, there is nothing in them.
 #[derive(Debug)]
 pub(super) struct Shards<V>([Shard<V>; 16]);
 
@@ -130,21 +133,32 @@ impl<V> Shards<V> {
 
     #[inline]
     pub(super) fn insert(&self, address: u64, value: V) {
-        self.shard(address).lock().insert(address, value);
+        if !report::is_forked() {
+            self.shard(address).lock().insert(address, value);
+        }
     }
 
     #[inline]
     pub(super) fn remove(&self, address: u64) -> Option<V> {
+        if report::is_forked() {
+            return None;
+        }
         self.shard(address).lock().remove(address)
     }
 
     /// How many there are. Not one moment's picture while other threads are at work.
     pub(super) fn len(&self) -> usize {
+        if report::is_forked() {
+            return 0;
+        }
         self.0.iter().map(|shard| shard.0.lock().len).sum()
     }
 
     /// Looks at all, shard by shard.
     pub(super) fn for_each(&self, mut look: impl FnMut(u64, &V)) {
+        if report::is_forked() {
+            return;
+        }
         for shard in &self.0 {
             for (address, value) in shard.0.lock().iter() {
                 look(*address, value);

@@ -38,7 +38,6 @@ use crate::stream::Stream;
 /// println!("{}", live[0]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct TrackingAdaptor<U> {
     upstream: U,
     live: Shards<Record>,
@@ -146,6 +145,15 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
     #[must_use]
     pub fn unknown_count(&self) -> u64 {
         self.unknown.load(Ordering::Relaxed)
+    }
+}
+
+/// Without the tables, which may be long.
+impl<U: fmt::Debug> fmt::Debug for TrackingAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrackingAdaptor")
+            .field("upstream", &self.upstream)
+            .finish_non_exhaustive()
     }
 }
 

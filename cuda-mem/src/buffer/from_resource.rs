@@ -18,7 +18,7 @@ use crate::pool::{Access, DefaultPool, MemoryPool, Pool};
 use crate::resource::{
     ALIGNMENT, DeviceSet, MemoryProperties, MemoryResource, Resource, require_alignment,
 };
-use crate::stream::Stream;
+use crate::stream::{Inside, Stream};
 use crate::{origin, recording};
 
 impl Resource {
@@ -49,6 +49,7 @@ impl Resource {
             let _noted = origin::note();
             stream.give_back_waiting();
             recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+            let _inside = Inside::enter();
             self.inner.allocate(layout, stream)?
         };
         Ok(DeviceBuffer {
@@ -103,6 +104,8 @@ unsafe impl MemoryResource for Pool {
     #[inline]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_alignment(self, layout)?;
+        // Whoever calls this may be a resource that holds a lock.
+        let _inside = Inside::enter();
         let buffer = self.alloc::<u8>(stream, layout.size())?;
         buffer.into_raw().map_err(Error::from)
     }
@@ -115,6 +118,7 @@ unsafe impl MemoryResource for Pool {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
+        let _inside = Inside::enter();
         // SAFETY: the address is this pool's and the caller's to free in this stream.
         let buffer = unsafe { DeviceBuffer::<u8>::from_raw(stream, address, layout.size()) };
         buffer.free().map_err(|failed| {

@@ -6,11 +6,12 @@
 //! the capture is relaxed or the thread has said that it knows what it does.
 
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
-use super::home::Home;
+use super::home::{Home, give_back};
 use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
@@ -22,6 +23,17 @@ struct Held {
     address: CUdeviceptr,
     home: Home,
     owed: Vec<Debt>,
+    /// The memory is not there any more.
+    is_done: AtomicBool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // The memory may be in use, so its home must not be dropped as if it were not.
+        if !*self.is_done.get_mut() {
+            std::mem::forget(std::mem::replace(&mut self.home, Home::Driver));
+        }
+    }
 }
 
 impl Later for Held {
@@ -30,18 +42,33 @@ impl Later for Held {
             order(debt.stream.as_ref(), stream)?;
         }
         if let Home::Resource(resource, layout) = &self.home {
+            // Ordering another stream behind a captured one would draw it into the capture.
             let table = stream.context().driver().table();
-            recording::refuse(table, stream.as_raw())?;
-            // A resource wants a handle of the stream, whose last one may be going just now.
-            let here = stream.context().per_thread_stream();
-            order(stream, here.as_ref())?;
-            // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the stream
-            // waits for its own.
-            return unsafe { resource.deallocate(self.address, *layout, &here) };
+            // SAFETY: the stream is live while the reference is.
+            if unsafe { recording::is_captured(table, stream.as_raw()) } {
+                return Err(captured());
+            }
+            // A resource wants a stream that it may keep, and the last handle of this one may be going
+            // just now.
+            let after = stream.context().stream()?;
+            order(stream, after.as_ref())?;
+            // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
+            // stream waits for its own.
+            let freed = unsafe { give_back(&**resource, self.address, *layout, &after) };
+            self.note(&freed);
+            return freed;
         }
         // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
         let freed = unsafe { free_harmlessly(self.address, stream) };
+        self.note(&freed);
         freed.map_err(|error| explain_refusal(error, stream))
+    }
+}
+
+impl Held {
+    fn note(&self, freed: &Result<()>) {
+        let is_there = freed.as_ref().is_err_and(Error::had_no_effect);
+        self.is_done.store(!is_there, Ordering::Relaxed);
     }
 }
 
@@ -64,13 +91,17 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
     let is_refused = error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE);
     // SAFETY: the stream is live while the reference is.
     if is_refused && unsafe { recording::is_captured(table, stream.as_raw()) } {
-        return Error::capturing(
-            "the buffer's stream is being captured into a graph, where only the graph's own memory \
-             can be freed; free the buffer before or after"
-                .to_owned(),
-        );
+        return captured();
     }
     error
+}
+
+fn captured() -> Error {
+    Error::capturing(
+        "the buffer's stream is being captured into a graph, where only the graph's own memory can be \
+         freed; free the buffer before or after"
+            .to_owned(),
+    )
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -115,6 +146,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let held = Held {
             address: self.address,
             home: std::mem::replace(&mut self.home, Home::Driver),
+            is_done: AtomicBool::new(false),
             owed: std::mem::take(owed),
         };
         self.address = 0;

@@ -1,14 +1,16 @@
 //! Who takes a buffer's memory back, where that is not simply the driver.
 
 use std::alloc::Layout;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::recording;
-use crate::resource::Handle;
-use crate::stream::Stream;
+use crate::resource::{Handle, MemoryResource};
+use crate::stream::{Inside, Stream};
 
 /// Who takes a buffer's memory back.
 pub(super) enum Home {
@@ -67,13 +69,15 @@ impl<T: Pod> DeviceBuffer<T> {
                 keep.release(stream)
             }
             Home::Resource(resource, layout) => {
+                // Out of hand before the call, so that nothing is freed twice whatever it does.
+                let address = std::mem::take(&mut self.address);
                 // SAFETY: the memory came from there as this layout, and every stream that used it was
                 // made to be waited for by the buffer's own, which this is or which was waited for.
-                let freed = unsafe { resource.deallocate(self.address, layout, stream) };
+                let freed = unsafe { give_back(&*resource, address, layout, stream) };
                 if freed.as_ref().is_err_and(Error::had_no_effect) {
+                    self.address = address;
                     self.home = Home::Resource(resource, layout);
                 } else {
-                    self.address = 0;
                     stream.give_back_waiting();
                 }
                 freed
@@ -88,4 +92,24 @@ impl<T: Pod> DeviceBuffer<T> {
         self.stream.context().synchronize()?;
         Ok(self.stream.context().per_thread_stream())
     }
+}
+
+/// Gives memory back to a resource. A panic there becomes an error, because this may be a destructor.
+///
+/// # Safety
+///
+/// As [`MemoryResource::deallocate`].
+pub(super) unsafe fn give_back(
+    resource: &dyn MemoryResource,
+    address: CUdeviceptr,
+    layout: Layout,
+    stream: &Stream,
+) -> Result<()> {
+    let _inside = Inside::enter();
+    // SAFETY: the caller's.
+    let call = || unsafe { resource.deallocate(address, layout, stream) };
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        let text = format!("{resource:?} panicked when it was given memory back");
+        Err(Error::new(ErrorKind::Other, text))
+    })
 }

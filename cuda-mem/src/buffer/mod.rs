@@ -132,7 +132,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.device
     }
 
-    /// The address on the device; 0 if there are no bytes. For kernels and other libraries, which
+    /// The address on the device; 0 if there is no memory. For kernels and other libraries, which
     /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
     /// wait at its end may have failed, call [`settle`](Self::settle) first.
     #[must_use]

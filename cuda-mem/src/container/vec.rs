@@ -163,7 +163,9 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Makes room for so many more elements, or for some more than that, so that adding one by one moves
-    /// the elements seldom. Does not synchronise.
+    /// the elements seldom. Does not synchronise. If there is no memory for more, it asks for what is needed;
+    /// remedies and callbacks of the resource are asked for the first request too, so with those,
+    /// [`reserve_exact`](Self::reserve_exact) is the better choice.
     ///
     /// # Errors
     ///
@@ -177,7 +179,7 @@ impl<T: Pod> DeviceVec<T> {
         let roomy = needed.max(self.capacity().saturating_mul(2));
         match self.move_to_room(roomy) {
             // Less may be there.
-            Err(_) if roomy > needed => self.move_to_room(needed),
+            Err(error) if roomy > needed && error.is_out_of_memory() => self.move_to_room(needed),
             moved => moved,
         }
     }

@@ -9,7 +9,7 @@ use crate::device::{HandleTypes, Reason, Support};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::report;
+use crate::{recording, report};
 
 /// What decides whether a pool can be made, as far as attributes do not tell.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,7 +127,9 @@ impl PoolBuilder {
         if let Some((_, answer)) = known {
             return Ok(*answer);
         }
-        let answer = match self.create() {
+        // It touches no stream, so a capture need not know of it.
+        let created = recording::harmlessly(self.driver.table(), || self.create());
+        let answer = match created {
             Ok(pool) => {
                 // SAFETY: made just now, and nothing came from it.
                 unsafe { sharing::destroy(self.driver, pool) }?;
@@ -136,7 +138,7 @@ impl PoolBuilder {
             Err(error) => match error.code() {
                 // Anything else is no answer about the machine: ask again next time.
                 Some(code)
-                    if error.function() == Some("cuMemPoolCreate") && error.had_no_effect() =>
+                    if error.function() == Some("cuMemPoolCreate") && error.is_inability() =>
                 {
                     Support::No(Reason::Refused(code))
                 }

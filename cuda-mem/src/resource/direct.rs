@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain, wrong_device};
+use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free, wrong_device};
 use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
@@ -71,9 +71,10 @@ unsafe impl MemoryResource for DirectResource {
         if address == 0 {
             return Ok(());
         }
-        stream.synchronize()?;
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        unsafe { raw::memory::free(self.0.driver().table(), address) }
+        wait_and_free(stream, || unsafe {
+            raw::memory::free(self.0.driver().table(), address)
+        })
     }
 
     fn properties(&self) -> MemoryProperties {

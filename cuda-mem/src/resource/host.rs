@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain};
+use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::pointer::MemoryKind;
@@ -60,9 +60,10 @@ unsafe impl MemoryResource for PinnedResource {
         if address == 0 {
             return Ok(());
         }
-        stream.synchronize()?;
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        unsafe { raw::memory::free_host(self.0.table(), address) }
+        wait_and_free(stream, || unsafe {
+            raw::memory::free_host(self.0.table(), address)
+        })
     }
 
     fn properties(&self) -> MemoryProperties {

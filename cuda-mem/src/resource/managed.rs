@@ -5,7 +5,7 @@ use std::alloc::Layout;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::host::require_driver;
-use super::{MemoryProperties, MemoryResource, check, explain};
+use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::pointer::MemoryKind;
@@ -61,9 +61,10 @@ unsafe impl MemoryResource for ManagedResource {
         if address == 0 {
             return Ok(());
         }
-        stream.synchronize()?;
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        unsafe { raw::memory::free(self.0.table(), address) }
+        wait_and_free(stream, || unsafe {
+            raw::memory::free(self.0.table(), address)
+        })
     }
 
     fn properties(&self) -> MemoryProperties {

@@ -21,7 +21,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::recording;
-use crate::stream::Stream;
+use crate::stream::{Inside, Stream};
 
 /// The alignment in bytes that every resource keeps, whatever less is asked for.
 pub const ALIGNMENT: usize = 256;
@@ -94,9 +94,9 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// One without a [code](Error::code), or of kind [`InvalidValue`](ErrorKind::InvalidValue), says that
-    /// the memory is still allocated and may be given back again. After any other the memory is
-    /// given up for lost.
+    /// If the error [had no effect](Error::had_no_effect), the memory is still allocated, and is given back
+    /// again later. After any other it is given up for lost. So do not answer with an error of what you do
+    /// after the memory is free. A panic is an error of the second kind.
     ///
     /// # Safety
     ///
@@ -161,10 +161,36 @@ macro_rules! forward {
 
 forward!(<R> &R, <R> Arc<R>, <R> Box<R>);
 
-/// What the resources that ask the driver for each block have in common.
+/// What the resources that ask the driver for each block have in common before that.
 fn check(what: &impl Debug, layout: Layout, stream: &Stream) -> Result<()> {
     require_alignment(what, layout)?;
-    recording::refuse(stream.device().driver().table(), stream.as_raw())
+    recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+    // Nobody could wait for another thread's own stream before the free.
+    stream.enter().map(drop)
+}
+
+/// Waits for the stream, and frees then. A capture, of this stream or another one, is not disturbed: if it
+/// is in the way, nothing is done and the answer says so.
+fn wait_and_free(stream: &Stream, free: impl FnOnce() -> Result<()>) -> Result<()> {
+    let table = stream.device().driver().table();
+    let is_captured = {
+        let _current = stream.enter()?;
+        // SAFETY: the stream is live while the handle is.
+        unsafe { recording::is_captured(table, stream.as_raw()) }
+    };
+    if is_captured {
+        return Err(Error::capturing(
+            "the buffer's stream is being captured into a graph, and cannot be waited for; free the buffer \
+             before or after"
+                .to_owned(),
+        ));
+    }
+    // What the wait would give back may belong to a resource that holds a lock around this call.
+    let _inside = Inside::enter();
+    recording::harmlessly(table, || {
+        stream.synchronize()?;
+        free()
+    })
 }
 
 /// An error if more than the common alignment is asked for.

@@ -1,5 +1,6 @@
 //! Frees that had to wait because somebody captures the stream.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -39,6 +40,31 @@ impl Waiting {
     }
 }
 
+thread_local! {
+    /// How many calls of resources this thread is in.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// This thread is in a call of a resource, which may hold locks of its own: nothing is given back to
+/// any resource meanwhile.
+#[derive(Debug)]
+pub(crate) struct Inside(());
+
+impl Inside {
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        INSIDE.set(INSIDE.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        INSIDE.set(INSIDE.get() - 1);
+    }
+}
+
 impl Stream {
     /// Keeps something until the stream is not captured any more.
     #[cold]
@@ -49,7 +75,7 @@ impl Stream {
     /// Gives back what waits, if anything does.
     #[inline]
     pub(crate) fn give_back_waiting(&self) {
-        if self.0.waiting.any() {
+        if self.0.waiting.any() && INSIDE.get() == 0 {
             give_back(&self.0, true);
         }
     }
