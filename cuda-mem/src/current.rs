@@ -142,7 +142,7 @@ impl Device {
     }
 
     fn require_reach_of(&self, resource: &Resource) -> Result<()> {
-        if resource.properties().reaches(*self) {
+        if resource.memory_properties().reaches(*self) {
             return Ok(());
         }
         Err(Error::invalid(format!(

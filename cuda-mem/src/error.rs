@@ -51,9 +51,9 @@ enum Cause {
         asked: Option<String>,
     },
     #[error(
-        "{refusal}{}: {memory}. Free memory, synchronise the streams that still hold frees, or trim \
-         the pool, then try again",
-        Asked(asked)
+        "{refusal}{}: {memory}. {}, then try again",
+        Asked(asked),
+        refusal.advice(memory)
     )]
     OutOfMemory {
         refusal: Refusal,

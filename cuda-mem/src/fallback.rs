@@ -99,7 +99,7 @@ impl Device {
     /// ```
     /// # cuda_sim::use_if_no_driver();
     /// let device = cuda_mem::Driver::load()?.device(0)?;
-    /// println!("memory comes from a {}", device.strategy()?);
+    /// println!("how memory is got: {}", device.strategy()?);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn strategy(&self) -> Result<Strategy> {

@@ -103,8 +103,8 @@ pub use pool::{
 };
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
 pub use resource::{
-    ALIGNMENT, DeviceSet, DirectResource, ManagedResource, MemoryProperties, MemoryResource,
-    PinnedResource, Resource,
+    DeviceSet, DirectResource, ManagedResource, MemoryProperties, MemoryResource, PinnedResource,
+    RESOURCE_ALIGNMENT, Resource,
 };
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};

@@ -19,6 +19,15 @@ pub(crate) fn note() -> Noted {
     Noted(ORIGIN.replace(Some(Location::caller())))
 }
 
+/// As [`note`], unless something is noted already.
+#[inline]
+#[track_caller]
+pub(crate) fn note_if_none() -> Noted {
+    let before = ORIGIN.get();
+    ORIGIN.set(Some(before.unwrap_or(Location::caller())));
+    Noted(before)
+}
+
 /// The place that was noted, or else the caller of the function that calls this.
 #[inline]
 #[track_caller]

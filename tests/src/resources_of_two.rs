@@ -19,8 +19,8 @@ pub(crate) fn a_resource_is_of_its_device(lab: &Lab) -> Result<()> {
         here.device().default_resource()?,
         Resource::new(DirectResource::new(here.device())),
     ] {
-        ensure!(resource.properties().reaches(here.device()));
-        ensure!(!resource.properties().reaches(there.device()));
+        ensure!(resource.memory_properties().reaches(here.device()));
+        ensure!(!resource.memory_properties().reaches(there.device()));
         ensure!(resource.alloc_from(&here, &[1_u8, 2])?.to_vec()? == [1, 2]);
         let Err(error) = resource.alloc::<u8>(&there, 100) else {
             bail!("{resource:?} served a device that does not reach it");
@@ -41,7 +41,7 @@ pub(crate) fn memory_of_everybody_serves_both_devices(lab: &Lab) -> Result<()> {
         Resource::new(PrefetchAdaptor::new(ManagedResource::new(lab.driver))),
     ] {
         for (first, second) in [(&here, &there), (&there, &here)] {
-            ensure!(resource.properties().reaches(second.device()));
+            ensure!(resource.memory_properties().reaches(second.device()));
             let mut buffer = resource.alloc::<u32>(first, 100_000)?;
             buffer.fill(1)?;
             buffer.on(second)?.fill(2)?;

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
-    AlignedAdaptor, DeviceBuffer, LimitAdaptor, MemoryPool, Resource, StatisticsAdaptor, Stream,
-    TrackingAdaptor,
+    AlignedAdaptor, DeviceBuffer, DirectResource, LimitAdaptor, ManagedResource, MemoryPool,
+    PinnedResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
 };
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
@@ -90,6 +90,28 @@ mod counts {
                 "{} calls",
                 control.calls_total()
             );
+        }
+        Ok(())
+    }
+
+    /// Their free would wait by itself on the simulator, and need not on a GPU (R96): so the calls are counted.
+    pub(crate) fn memory_of_no_pool_is_freed_behind_a_wait(lab: &Lab) -> Result<()> {
+        let (_pool, stream) = warm(lab)?;
+        let control = lab.control()?;
+        for resource in [
+            Resource::new(DirectResource::new(lab.device()?)),
+            Resource::new(PinnedResource::new(lab.driver)),
+            Resource::new(ManagedResource::new(lab.driver)),
+        ] {
+            control.reset();
+            control.start_call_log();
+            drop(resource.alloc::<u8>(&stream, 1000)?);
+            let log = control.call_log();
+            let at = |name: &str| log.iter().position(|call| call.starts_with(name));
+            let (Some(waits), Some(frees)) = (at("cuStreamSynchronize"), at("cuMemFree")) else {
+                anyhow::bail!("{resource:?}: {log:?}");
+            };
+            ensure!(waits < frees, "{resource:?}: {log:?}");
         }
         Ok(())
     }
@@ -200,7 +222,7 @@ static COUNTING: Counting = Counting;
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         counts: allocate_and_drop_are_two_driver_calls, allocate_and_drop_touch_no_heap,
-            a_resource_adds_no_call_and_no_heap,
+            a_resource_adds_no_call_and_no_heap, memory_of_no_pool_is_freed_behind_a_wait,
             nothing_to_allocate_is_no_call, lending_is_two_calls_at_each_end_and_none_at_home,
             statistics_are_four_calls, the_whole_contract_kept_the_order,
             the_sanitizer_sees_a_missing_wait;

@@ -107,7 +107,7 @@ mod about {
             let resource = device.default_resource()?;
             ensure!(resource == device.current_resource()?);
             ensure!(control.calls_total() == 0, "it costs nothing any more");
-            ensure!(resource.properties().device == Some(device));
+            ensure!(resource.memory_properties().device == Some(device));
             println!("\nstrategy {index}: {strategy}");
             refusal(&device, strategy)?;
         }
@@ -141,7 +141,7 @@ mod about {
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
             ensure!(buffer.to_vec()? == [1, 2, 3] && buffer.device() == Some(device));
             for other in lab.driver.devices()? {
-                if other == device || resource.properties().reaches(other) {
+                if other == device || resource.memory_properties().reaches(other) {
                     continue;
                 }
                 let stream = other.primary_context()?.stream()?;

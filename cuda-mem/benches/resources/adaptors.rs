@@ -56,7 +56,7 @@ unsafe impl MemoryResource for Nothing {
         Ok(())
     }
 
-    fn properties(&self) -> MemoryProperties {
+    fn memory_properties(&self) -> MemoryProperties {
         self.properties
     }
 }
@@ -85,8 +85,8 @@ unsafe impl MemoryResource for Atomics {
         unsafe { self.0.deallocate(address, layout, stream) }
     }
 
-    fn properties(&self) -> MemoryProperties {
-        self.0.properties()
+    fn memory_properties(&self) -> MemoryProperties {
+        self.0.memory_properties()
     }
 }
 

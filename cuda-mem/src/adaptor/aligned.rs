@@ -8,7 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::table::Shards;
 use super::{from_upstream, is_gone};
 use crate::error::{Error, Result};
-use crate::resource::{ALIGNMENT, MemoryResource};
+use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT};
 use crate::stream::Stream;
 
 /// Aligns memory to more than the 256 bytes that every resource keeps: to what each request asks for, and
@@ -81,8 +81,8 @@ impl<U: MemoryResource> AlignedAdaptor<U> {
 fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
     layout
         .size()
-        .checked_add(alignment - ALIGNMENT)
-        .and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok())
+        .checked_add(alignment - RESOURCE_ALIGNMENT)
+        .and_then(|bytes| Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).ok())
         .ok_or_else(|| {
             Error::invalid(format!(
                 "{} bytes aligned to {alignment} are more than the address space has",
@@ -107,7 +107,7 @@ unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         let alignment = self.alignment_of(layout);
-        if alignment <= ALIGNMENT || layout.size() == 0 {
+        if alignment <= RESOURCE_ALIGNMENT || layout.size() == 0 {
             return self.upstream.allocate(layout, stream);
         }
         let address = self
@@ -128,7 +128,7 @@ unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
         stream: &Stream,
     ) -> Result<()> {
         let alignment = self.alignment_of(layout);
-        if alignment <= ALIGNMENT || address == 0 {
+        if alignment <= RESOURCE_ALIGNMENT || address == 0 {
             // SAFETY: the caller's.
             return unsafe { self.upstream.deallocate(address, layout, stream) };
         }

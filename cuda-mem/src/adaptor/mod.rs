@@ -33,8 +33,12 @@ fn is_gone(freed: &Result<()>) -> bool {
 /// What an adaptor leaves to its upstream.
 macro_rules! from_upstream {
     () => {
-        fn properties(&self) -> $crate::resource::MemoryProperties {
-            self.upstream.properties()
+        fn memory_properties(&self) -> $crate::resource::MemoryProperties {
+            self.upstream.memory_properties()
+        }
+
+        fn pool(&self) -> Option<&$crate::pool::Pool> {
+            self.upstream.pool()
         }
 
         fn trim_to(&self, keep: u64) -> $crate::error::Result<()> {

@@ -37,7 +37,7 @@ pub struct PrefetchAdaptor<U> {
 impl<U: MemoryResource> PrefetchAdaptor<U> {
     /// Moves what `upstream` hands out, if it is managed.
     pub fn new(upstream: U) -> Self {
-        let is_managed = upstream.properties().kind == MemoryKind::Managed;
+        let is_managed = upstream.memory_properties().kind == MemoryKind::Managed;
         Self {
             upstream,
             is_managed,

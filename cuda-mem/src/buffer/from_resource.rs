@@ -16,14 +16,16 @@ use crate::location::{AllocationType, Location};
 use crate::pointer::MemoryKind;
 use crate::pool::{Access, DefaultPool, MemoryPool, Pool};
 use crate::resource::{
-    ALIGNMENT, DeviceSet, MemoryProperties, MemoryResource, Resource, require_alignment,
+    DeviceSet, MemoryProperties, MemoryResource, RESOURCE_ALIGNMENT, Resource, forward,
+    require_alignment,
 };
 use crate::stream::{Inside, Stream};
 use crate::{origin, recording};
 
 impl Resource {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. The buffer keeps the
-    /// resource. Zero elements, or elements of no size, ask nobody.
+    /// resource. Zero elements, or elements of no size, ask nobody. Does not synchronise, unless the
+    /// resource says so of itself.
     ///
     /// # Errors
     ///
@@ -93,7 +95,9 @@ impl Resource {
 /// The layout of so many elements.
 pub(crate) fn layout_of<T>(len: usize) -> Result<Layout> {
     len.checked_mul(size_of::<T>())
-        .and_then(|bytes| Layout::from_size_align(bytes, align_of::<T>().max(ALIGNMENT)).ok())
+        .and_then(|bytes| {
+            Layout::from_size_align(bytes, align_of::<T>().max(RESOURCE_ALIGNMENT)).ok()
+        })
         .ok_or_else(|| too_large(len, size_of::<T>()))
 }
 
@@ -133,7 +137,7 @@ unsafe impl MemoryResource for Pool {
         })
     }
 
-    fn properties(&self) -> MemoryProperties {
+    fn memory_properties(&self) -> MemoryProperties {
         let driver = self.driver();
         let kind = match (self.location(), self.allocation_type()) {
             (_, AllocationType::Managed) => MemoryKind::Managed,
@@ -154,41 +158,26 @@ unsafe impl MemoryResource for Pool {
         }
     }
 
+    fn pool(&self) -> Option<&Pool> {
+        Some(self)
+    }
+
     fn trim_to(&self, keep: u64) -> Result<()> {
         Pool::trim_to(self, keep)
     }
 }
 
-/// Pools that stand for a [`Pool`] are the same resource.
-macro_rules! pools {
+forward!(<> MemoryPool, <> DefaultPool);
+
+/// A pool's handle as a resource's.
+macro_rules! handles {
     ($($pool:ty),*) => {$(
-        // SAFETY: as for `Pool`.
-        unsafe impl MemoryResource for $pool {
-            #[inline]
-            fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-                (**self).allocate(layout, stream)
-            }
-
-            #[inline]
-            unsafe fn deallocate(
-                &self,
-                address: CUdeviceptr,
-                layout: Layout,
-                stream: &Stream,
-            ) -> Result<()> {
-                // SAFETY: the caller's.
-                unsafe { (**self).deallocate(address, layout, stream) }
-            }
-
-            fn properties(&self) -> MemoryProperties {
-                MemoryResource::properties(&**self)
-            }
-
-            fn trim_to(&self, keep: u64) -> Result<()> {
-                Pool::trim_to(self, keep)
+        impl From<$pool> for Resource {
+            fn from(pool: $pool) -> Self {
+                Self::new(pool)
             }
         }
     )*};
 }
 
-pools!(MemoryPool, DefaultPool);
+handles!(Pool, MemoryPool, DefaultPool);

@@ -38,7 +38,8 @@ use crate::{raw, recording, report};
 ///
 /// The memory exists from the moment that the stream reaches the allocation until it reaches the
 /// free, so everything done with it goes to that stream; [`on`](Self::on) lends it to another one,
-/// in order. Dropping the buffer is one driver call and never waits.
+/// in order. Dropping a buffer of a pool is one driver call and never waits; one of another resource does as
+/// that says.
 ///
 /// The buffer keeps its stream and the stream's context alive. It holds no handle of its pool, which ends
 /// when its last handle is gone and all its memory is back. Memory of any other
@@ -132,7 +133,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.device
     }
 
-    /// The address on the device; 0 if there is no memory. For kernels and other libraries, which
+    /// The address, by which the device knows it; 0 if there is no memory. For kernels and other libraries, which
     /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
     /// wait at its end may have failed, call [`settle`](Self::settle) first.
     #[must_use]
@@ -159,7 +160,7 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// Frees the memory in the order of its stream, as dropping does, and says how it went. Does
-    /// not synchronise.
+    /// not synchronise if it is a pool's; memory of another resource does as that says.
     ///
     /// # Errors
     ///

@@ -13,7 +13,8 @@ use crate::stream::Stream;
 /// A growing number of elements in device memory, allocated, copied and freed in the order of a stream.
 ///
 /// It dereferences to a [`DeviceBuffer`] of its elements, which has the rest: copies, fills, loans to
-/// other streams. When it grows, the elements move to new memory, in the order of the stream and without
+/// other streams; what consumes a buffer, such as `free`, comes after [`into_buffer`](Self::into_buffer).
+/// When it grows, the elements move to new memory, in the order of the stream and without
 /// waiting, so addresses that were read before are no longer its own.
 ///
 /// Memory comes from the [current resource](crate::Device::current_resource) of the stream's device, or
@@ -223,8 +224,8 @@ impl<T: Pod> DeviceVec<T> {
         self.move_to_room(wanted)
     }
 
-    /// Changes the number of elements; new ones have this value, of 1, 2 or 4 bytes (others do not
-    /// compile). Does not synchronise.
+    /// Changes the number of elements, with room for exactly so many if there is not room yet; new ones have
+    /// this value, of 1, 2 or 4 bytes (others do not compile). Does not synchronise.
     ///
     /// # Errors
     ///
@@ -265,7 +266,7 @@ impl<T: Pod> DeviceVec<T> {
     ) -> Result<()> {
         let before = self.len();
         if len > before {
-            self.reserve(len - before)?;
+            self.reserve_exact(len - before)?;
         }
         self.buffer.set_len(len);
         if len > before
@@ -311,6 +312,7 @@ impl<T: Pod> DeviceVec<T> {
     #[track_caller]
     pub fn extend_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
         let len = self.len_with(from.len())?;
+        self.reserve(from.len())?;
         self.resize_with(len, |buffer, start| {
             buffer.copy_part_from_buffer(start, from)
         })

@@ -96,6 +96,19 @@ impl Refusal {
         }
     }
 
+    pub(super) fn advice(&self, memory: &OutOfMemory) -> &'static str {
+        match self {
+            // A pool's numbers, or none because the driver is too old to say.
+            Self::Driver { .. }
+                if memory.pool_reserved.is_some() || memory.device_free.is_none() =>
+            {
+                "Free memory, synchronise the streams that still hold frees, or trim the pool"
+            }
+            Self::Driver { .. } => "Free memory, or trim the pools of the device",
+            Self::Told(_) => "Free memory of it",
+        }
+    }
+
     pub(super) fn function(&self) -> Option<&'static str> {
         match self {
             Self::Driver { function, .. } => Some(function),

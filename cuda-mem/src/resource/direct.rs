@@ -77,7 +77,7 @@ unsafe impl MemoryResource for DirectResource {
         })
     }
 
-    fn properties(&self) -> MemoryProperties {
+    fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_device(self.0)
     }
 }

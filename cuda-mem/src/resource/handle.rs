@@ -10,6 +10,8 @@ use cuda_driver_sys::CUdeviceptr;
 use super::{MemoryProperties, MemoryResource};
 use crate::device::Device;
 use crate::error::Result;
+use crate::origin;
+use crate::pool::Pool;
 use crate::stream::Stream;
 
 /// A handle of any [`MemoryResource`], cheap to clone and to share between threads. What it hands out
@@ -77,7 +79,7 @@ impl Resource {
 
 impl From<Handle> for Resource {
     fn from(inner: Handle) -> Self {
-        let device = inner.properties().device;
+        let device = inner.memory_properties().device;
         Self { inner, device }
     }
 }
@@ -99,6 +101,7 @@ unsafe impl MemoryResource for Resource {
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let _noted = origin::note_if_none();
         self.inner.allocate(layout, stream)
     }
 
@@ -113,8 +116,12 @@ unsafe impl MemoryResource for Resource {
         unsafe { self.inner.deallocate(address, layout, stream) }
     }
 
-    fn properties(&self) -> MemoryProperties {
-        self.inner.properties()
+    fn memory_properties(&self) -> MemoryProperties {
+        self.inner.memory_properties()
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        self.inner.pool()
     }
 
     fn trim_to(&self, keep: u64) -> Result<()> {

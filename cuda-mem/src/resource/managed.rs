@@ -4,8 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::host::require_driver;
-use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free};
+use super::{MemoryProperties, MemoryResource, check, explain, require_driver, wait_and_free};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::pointer::MemoryKind;
@@ -67,7 +66,7 @@ unsafe impl MemoryResource for ManagedResource {
         })
     }
 
-    fn properties(&self) -> MemoryProperties {
+    fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_everybody(MemoryKind::Managed, self.0)
     }
 }

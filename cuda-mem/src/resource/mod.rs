@@ -2,15 +2,15 @@
 
 mod direct;
 mod handle;
-mod host;
 mod managed;
+mod pinned;
 mod properties;
 
 pub use direct::DirectResource;
 pub(crate) use handle::Handle;
 pub use handle::Resource;
-pub use host::PinnedResource;
 pub use managed::ManagedResource;
+pub use pinned::PinnedResource;
 pub use properties::{DeviceSet, MemoryProperties};
 
 use std::alloc::Layout;
@@ -19,12 +19,14 @@ use std::sync::Arc;
 
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
+use crate::pool::Pool;
 use crate::recording;
 use crate::stream::{Inside, Stream};
 
 /// The alignment in bytes that every resource keeps, whatever less is asked for.
-pub const ALIGNMENT: usize = 256;
+pub const RESOURCE_ALIGNMENT: usize = 256;
 
 /// Something that hands out memory in the order of a stream and takes it back.
 ///
@@ -41,7 +43,7 @@ pub const ALIGNMENT: usize = 256;
 /// # Safety
 ///
 /// Memory from [`allocate`](Self::allocate) must be at least as large and as aligned as asked, and to
-/// [`ALIGNMENT`], usable by the device of the stream and as [`properties`](Self::properties) says, and
+/// [`RESOURCE_ALIGNMENT`], usable by the device of the stream and as [`memory_properties`](Self::memory_properties) says, and
 /// nobody else's until it was given to [`deallocate`](Self::deallocate) and the stream has come to that
 /// point. No bytes are address 0.
 ///
@@ -64,8 +66,8 @@ pub const ALIGNMENT: usize = 256;
 ///         // SAFETY: the caller's.
 ///         unsafe { self.0.deallocate(address, layout, stream) }
 ///     }
-///     fn properties(&self) -> MemoryProperties {
-///         self.0.properties()
+///     fn memory_properties(&self) -> MemoryProperties {
+///         self.0.memory_properties()
 ///     }
 /// }
 ///
@@ -111,7 +113,13 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
     ) -> Result<()>;
 
     /// What kind of memory it is, and who reaches it.
-    fn properties(&self) -> MemoryProperties;
+    fn memory_properties(&self) -> MemoryProperties;
+
+    /// The pool that the memory comes from in the end, for its statistics and settings; `None` if it is no
+    /// pool's. By default `None`.
+    fn pool(&self) -> Option<&Pool> {
+        None
+    }
 
     /// Gives back what this resource and those below it keep but do not use, until they keep as little
     /// as they can but no less than `keep` bytes. Never waits. By default there is nothing to give.
@@ -127,37 +135,47 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
 
 /// What points to a resource is one too.
 macro_rules! forward {
-    ($($(#[$why:meta])* <$($generic:ident)?> $pointer:ty),* $(,)?) => {$(
-        $(#[$why])*
+    ($(<$($generic:ident)?> $pointer:ty),* $(,)?) => {$(
         // SAFETY: everything is the resource's own doing.
-        unsafe impl<$($generic: MemoryResource + ?Sized)?> MemoryResource for $pointer {
+        unsafe impl<$($generic: $crate::resource::MemoryResource + ?Sized)?>
+            $crate::resource::MemoryResource for $pointer
+        {
             #[inline]
             #[track_caller]
-            fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+            fn allocate(
+                &self,
+                layout: ::std::alloc::Layout,
+                stream: &$crate::stream::Stream,
+            ) -> $crate::error::Result<::cuda_driver_sys::CUdeviceptr> {
                 (**self).allocate(layout, stream)
             }
 
             #[inline]
             unsafe fn deallocate(
                 &self,
-                address: CUdeviceptr,
-                layout: Layout,
-                stream: &Stream,
-            ) -> Result<()> {
-                // SAFETY: the caller's.
+                address: ::cuda_driver_sys::CUdeviceptr,
+                layout: ::std::alloc::Layout,
+                stream: &$crate::stream::Stream,
+            ) -> $crate::error::Result<()> {
+                // SAFETY: the caller keeps the contract of this function, which is the same.
                 unsafe { (**self).deallocate(address, layout, stream) }
             }
 
-            fn properties(&self) -> MemoryProperties {
-                (**self).properties()
+            fn memory_properties(&self) -> $crate::resource::MemoryProperties {
+                (**self).memory_properties()
             }
 
-            fn trim_to(&self, keep: u64) -> Result<()> {
-                (**self).trim_to(keep)
+            fn pool(&self) -> Option<&$crate::pool::Pool> {
+                $crate::resource::MemoryResource::pool(&**self)
+            }
+
+            fn trim_to(&self, keep: u64) -> $crate::error::Result<()> {
+                $crate::resource::MemoryResource::trim_to(&**self, keep)
             }
         }
     )*};
 }
+pub(crate) use forward;
 
 forward!(<R> &R, <R> Arc<R>, <R> Box<R>);
 
@@ -196,7 +214,7 @@ fn wait_and_free(stream: &Stream, free: impl FnOnce() -> Result<()>) -> Result<(
 /// An error if more than the common alignment is asked for.
 #[inline]
 pub(crate) fn require_alignment(what: &dyn Debug, layout: Layout) -> Result<()> {
-    if layout.align() <= ALIGNMENT {
+    if layout.align() <= RESOURCE_ALIGNMENT {
         return Ok(());
     }
     Err(misaligned(what, layout))
@@ -205,9 +223,17 @@ pub(crate) fn require_alignment(what: &dyn Debug, layout: Layout) -> Result<()> 
 #[cold]
 fn misaligned(what: &dyn Debug, layout: Layout) -> Error {
     Error::invalid(format!(
-        "{what:?} aligns to {ALIGNMENT} bytes, and {} were asked for; put an `AlignedAdaptor` over it",
+        "{what:?} aligns to {RESOURCE_ALIGNMENT} bytes, and {} were asked for; put an `AlignedAdaptor` over it",
         layout.align()
     ))
+}
+
+/// An error if the stream is of another driver.
+fn require_driver(driver: Driver, stream: &Stream) -> Result<()> {
+    driver.require_same(
+        stream.device().driver(),
+        format_args!("the resource and {stream:?}"),
+    )
 }
 
 #[cold]

@@ -10,6 +10,7 @@ use cuda_mem::{
     Resource, StatisticsAdaptor, Stream,
 };
 
+use super::subjects::missing;
 use super::{Subject, subjects};
 use crate::hold::hold;
 use crate::lab::Lab;
@@ -31,7 +32,10 @@ pub(super) fn for_each(
             .and_then(|resource| body(&subject, resource));
         run.with_context(|| subject.name.clone())?;
     }
-    Ok(())
+    match missing(lab)? {
+        Some(skip) => Err(skip.into()),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<()> {
@@ -55,7 +59,7 @@ pub(super) fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<(
 pub(super) fn memory_is_as_it_is_described(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     for_each(lab, |_, resource| {
-        let properties = resource.properties();
+        let properties = resource.memory_properties();
         ensure!(properties.reaches(device));
         ensure!(properties.host == (properties.kind != MemoryKind::Device));
         ensure!(properties.device == resource.device());
@@ -312,6 +316,26 @@ pub(super) fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
             .join()
             .map_err(|_| anyhow::anyhow!("it panicked"))??;
         ensure!(last.to_vec()? == vec![7; 100_000]);
+        Ok(())
+    })
+}
+
+/// Alone, because a capture forbids things to the whole process.
+pub(super) fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<()> {
+    for_each(lab, |_, resource| {
+        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        for mode in [
+            CaptureMode::Global,
+            CaptureMode::ThreadLocal,
+            CaptureMode::Relaxed,
+        ] {
+            let counted = Arc::new(StatisticsAdaptor::new(resource.clone()));
+            let buffer = Resource::from(counted.clone()).alloc_zeroed::<u8>(&stream, 1000)?;
+            stream.synchronize()?;
+            // Ends with an error if anything made it worthless.
+            captured.capture(mode, |_| buffer.free().map_err(Error::from))?;
+            ensure!(counted.statistics().bytes.current == 0, "{mode:?}");
+        }
         Ok(())
     })
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
-    DeviceVec, DirectResource, Fallback, MemoryKind, MemoryResource as _, Resource,
+    CaptureMode, DeviceVec, DirectResource, Fallback, MemoryKind, MemoryResource as _, Resource,
     StatisticsAdaptor, Strategy,
 };
 
@@ -18,10 +18,20 @@ pub(super) fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
     let resource = device.default_resource()?;
     ensure!(resource == device.default_resource()?, "there is one");
     ensure!(resource == device.default_resource_with(Fallback::Refuse)?);
-    ensure!(resource.properties().kind == MemoryKind::Device);
+    ensure!(resource.memory_properties().kind == MemoryKind::Device);
     ensure!(resource.device() == Some(device));
     let direct = Resource::new(DirectResource::new(device));
     ensure!(direct != resource && direct == direct.clone());
+    Ok(())
+}
+
+/// Alone, because it captures, and because the first question counts.
+pub(super) fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (_, strategy) = stream.capture(CaptureMode::Global, |_| device.strategy())?;
+    ensure!(strategy == Strategy::Pool, "{strategy}");
+    let buffer = device.default_resource()?.alloc_from(&stream, &[1_u8, 2])?;
+    ensure!(buffer.to_vec()? == [1, 2]);
     Ok(())
 }
 

@@ -2,11 +2,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{
-    DeviceBuffer, Error, ErrorKind, Ladder, LimitAdaptor, MemoryPool, RecoveryAdaptor, Remedy,
-    Resource, ReusePolicy,
+    AlignedAdaptor, DeviceBuffer, DirectResource, Error, ErrorKind, FailureCallbackAdaptor, Ladder,
+    LimitAdaptor, LoggingAdaptor, MemoryPool, MemoryResource as _, PrefetchAdaptor,
+    RecoveryAdaptor, Remedy, Resource, ReusePolicy, StatisticsAdaptor, TrackingAdaptor,
 };
 
 use crate::hold::hold;
@@ -50,6 +53,74 @@ pub(super) fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
     ensure!(text.contains("waiting for the stream"), "{text}");
     ensure!(memory.asked == 1 << 50 && memory.device_total.is_some());
     drop(resource.alloc::<u8>(&stream, 1000)?);
+    Ok(())
+}
+
+/// Each remedy does what it says: the request is served as soon as it did.
+pub(super) fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
+    lab.need(11, 3)?;
+    let _pressure = lab.pressure();
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let stack = Resource::from(pool.clone());
+    let stack = Resource::new(LimitAdaptor::new(stack, 1 << 40));
+    let stack = Resource::new(AlignedAdaptor::new(TrackingAdaptor::new(stack), 512)?);
+    let stack = Resource::new(StatisticsAdaptor::new(Box::new(PrefetchAdaptor::new(
+        stack,
+    ))));
+    let stack = Resource::new(LoggingAdaptor::new(stack, std::io::sink()));
+    let stack = Resource::new(FailureCallbackAdaptor::new(stack, |_, _| false));
+    ensure!(
+        stack.pool() == Some(&*pool),
+        "the pool is seen through the stack"
+    );
+    let elsewhere = Resource::new(DirectResource::new(lab.device()?));
+    ensure!(elsewhere.pool().is_none());
+    for (ladder, resource) in [
+        (Ladder::new().flush_caches(), &stack),
+        (Ladder::new().trim_pool(&pool), &elsewhere),
+    ] {
+        drop(stack.alloc::<u8>(&stream, 10 << 20)?);
+        stream.synchronize()?;
+        ensure!(pool.stats()?.reserved.current > 0, "nothing to give back");
+        let mut asked = 0;
+        ladder.recover(resource, &stream, || {
+            asked += 1;
+            if pool.stats()?.reserved.current == 0 {
+                return Ok(());
+            }
+            Err(Error::new(ErrorKind::OutOfMemory, "the pool holds it"))
+        })?;
+        ensure!(asked == 2, "{asked} requests for {ladder:?}");
+    }
+    Ok(())
+}
+
+/// Alone, because it holds a stream.
+pub(super) fn waiting_waits(lab: &Lab) -> Result<()> {
+    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    for (ladder, busy) in [
+        (Ladder::new().wait_for_stream(), &stream),
+        (Ladder::new().wait_for_device(), &other),
+    ] {
+        let mut held = Some(hold(busy)?);
+        let mut letting_go = None;
+        ladder.recover(&pool, &stream, || {
+            // After the first request fails, the stream is let go only a moment later.
+            if let Some(held) = held.take() {
+                letting_go = Some(thread::spawn(move || {
+                    thread::sleep(Duration::from_millis(20));
+                    drop(held);
+                }));
+            }
+            if busy.is_done()? {
+                return Ok(());
+            }
+            Err(Error::new(ErrorKind::OutOfMemory, "it is still at work"))
+        })?;
+        if let Some(thread) = letting_go {
+            thread.join().map_err(|_| anyhow::anyhow!("it panicked"))?;
+        }
+    }
     Ok(())
 }
 

@@ -11,6 +11,7 @@ mod containers;
 mod current_resource;
 mod ladder;
 mod misuse;
+mod own;
 mod subjects;
 
 pub use subjects::{Subject, subjects};
@@ -33,7 +34,8 @@ pub fn conformance() -> Vec<Test> {
             the_largest_sizes_do_not_wrap, memory_of_another_resource_is_not_given_out_of_hand;
     };
     all.extend(tests_alone! {
-        bodies: a_free_waits_for_the_work_before_it, a_resource_outlives_its_contexts,
+        bodies: captures_of_other_streams_are_not_disturbed,
+            a_free_waits_for_the_work_before_it, a_resource_outlives_its_contexts,
             a_buffer_is_given_back_after_the_capture_of_its_stream;
     });
     all
@@ -49,7 +51,7 @@ pub fn all() -> Vec<Test> {
             a_log_ends_with_the_request_that_failed, a_log_that_cannot_be_written_stops_nothing,
             a_callback_is_asked_until_it_gives_up, alignments_are_kept_and_the_memory_comes_back,
             managed_memory_is_moved_and_other_memory_is_not;
-        ladder: every_remedy_is_tried_in_order,
+        ladder: every_remedy_is_tried_in_order, flushing_and_trimming_give_back,
             a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
         containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
             a_vector_that_cannot_grow_is_as_it_was,
@@ -58,12 +60,19 @@ pub fn all() -> Vec<Test> {
         current_resource: the_default_resource_says_what_it_is,
             a_scope_is_of_one_thread_and_nests;
     };
+    all.extend(tests! {
+        own: a_refused_free_changes_nothing_and_may_be_tried_again,
+            a_panic_is_an_error_and_nothing_is_freed_twice;
+    });
     all.extend(conformance());
     // Some hold a stream, one wants frees that nobody has seen, one changes a setting of the process.
     all.extend(tests_alone! {
         containers: growing_does_not_wait;
-        current_resource: the_current_resource_is_set_for_all_threads;
-        ladder: nothing_waits_unless_it_is_asked_to, waiting_helps_where_a_free_was_not_seen;
+        current_resource: the_current_resource_is_set_for_all_threads,
+            a_capture_does_not_decide_the_strategy;
+        own: a_resource_with_a_lock_is_not_called_from_itself;
+        ladder: nothing_waits_unless_it_is_asked_to, waiting_waits,
+            waiting_helps_where_a_free_was_not_seen;
     });
     all
 }

@@ -3,13 +3,14 @@
 use std::fmt;
 
 use anyhow::Result;
+use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{
     AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
     ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, Resource,
-    StatisticsAdaptor, TrackingAdaptor,
+    StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 
-use crate::lab::Lab;
+use crate::lab::{Lab, Skip};
 
 /// A resource to test, made anew for each test.
 pub struct Subject {
@@ -98,21 +99,17 @@ const ADAPTORS: [(&str, Adapt); 8] = [
 ];
 
 /// Every resource, managed memory with prefetch, and every stack of one and of two adaptors over the
-/// default resource. Where there are no pools, those that need one are left out.
+/// default resource. A machine that lacks pools or managed memory lacks those subjects, which a test must
+/// not pass over in silence: `missing` tells.
 ///
 /// # Errors
 ///
 /// As the driver answers.
 pub fn subjects(lab: &Lab) -> Result<Vec<Subject>> {
-    let has_pools = matches!(lab.device()?.strategy()?, cuda_mem::Strategy::Pool);
-    let has_managed = lab
-        .device()?
-        .attribute(cuda_mem::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
-        .is_some_and(|value| value != 0);
+    let (has_pools, has_managed) = (has_pools(lab)?, has_managed(lab)?);
     let mut all = Vec::new();
     for (name, make) in PLAIN {
         if name == "pool" && !has_pools || name == "managed" && !has_managed {
-            println!("{name}: not on this machine");
             continue;
         }
         all.push(Subject {
@@ -155,4 +152,24 @@ fn alignment(names: &[&str]) -> u64 {
     } else {
         256
     }
+}
+
+fn has_pools(lab: &Lab) -> Result<bool> {
+    Ok(lab.device()?.strategy()? == Strategy::Pool)
+}
+
+fn has_managed(lab: &Lab) -> Result<bool> {
+    let managed = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
+    let managed = lab.device()?.attribute(managed)?;
+    Ok(managed.is_some_and(|value| value != 0))
+}
+
+/// The reason why not all subjects are there. `None` also on the machines that are there to lack pools.
+///
+/// # Errors
+///
+/// As the driver answers.
+pub(super) fn missing(lab: &Lab) -> Result<Option<Skip>> {
+    let lacks_managed = has_pools(lab)? && !has_managed(lab)?;
+    Ok(lacks_managed.then(|| Skip("no managed memory on this machine".to_owned())))
 }

@@ -4,9 +4,9 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free};
+use super::{MemoryProperties, MemoryResource, check, explain, require_driver, wait_and_free};
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pointer::MemoryKind;
 use crate::raw;
 use crate::stream::Stream;
@@ -66,15 +66,7 @@ unsafe impl MemoryResource for PinnedResource {
         })
     }
 
-    fn properties(&self) -> MemoryProperties {
+    fn memory_properties(&self) -> MemoryProperties {
         MemoryProperties::of_everybody(MemoryKind::Host, self.0)
     }
-}
-
-/// An error if the stream is of another driver.
-pub(super) fn require_driver(driver: Driver, stream: &Stream) -> Result<(), Error> {
-    driver.require_same(
-        stream.device().driver(),
-        format_args!("the resource and {stream:?}"),
-    )
 }

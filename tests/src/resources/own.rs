@@ -1,0 +1,170 @@
+//! Resources that a program writes itself: what the crate does with their errors, panics and locks.
+
+use std::alloc::Layout;
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{
+    AlignedAdaptor, CaptureMode, Error, ErrorKind, LimitAdaptor, LoggingAdaptor, MemoryPool,
+    MemoryProperties, MemoryResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
+};
+
+use crate::lab::Lab;
+
+/// Passes on to a pool, under a lock of its own, and does as it is told when memory comes back.
+#[derive(Debug)]
+struct Own {
+    pool: MemoryPool,
+    lock: Mutex<()>,
+    refuses: AtomicBool,
+    panics: AtomicBool,
+}
+
+impl Own {
+    fn new(lab: &Lab) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            pool: lab.pool()?,
+            lock: Mutex::default(),
+            refuses: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
+        }))
+    }
+}
+
+// SAFETY: all memory comes from the pool and goes back there.
+unsafe impl MemoryResource for Own {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        if self.refuses.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::NotSupported, "not now"));
+        }
+        let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's.
+        unsafe { self.pool.deallocate(address, layout, stream) }?;
+        assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.pool.memory_properties()
+    }
+}
+
+pub(super) fn a_refused_free_changes_nothing_and_may_be_tried_again(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let own = Own::new(lab)?;
+    let limited = Arc::new(LimitAdaptor::new(own.clone(), 1 << 30));
+    let counted = Arc::new(StatisticsAdaptor::new(limited.clone()));
+    let tracked = Arc::new(TrackingAdaptor::new(counted.clone()));
+    let page: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let logged = Arc::new(LoggingAdaptor::new(tracked.clone(), Page(page.clone())));
+    let aligned = AlignedAdaptor::new(logged.clone(), 1 << 21)?;
+    let resource = Resource::new(aligned);
+
+    // Something before it, so that upstream's address is no multiple of the alignment.
+    let first = own.pool.alloc::<u8>(&stream, 1000)?;
+    let buffer = resource.alloc::<u8>(&stream, 1000)?;
+    let bytes = limited.allocated();
+    ensure!(bytes > 1000 && buffer.as_raw() % (1 << 21) == 0);
+    own.refuses.store(true, Ordering::Relaxed);
+    let Err(failed) = buffer.free() else {
+        bail!("it was freed although that was refused");
+    };
+    ensure!(failed.error.kind() == ErrorKind::NotSupported, "{failed}");
+    let Some(buffer) = failed.object else {
+        bail!("the buffer did not come back");
+    };
+    ensure!(limited.allocated() == bytes);
+    ensure!(counted.statistics().bytes.current == bytes.cast_signed());
+    ensure!(tracked.live_count() == 1 && tracked.unknown_count() == 0);
+    own.refuses.store(false, Ordering::Relaxed);
+    buffer.free()?;
+    ensure!(limited.allocated() == 0 && tracked.live_count() == 0);
+    ensure!(
+        tracked.unknown_count() == 0,
+        "it went back by another address"
+    );
+    ensure!(counted.statistics().bytes.current == 0);
+    logged.flush()?;
+    let page = page.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = String::from_utf8_lossy(&page);
+    let actions: Vec<&str> = text
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split(',').nth(2))
+        .collect();
+    ensure!(
+        actions == ["allocate", "free", "allocate", "free"],
+        "{text}"
+    );
+    drop(first);
+    Ok(())
+}
+
+struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Page {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut page = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        page.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The memory was given back before the panic, so it must not be given back again.
+pub(super) fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let own = Own::new(lab)?;
+    let buffer = Resource::from(own.clone()).alloc::<u8>(&stream, 1000)?;
+    own.panics.store(true, Ordering::Relaxed);
+    let Err(failed) = buffer.free() else {
+        bail!("the panic was passed over");
+    };
+    ensure!(failed.error.kind() == ErrorKind::Other, "{failed}");
+    ensure!(failed.object.is_none(), "it is lost, not given back again");
+    own.panics.store(false, Ordering::Relaxed);
+    let again = Resource::from(own.clone()).alloc_from(&stream, &[1_u8, 2, 3])?;
+    ensure!(again.to_vec()? == [1, 2, 3]);
+    if lab.need(11, 3).is_ok() {
+        ensure!(own.pool.stats()?.used.current == 3);
+    }
+    Ok(())
+}
+
+/// Alone, because it captures. What waits for the end of a capture is not given back from inside a call
+/// of the resource, which holds its lock there.
+pub(super) fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let own = Own::new(lab)?;
+    let resource = Resource::from(own.clone());
+    let (held_back, later) = (
+        resource.alloc::<u8>(&stream, 1000)?,
+        resource.alloc::<u8>(&stream, 1000)?,
+    );
+    stream.synchronize()?;
+    stream.capture(CaptureMode::Relaxed, |_| {
+        drop(held_back);
+        Ok(())
+    })?;
+    later.free()?;
+    drop(resource.alloc::<u8>(&stream, 10)?);
+    stream.synchronize()?;
+    if lab.need(11, 3).is_ok() {
+        ensure!(own.pool.stats()?.used.current == 0);
+    }
+    Ok(())
+}
