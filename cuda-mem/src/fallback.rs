@@ -94,7 +94,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As the driver answers, for any other reason than that there are no pools. Asked again then.
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, which making a pool would
+    /// spoil: ask before. Else as the driver answers, for any other reason than that there are no pools.
+    /// Asked again then.
     ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
@@ -216,9 +218,8 @@ fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
     let reason = match device.supports_memory_pools()? {
         Support::No(reason) => reason,
         Support::Yes => {
-            // It touches no stream, so a capture need not know of it.
-            let table = device.driver().table();
-            match recording::harmlessly(table, || MemoryPool::builder(&device).build()) {
+            recording::refuse_trials()?;
+            match MemoryPool::builder(&device).build() {
                 Ok(pool) => return Ok((Strategy::Pool, Some(pool))),
                 Err(error) => refused(error)?,
             }

@@ -102,6 +102,19 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
     }
 }
 
+/// An error while this crate records any stream: making a pool would make the capture worthless, also if
+/// the thread says that it knows what it does (measured).
+pub(crate) fn refuse_trials() -> Result<()> {
+    if any() {
+        return Err(Error::capturing(
+            "whether the device has such pools is found out by making one, which would spoil the capture \
+             that is going on; ask before it"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 #[cold]
 fn recorded_already() -> Error {
     Error::capturing(

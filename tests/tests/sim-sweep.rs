@@ -206,10 +206,13 @@ fn unfinished_free(function: &str, now: Live, before: Live) -> bool {
 }
 
 /// Where the driver does not answer a question about who reaches the memory, nobody is said to; an
-/// attribute that the driver says it does not know is not there.
-fn is_taken_for_a_no(index: usize, function: &str, code: CUresult) -> bool {
+/// attribute that the driver says it does not know is not there; a stream of which it does not say whether
+/// it is captured is taken for one that is not, and the next call tells. Where frees cannot be kept from
+/// disturbing captures they wait until the stream ends.
+fn is_answered_otherwise(index: usize, function: &str, code: CUresult) -> bool {
     match function {
         "cuMemPoolGetAccess" | "cuDeviceGetCount" | "cuDeviceGet" => true,
+        "cuStreamIsCapturing" | "cuThreadExchangeStreamCaptureMode" => true,
         "cuDeviceGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
         _ => has_a_second_way(index, function, code),
     }
@@ -222,7 +225,7 @@ mod sweeps {
         let tour = Tour {
             walk: resources,
             at_least: 100,
-            second_way: is_taken_for_a_no,
+            second_way: is_answered_otherwise,
             may_leave: unfinished_free,
         };
         sweep::every_call_fails_once(lab, tour).map(drop)

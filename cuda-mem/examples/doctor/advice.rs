@@ -1,10 +1,12 @@
 //! What to do about it, in plain words.
 
 use cuda_mem::sys::{Attempt, AttemptFailure, CUresult, LIBRARY_VARIABLE};
-use cuda_mem::{CudaVersion, DriverModel, Reason, ReleaseThreshold, Support};
+use cuda_mem::{CudaVersion, DriverModel, Error, ErrorKind, Reason, ReleaseThreshold, Support};
 
+use crate::Patient;
 use crate::facts::Facts;
 use crate::opened::environment;
+use crate::verdict::Verdict;
 
 /// The first NVIDIA driver branch for a CUDA version.
 const BRANCHES: [(CudaVersion, u32); 14] = [
@@ -93,37 +95,69 @@ pub(crate) fn no_driver(tried: &[Attempt], named: bool, kernel: Option<String>) 
 }
 
 /// `--simulate` found nothing that it could open.
-pub(crate) fn no_simulator() -> Vec<String> {
-    vec![
+pub(crate) fn no_simulator(tried: &[Attempt]) -> Vec<String> {
+    let is_stub = |one: &Attempt| matches!(one.reason, AttemptFailure::Stub);
+    let line = if tried.iter().any(is_stub) {
+        "The simulated driver is there and plays the toolkit's stub, because CUDA_SIM_STUB is set: \
+         unset it."
+    } else if tried.is_empty() {
         "Build the simulated driver with `cargo build -p cuda-sim`, or name it in CUDA_SIM_LIBRARY."
-            .to_owned(),
-    ]
+    } else {
+        "What was found is not a simulated driver that opens: build it anew with \
+         `cargo build -p cuda-sim`, or name another file in CUDA_SIM_LIBRARY."
+    };
+    vec![line.to_owned()]
 }
 
-/// There is a driver, and it shows no device.
-pub(crate) fn no_device() -> Vec<String> {
-    let mut lines = Vec::new();
-    if let Some(value) = environment("CUDA_VISIBLE_DEVICES") {
-        lines.push(format!(
-            "CUDA_VISIBLE_DEVICES is {value:?}, and may hide every device: its first entry that names \
-             no device ends the list, and one named twice empties it. Unset it and try again."
-        ));
+/// There is a driver, and it does not start, or shows no device.
+pub(crate) fn not_started(error: &Error, is_simulated: bool) -> Vec<String> {
+    if is_simulated {
+        return simulation_not_started(error);
     }
-    lines.push(
-        "See whether `nvidia-smi` lists a GPU. If it does, this process is kept from it: look at the \
-         rights of /dev/nvidia*, at the container's GPU options, and, with MIG on, at whether an \
-         instance was made. If it does not, no GPU is there, or its driver has not started: see the \
-         kernel's log."
-            .to_owned(),
-    );
+    let mut lines: Vec<String> = hidden_devices(error).into_iter().collect();
+    lines.push(for_start(error).to_owned());
     lines
 }
 
-/// There is a driver, and it does not start.
-pub(crate) fn not_started(code: Option<CUresult>) -> Vec<String> {
-    let line = match code {
-        Some(CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE) => {
-            return no_device();
+/// A simulated driver fails because it was told to. What a real one would need is worth a rehearsal, and
+/// must not be taken for something to do here.
+fn simulation_not_started(error: &Error) -> Vec<String> {
+    let mut lines =
+        vec!["The driver is simulated, so this says nothing about the machine.".to_owned()];
+    let set = |name, matters: fn(&str) -> bool| {
+        let value = environment(name).filter(|value| matters(value.trim()))?;
+        Some(format!(
+            "{name} is {value:?}, and the simulated driver obeys: unset it."
+        ))
+    };
+    lines.extend(set("CUDA_SIM_INIT_ERROR", |value| value != "0"));
+    lines.extend(set("CUDA_SIM_DEVICES", |value| value == "0"));
+    lines.extend(hidden_devices(error));
+    lines.push(format!(
+        "Only if a real driver answered this: {}",
+        for_start(error)
+    ));
+    lines
+}
+
+/// What may keep a driver of any kind from showing devices.
+fn hidden_devices(error: &Error) -> Option<String> {
+    let value =
+        environment("CUDA_VISIBLE_DEVICES").filter(|_| error.kind() == ErrorKind::InvalidDevice)?;
+    Some(format!(
+        "CUDA_VISIBLE_DEVICES is {value:?}, and may hide every device: its first entry that names no \
+         device ends the list, and one named twice empties it. Unset it and try again."
+    ))
+}
+
+/// What helps a real driver that does not start.
+fn for_start(error: &Error) -> &'static str {
+    match error.code() {
+        _ if error.kind() == ErrorKind::InvalidDevice => {
+            "See whether `nvidia-smi` lists a GPU. If it does, this process is kept from it: look at the \
+             rights of /dev/nvidia*, at the container's GPU options, and, with MIG on, at whether an \
+             instance was made. If it does not, no GPU is there, or its driver has not started: see the \
+             kernel's log."
         }
         Some(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) => {
             "The driver's library and its kernel module are of two versions, as after an update: \
@@ -149,8 +183,7 @@ pub(crate) fn not_started(code: Option<CUresult>) -> Vec<String> {
             "The driver was opened and does not start: see `nvidia-smi` and the kernel's log, and \
              reinstall the driver if they agree."
         }
-    };
-    vec![line.to_owned()]
+    }
 }
 
 /// The default resource is the slow one.
@@ -264,22 +297,45 @@ pub(crate) fn not_measured() -> Vec<String> {
     ]
 }
 
-/// How to keep it fast.
-pub(crate) fn when_ready(facts: &Facts) -> Vec<String> {
-    let mut lines = Vec::new();
-    if facts.default_pool == Some(ReleaseThreshold::Bytes(0)) {
-        lines.push(
-            "Pools of this crate keep what is freed. The device's own pool, which cudaMallocAsync \
-             uses, has release threshold 0 and gives everything back at each synchronisation: raise it \
-             (Device::default_pool, raise_release_threshold) if other libraries allocate there."
-                .to_owned(),
-        );
-    }
-    if let Support::No(Reason::DriverTooOld { since, .. }) = facts.can.host_memory_pools {
-        lines.push(format!(
-            "Only if pools of host or managed memory are wanted: {}",
-            newer_driver(since, facts.can.compute_capability)
-        ));
+/// What no device needs and some programs gain from: each said once, whatever the number of devices.
+pub(crate) fn hints(devices: &[Patient]) -> Vec<String> {
+    let known = devices.iter().filter_map(|patient| {
+        let facts = patient.facts.as_ref().ok()?;
+        Some((patient.diagnosis.verdict, facts))
+    });
+    let mut lines: Vec<String> = release_threshold(known.clone()).into_iter().collect();
+    for (_, facts) in known.filter(|(verdict, _)| *verdict == Verdict::Ready) {
+        if let Support::No(Reason::DriverTooOld { since, .. }) = facts.can.host_memory_pools {
+            let line = format!(
+                "Only if pools of host or managed memory are wanted: {}",
+                newer_driver(since, facts.can.compute_capability)
+            );
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
     }
     lines
+}
+
+/// Default pools that keep nothing, of devices whose pools work.
+fn release_threshold<'a>(known: impl Iterator<Item = (Verdict, &'a Facts)>) -> Option<String> {
+    let keeps_nothing = |facts: &Facts| facts.default_pool == Some(ReleaseThreshold::Bytes(0));
+    let ordinals: Vec<String> = known
+        .filter(|(verdict, facts)| *verdict <= Verdict::Limited && keeps_nothing(facts))
+        .map(|(_, facts)| facts.device.ordinal().to_string())
+        .collect();
+    let of = match &ordinals[..] {
+        [] => return None,
+        [one] => format!("The default pool of device {one}"),
+        more => format!(
+            "The default pool of each of the devices {}",
+            more.join(", ")
+        ),
+    };
+    Some(format!(
+        "Pools of this crate keep what is freed. {of}, which cudaMallocAsync uses, has release threshold 0 \
+         and gives everything back at each synchronisation: raise it (Device::default_pool, \
+         raise_release_threshold) if other libraries allocate there."
+    ))
 }

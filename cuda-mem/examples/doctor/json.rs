@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::facts::{Answer, Facts};
 use crate::measure::{self, Times};
-use crate::opened::{Opened, Unopened, environment, kernel_module};
+use crate::opened::{Library, Opened, Unopened, environment, kernel_module};
 use crate::{Patient, Report};
 
 /// Grows when a field changes its meaning or goes away.
@@ -27,20 +27,15 @@ pub(crate) fn document(report: &Report) -> String {
         "devices": report.devices.iter().map(device).collect::<Vec<_>>(),
         "verdict": report.summary(),
         "advice": advice,
+        "hints": report.hints,
         "exit_code": report.exit_code(),
     });
     format!("{document:#}\n")
 }
 
 fn driver(opened: &Opened) -> Value {
-    json!({
-        "path": opened.driver.library_path().map(|path| path.display().to_string()),
-        "file": opened.file.as_ref().map(|file| file.display().to_string()),
-        "cuda_version": opened.driver.version().to_string(),
-        "simulated": opened.simulated,
-        "kernel_module": kernel_module(),
-        "error": null,
-    })
+    let version = opened.driver.version().to_string();
+    library(Some(&opened.library), Some(version), Value::Null)
 }
 
 fn no_driver(unopened: &Unopened) -> Value {
@@ -48,19 +43,26 @@ fn no_driver(unopened: &Unopened) -> Value {
     let tried: Vec<Value> = tried
         .map(|(path, reason)| json!({ "path": path, "reason": reason }))
         .collect();
+    let error = json!({
+        "kind": format!("{:?}", unopened.kind),
+        "text": unopened.text,
+        "function": unopened.function,
+        "code": unopened.code,
+        "tried": tried,
+    });
+    library(unopened.library.as_ref(), None, error)
+}
+
+/// What was opened; a driver that did not start has no version.
+fn library(library: Option<&Library>, version: Option<String>, error: Value) -> Value {
+    let file = library.and_then(|library| library.file.as_ref());
     json!({
-        "path": null,
-        "file": null,
-        "cuda_version": null,
-        "simulated": null,
+        "path": library.map(|library| library.path.display().to_string()),
+        "file": file.map(|file| file.display().to_string()),
+        "cuda_version": version,
+        "simulated": library.map(|library| library.simulated),
         "kernel_module": kernel_module(),
-        "error": {
-            "kind": format!("{:?}", unopened.kind),
-            "text": unopened.text,
-            "function": unopened.function,
-            "code": unopened.code,
-            "tried": tried,
-        },
+        "error": error,
     })
 }
 

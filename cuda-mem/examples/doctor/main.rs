@@ -53,6 +53,8 @@ struct Args {
 struct Report {
     opened: Result<Opened, Box<Unopened>>,
     devices: Vec<Patient>,
+    /// What no device needs and some programs gain from.
+    hints: Vec<String>,
 }
 
 /// One device, and what is thought of it.
@@ -78,7 +80,12 @@ impl Report {
                 });
             }
         }
-        Self { opened, devices }
+        let hints = advice::hints(&devices);
+        Self {
+            opened,
+            devices,
+            hints,
+        }
     }
 
     /// The worst verdict, in the words of the report.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cuda_mem::sys::{self, LIBRARY_VARIABLE, LoadError};
+use cuda_mem::sys::{self, DriverLibrary, DriverTable, LIBRARY_VARIABLE, LoadError};
 use cuda_mem::{Device, Driver, Error, ErrorKind};
 
 use crate::advice;
@@ -11,9 +11,26 @@ use crate::advice;
 pub(crate) struct Opened {
     pub(crate) driver: Driver,
     pub(crate) devices: Vec<Device>,
-    pub(crate) simulated: bool,
-    /// The file behind the name that the driver was opened by.
+    pub(crate) library: Library,
+}
+
+/// A library that is a driver, whether it starts or not.
+pub(crate) struct Library {
+    /// The name that it was opened by.
+    pub(crate) path: PathBuf,
+    /// The file behind that name.
     pub(crate) file: Option<PathBuf>,
+    pub(crate) simulated: bool,
+}
+
+impl Library {
+    fn of(library: &DriverLibrary) -> Self {
+        Self {
+            path: library.path().to_owned(),
+            file: file_of(library.table()),
+            simulated: cuda_sim::is_simulator(Some(library.path())),
+        }
+    }
 }
 
 /// Why there is nothing to examine.
@@ -24,22 +41,39 @@ pub(crate) struct Unopened {
     pub(crate) code: Option<u32>,
     /// Every library that was tried, and why it did not do.
     pub(crate) tried: Vec<(String, String)>,
+    /// What was opened and did not start.
+    pub(crate) library: Option<Library>,
     pub(crate) advice: Vec<String>,
 }
 
 impl Unopened {
-    fn new(error: &Error, tried: Option<LoadError>, advice: Vec<String>) -> Box<Self> {
-        let tried = tried.as_ref().map_or(&[][..], LoadError::attempts).iter();
+    /// No library could be opened.
+    fn missing(failure: LoadError, advice: Vec<String>) -> Box<Self> {
+        let tried = failure.attempts().iter();
+        let tried = tried.map(|one| (one.path.display().to_string(), one.reason.to_string()));
+        let tried = tried.collect();
         Box::new(Self {
+            tried,
+            ..Self::new(&failure.into(), None, advice)
+        })
+    }
+
+    /// One could, and it does not start or shows no device.
+    fn failed(error: &Error, library: Library) -> Box<Self> {
+        let advice = advice::not_started(error, library.simulated);
+        Box::new(Self::new(error, Some(library), advice))
+    }
+
+    fn new(error: &Error, library: Option<Library>, advice: Vec<String>) -> Self {
+        Self {
             kind: error.kind(),
             text: error.to_string(),
             function: error.function(),
             code: error.code().map(|code| code.0),
-            tried: tried
-                .map(|one| (one.path.display().to_string(), one.reason.to_string()))
-                .collect(),
+            tried: Vec::new(),
+            library,
             advice,
-        })
+        }
     }
 
     /// How far it came.
@@ -54,51 +88,62 @@ impl Unopened {
 
 /// The driver of this machine, and no other, unless the simulated one is wanted.
 pub(crate) fn open(simulate: bool) -> Result<Opened, Box<Unopened>> {
-    let driver = if simulate { simulated() } else { real() }?;
-    let started = |error: Error| Unopened::new(&error, None, advice::not_started(error.code()));
-    let devices = driver.devices().map_err(started)?;
-    if devices.is_empty() {
-        // Drivers answer the start with an error then; this is for one that does not.
-        let error = Error::new(ErrorKind::InvalidDevice, "the driver sees no device");
-        return Err(Unopened::new(&error, None, advice::no_device()));
-    }
-    Ok(Opened {
-        driver,
-        devices,
-        simulated: cuda_sim::is_simulator(driver.library_path()),
-        file: file_of(driver),
-    })
-}
-
-fn real() -> Result<Driver, Box<Unopened>> {
-    Driver::load().map_err(|error| {
-        if error.kind() != ErrorKind::DriverMissing {
-            return Unopened::new(&error, None, advice::not_started(error.code()));
+    let (library, driver) = if simulate { simulated() } else { real() }?;
+    let devices = driver.and_then(|driver| {
+        let devices = driver.devices()?;
+        if devices.is_empty() {
+            // Drivers answer the start with an error then; this is for one that does not.
+            let text = "the driver sees no device";
+            return Err(Error::new(ErrorKind::InvalidDevice, text));
         }
-        // The same failure once more, this time in its parts.
-        let load = sys::load().err();
-        let tried = load.as_ref().map_or(&[][..], LoadError::attempts);
-        let is_named = environment(LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
-        let advice = advice::no_driver(tried, is_named, kernel_module());
-        Unopened::new(&error, load, advice)
-    })
+        Ok((driver, devices))
+    });
+    match devices {
+        Ok((driver, devices)) => Ok(Opened {
+            driver,
+            devices,
+            library,
+        }),
+        Err(error) => Err(Unopened::failed(&error, library)),
+    }
 }
 
-fn simulated() -> Result<Driver, Box<Unopened>> {
+/// A library, and whether the driver in it starts.
+type Found = (Library, cuda_mem::Result<Driver>);
+
+fn real() -> Result<Found, Box<Unopened>> {
+    let library = sys::load().map_err(|failure| {
+        let is_named = environment(LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
+        let advice = advice::no_driver(failure.attempts(), is_named, kernel_module());
+        Unopened::missing(failure, advice)
+    })?;
+    // Of the same library.
+    Ok((Library::of(library), Driver::load()))
+}
+
+fn simulated() -> Result<Found, Box<Unopened>> {
     let Some(path) = cuda_sim::library_path() else {
-        let text = "the simulated driver libcuda_sim.so was not found beside this program";
+        let text = match environment(cuda_sim::LIBRARY_VARIABLE).filter(|name| !name.is_empty()) {
+            Some(name) => format!(
+                "{} names the file {name:?}, which is not there",
+                cuda_sim::LIBRARY_VARIABLE
+            ),
+            None => {
+                "the simulated driver libcuda_sim.so was not found beside this program".to_owned()
+            }
+        };
         let error = Error::new(ErrorKind::DriverMissing, text);
-        return Err(Unopened::new(&error, None, advice::no_simulator()));
+        let unopened = Unopened::new(&error, None, advice::no_simulator(&[]));
+        return Err(Box::new(unopened));
     };
     // SAFETY: this is the simulated driver of this workspace, which behaves as a CUDA driver does.
-    unsafe { Driver::load_from(&path) }.map_err(|error| {
-        if error.kind() != ErrorKind::DriverMissing {
-            return Unopened::new(&error, None, advice::not_started(error.code()));
-        }
-        // SAFETY: as above.
-        let load = unsafe { sys::load_from(&path) }.err();
-        Unopened::new(&error, load, advice::no_simulator())
-    })
+    let library = unsafe { sys::load_from(&path) }.map_err(|failure| {
+        let advice = advice::no_simulator(failure.attempts());
+        Unopened::missing(failure, advice)
+    })?;
+    // SAFETY: as above.
+    let driver = unsafe { Driver::load_from(&path) };
+    Ok((Library::of(library), driver))
 }
 
 /// A variable as it is set; what is not Unicode is shown as well as can be.
@@ -115,8 +160,8 @@ pub(crate) fn kernel_module() -> Option<String> {
 
 /// The driver is opened by a bare name, and the file behind it often tells its version: it is the one
 /// that the driver's first function lies in.
-fn file_of(driver: Driver) -> Option<PathBuf> {
-    let address = driver.table().cuInit? as usize;
+fn file_of(table: &DriverTable) -> Option<PathBuf> {
+    let address = table.cuInit? as usize;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {
         // address range, rights, offset, device, inode, path

@@ -7,9 +7,14 @@ use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::{Reason, Strategy, Support};
 
 use crate::facts::{Answer, Facts, PoolKind};
-use crate::opened::{Opened, Unopened, environment, kernel_module};
+use crate::opened::{Library, Unopened, environment, kernel_module};
 use crate::verdict::Diagnosis;
 use crate::{Patient, Report, measure};
+
+/// What the row about default pools means.
+const THRESHOLD: &str = "the release threshold of the pool that the device has by itself: up to so much \
+                         it keeps when streams are synchronised. cudaMallocAsync uses that pool; this \
+                         crate makes one of its own";
 
 /// Text that grows by lines.
 #[derive(Default)]
@@ -41,7 +46,7 @@ impl Page {
     }
 }
 
-/// Reasons, each told once below the table and referred to by its number.
+/// Reasons and explanations, each told once below the table and referred to by its number.
 #[derive(Default)]
 struct Notes(Vec<String>);
 
@@ -76,7 +81,10 @@ impl Notes {
 pub(crate) fn pages(report: &Report) -> String {
     let mut page = Page::default();
     match &report.opened {
-        Ok(opened) => driver(&mut page, opened),
+        Ok(opened) => {
+            let version = format!(", CUDA {}", opened.driver.version());
+            library(&mut page, &opened.library, &version);
+        }
         Err(unopened) => no_driver(&mut page, unopened),
     }
     variables(&mut page);
@@ -84,7 +92,10 @@ pub(crate) fn pages(report: &Report) -> String {
         page.line("");
         identities(&mut page, &report.devices);
         matrix(&mut page, &report.devices);
-        let is_simulated = report.opened.as_ref().is_ok_and(|opened| opened.simulated);
+        let is_simulated = report
+            .opened
+            .as_ref()
+            .is_ok_and(|opened| opened.library.simulated);
         measured(&mut page, &report.devices, is_simulated);
     }
     for patient in &report.devices {
@@ -101,6 +112,12 @@ pub(crate) fn pages(report: &Report) -> String {
             page.item("-> ", line);
         }
     }
+    if !report.hints.is_empty() {
+        page.line("");
+    }
+    for hint in &report.hints {
+        page.item("hint: ", hint);
+    }
     page.line("");
     page.line(format_args!(
         "result: {} (exit code {})",
@@ -110,17 +127,14 @@ pub(crate) fn pages(report: &Report) -> String {
     page.0
 }
 
-fn driver(page: &mut Page, opened: &Opened) {
-    let name = opened
-        .driver
-        .library_path()
-        .map_or_else(|| "(no path)".to_owned(), |path| path.display().to_string());
-    let file = opened.file.as_ref().map(|file| file.display().to_string());
+/// What was opened, and what is known of its version.
+fn library(page: &mut Page, library: &Library, version: &str) {
+    let name = library.path.display().to_string();
+    let file = library.file.as_ref().map(|file| file.display().to_string());
     let file = file.filter(|file| *file != name);
     let file = file.map_or_else(String::new, |file| format!(" ({file})"));
-    let version = opened.driver.version();
-    page.line(format_args!("driver: {name}{file}, CUDA {version}"));
-    if opened.simulated {
+    page.line(format_args!("driver: {name}{file}{version}"));
+    if library.simulated {
         page.line("        SIMULATED: nothing below is about the hardware of this machine");
     } else if let Some(kernel) = kernel_module() {
         page.line(format_args!("kernel module: {kernel}"));
@@ -128,6 +142,9 @@ fn driver(page: &mut Page, opened: &Opened) {
 }
 
 fn no_driver(page: &mut Page, unopened: &Unopened) {
+    if let Some(opened) = &unopened.library {
+        library(page, opened, "");
+    }
     page.line(unopened.words());
     let error = format!("error ({:?}): ", unopened.kind);
     if unopened.tried.is_empty() {
@@ -252,10 +269,10 @@ fn matrix(page: &mut Page, devices: &[Patient]) {
     let default = known.iter().map(|facts| strategy(facts, &mut notes));
     row("default resource", default.collect());
     let thresholds = known.iter().map(|facts| match facts.default_pool {
-        Some(threshold) => threshold.to_string(),
+        Some(threshold) => format!("{threshold} [{}]", notes.number(THRESHOLD.to_owned())),
         None => "-".to_owned(),
     });
-    row("its own pool keeps", thresholds.collect());
+    row("default pool keeps", thresholds.collect());
     row(
         "reaches devices",
         known.iter().map(|facts| peers(facts, &mut notes)).collect(),

@@ -96,9 +96,6 @@ fn examine(facts: &Facts, found: &mut Diagnosis) {
             advice::not_measured(),
         );
     }
-    if found.verdict == Verdict::Ready {
-        found.advise(advice::when_ready(facts));
-    }
 }
 
 fn model_words(model: DriverModel) -> String {

@@ -35,7 +35,8 @@ impl PoolBuilder {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for what does not go together, as in
-    /// [`build`](Self::build); else as the driver answers to queries.
+    /// [`build`](Self::build); [`Capturing`](crate::ErrorKind::Capturing) if a pool would have to be made
+    /// while this crate captures a stream; else as the driver answers to queries.
     ///
     /// ```
     /// use cuda_mem::{Driver, HandleTypes, MemoryPool, Support};
@@ -127,9 +128,8 @@ impl PoolBuilder {
         if let Some((_, answer)) = known {
             return Ok(*answer);
         }
-        // It touches no stream, so a capture need not know of it.
-        let created = recording::harmlessly(self.driver.table(), || self.create());
-        let answer = match created {
+        recording::refuse_trials()?;
+        let answer = match self.create() {
             Ok(pool) => {
                 // SAFETY: made just now, and nothing came from it.
                 unsafe { sharing::destroy(self.driver, pool) }?;

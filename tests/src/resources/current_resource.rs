@@ -5,8 +5,8 @@ use std::thread;
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
-    CaptureMode, DeviceVec, DirectResource, Fallback, MemoryKind, MemoryResource as _, Resource,
-    StatisticsAdaptor, Strategy,
+    CaptureMode, DeviceVec, DirectResource, ErrorKind, Fallback, MemoryKind, MemoryResource as _,
+    Resource, StatisticsAdaptor, Strategy,
 };
 
 use crate::lab::Lab;
@@ -28,8 +28,13 @@ pub(super) fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
 /// Alone, because it captures, and because the first question counts.
 pub(super) fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
-    let (_, strategy) = stream.capture(CaptureMode::Global, |_| device.strategy())?;
+    let (_, asked) = stream.capture(CaptureMode::Global, |_| Ok(device.strategy()))?;
+    let asked = asked.map_err(|error| error.kind());
+    ensure!(asked == Err(ErrorKind::Capturing), "{asked:?}");
+    let strategy = device.strategy()?;
     ensure!(strategy == Strategy::Pool, "{strategy}");
+    let (_, asked) = stream.capture(CaptureMode::Global, |_| device.strategy())?;
+    ensure!(asked == strategy, "what is known is told at any time");
     let buffer = device.default_resource()?.alloc_from(&stream, &[1_u8, 2])?;
     ensure!(buffer.to_vec()? == [1, 2]);
     Ok(())

@@ -40,7 +40,12 @@ pub(crate) fn the_simulated_h200_is_ready(_: &Lab) -> Result<()> {
     let [device] = list(&value["devices"])? else {
         bail!("not one device: {value}");
     };
-    found(device, "ready", &[], &["release threshold", "raise it"])?;
+    found(device, "ready", &[], &[])?;
+    ensure!(joined(&device["advice"])?.is_empty(), "{device:#}");
+    has(
+        &joined(&value["hints"])?,
+        &["device 0", "release threshold", "raise it"],
+    )?;
     ensure!(joined(&device["because"])?.is_empty());
     ensure!(device["strategy"]["kind"] == "pool" && device["measured"].is_null());
     for kind in ["plain", "descriptor", "fabric", "host", "numa_0", "managed"] {
@@ -110,12 +115,43 @@ pub(crate) fn tables_tell_the_same(_: &Lab) -> Result<()> {
         "pool handle types",
         "POSIX_FILE_DESCRIPTOR | FABRIC",
         "shared by descriptor",
+        "default pool keeps",
         "reaches devices",
         "[1] not on this device",
+        "[2] the release threshold of the pool that the device has by itself",
         "device 1: ready",
         "result: ready (exit code 0)",
     ];
     has(&text, &words)
+}
+
+pub(crate) fn a_hint_is_said_once_whatever_the_number_of_devices(_: &Lab) -> Result<()> {
+    // Both hints there are; the last device has no pools, so that the first is not about it.
+    let three = [
+        ("CUDA_SIM_DEVICES", "3"),
+        ("CUDA_SIM_DRIVER_VERSION", "12020"),
+        ("CUDA_SIM_NO_POOLS", "2"),
+    ];
+    let value = machine(&three)?;
+    let [threshold, newer] = list(&value["hints"])? else {
+        bail!("not two hints: {:#}", value["hints"]);
+    };
+    has(
+        &threshold.to_string(),
+        &["devices 0, 1,", "release threshold 0"],
+    )?;
+    has(&newer.to_string(), &["pools of host", "CUDA 13.0"])?;
+    for device in list(&value["devices"])? {
+        let advice = joined(&device["advice"])?;
+        ensure!(!advice.contains("release threshold"), "{advice}");
+    }
+    let (_, text) = ended(doctor(&three, &["--simulate"])?)?;
+    ensure!(text.matches("hint: ").count() == 2, "{text}");
+    ensure!(
+        text.matches("Pools of this crate keep").count() == 1,
+        "{text}"
+    );
+    Ok(())
 }
 
 pub(crate) fn measuring_times_both_and_says_how(_: &Lab) -> Result<()> {

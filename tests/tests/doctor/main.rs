@@ -139,15 +139,18 @@ mod program {
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         healthy: the_driver_under_test_is_described_and_left_alone, the_simulated_h200_is_ready,
-            every_field_has_its_type, tables_tell_the_same, measuring_times_both_and_says_how,
+            every_field_has_its_type, tables_tell_the_same,
+            a_hint_is_said_once_whatever_the_number_of_devices, measuring_times_both_and_says_how,
             without_memory_to_measure_with_it_is_limited;
         ill: without_pools_somebody_has_to_be_asked, windows_is_named_with_the_way_out,
             a_virtual_gpu_is_recognised, pools_that_are_a_lie_are_told_with_the_code,
             an_old_driver_is_told_which_to_install, sharing_that_is_missing_or_a_lie_is_a_limit,
-            devices_are_judged_one_by_one, peers_are_listed_in_both_directions;
+            devices_are_judged_one_by_one, a_device_that_does_not_work_is_told,
+            a_machine_where_nothing_works_ends_with_its_code, peers_are_listed_in_both_directions;
         nothing: the_simulator_is_never_taken_unasked, a_library_that_is_not_there_is_named,
-            a_stub_is_no_driver, a_missing_simulator_is_told,
-            no_device_is_told_with_what_may_hide_it, a_driver_that_does_not_start_is_told_by_its_code;
+            a_stub_is_no_driver, a_simulated_stub_is_no_missing_simulator, a_missing_simulator_is_told,
+            no_device_is_told_with_what_may_hide_it, a_driver_that_does_not_start_is_told_by_its_code,
+            a_simulated_failure_is_told_as_one;
         program: arguments_and_exit_codes_are_explained,
             a_reader_that_leaves_is_no_failure_and_a_full_disk_is;
     };

@@ -3,9 +3,10 @@
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::lab::{Lab, sim_path};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{doctor, document, ended, has, joined, list};
+
 /// Exit code 2, no device, this verdict and these words in the advice, in both forms. Returns the
 /// error.
 fn is_left(set: &[(&str, &str)], flags: &[&str], verdict: &str, advice: &str) -> Result<Value> {
@@ -16,8 +17,20 @@ fn is_left(set: &[(&str, &str)], flags: &[&str], verdict: &str, advice: &str) ->
         "{set:?}: {value:#}"
     );
     ensure!(
-        list(&value["devices"])?.is_empty() && value["driver"]["path"].is_null(),
+        list(&value["devices"])?.is_empty() && list(&value["hints"])?.is_empty(),
         "{value:#}"
+    );
+    // What was opened is told, also where it does not start.
+    let driver = &value["driver"];
+    let is_opened = verdict != "no driver";
+    ensure!(
+        driver["path"].is_string() == is_opened && driver["file"].is_string() == is_opened,
+        "{driver:#}"
+    );
+    ensure!(driver["cuda_version"].is_null(), "{driver:#}");
+    ensure!(
+        driver["simulated"] == if is_opened { json!(true) } else { json!(null) },
+        "{driver:#}"
     );
     has(&joined(&value["advice"])?, &[advice])?;
     let (code, text) = ended(doctor(set, flags)?)?;
@@ -26,6 +39,12 @@ fn is_left(set: &[(&str, &str)], flags: &[&str], verdict: &str, advice: &str) ->
         &text,
         &["error (", &format!("result: {verdict} (exit code 2)")],
     )?;
+    let sim = sim_path()?.display().to_string();
+    let banner = format!("driver: {sim}");
+    ensure!(
+        text.contains(&banner) == is_opened && text.contains("SIMULATED") == is_opened,
+        "{text}"
+    );
     Ok(value["driver"]["error"].take())
 }
 
@@ -34,7 +53,7 @@ pub(crate) fn the_simulator_is_never_taken_unasked(_: &Lab) -> Result<()> {
     let hidden = [("CUDA_VISIBLE_DEVICES", "")];
     let value = document(doctor(&hidden, &["--json"])?)?;
     ensure!(value["exit_code"] == 2, "{value:#}");
-    ensure!(value["driver"]["simulated"].is_null(), "{value:#}");
+    ensure!(value["driver"]["simulated"] != true, "{value:#}");
     if value["verdict"] == "no driver" {
         let tried = list(&value["driver"]["error"]["tried"])?;
         let paths: Vec<_> = tried
@@ -67,15 +86,24 @@ pub(crate) fn a_stub_is_no_driver(_: &Lab) -> Result<()> {
     has(&error.to_string(), &["stub", &sim])
 }
 
+/// It is there, so that nothing has to be built.
+pub(crate) fn a_simulated_stub_is_no_missing_simulator(_: &Lab) -> Result<()> {
+    let set = [("CUDA_SIM_STUB", "1")];
+    is_left(&set, &["--simulate"], "no driver", "CUDA_SIM_STUB is set")?;
+    let (_, text) = ended(doctor(&set, &["--simulate"])?)?;
+    ensure!(!text.contains("cargo build"), "{text}");
+    Ok(())
+}
+
 pub(crate) fn a_missing_simulator_is_told(_: &Lab) -> Result<()> {
     let set = [("CUDA_SIM_LIBRARY", "/nowhere/libcuda_sim.so")];
-    is_left(
+    let error = is_left(
         &set,
         &["--simulate"],
         "no driver",
         "cargo build -p cuda-sim",
     )?;
-    Ok(())
+    has(&error.to_string(), &["CUDA_SIM_LIBRARY names", "/nowhere/"])
 }
 
 pub(crate) fn no_device_is_told_with_what_may_hide_it(_: &Lab) -> Result<()> {
@@ -95,7 +123,7 @@ pub(crate) fn no_device_is_told_with_what_may_hide_it(_: &Lab) -> Result<()> {
         &[("CUDA_SIM_DEVICES", "0")],
         &flags,
         "no device",
-        "nvidia-smi",
+        "CUDA_SIM_DEVICES is \"0\"",
     )?;
     Ok(())
 }
@@ -112,6 +140,31 @@ pub(crate) fn a_driver_that_does_not_start_is_told_by_its_code(_: &Lab) -> Resul
         let set = [("CUDA_SIM_INIT_ERROR", text.as_str())];
         let error = is_left(&set, &["--simulate"], "driver does not start", advice)?;
         ensure!(error["code"] == code, "{error:#}");
+    }
+    Ok(())
+}
+
+/// The machine is not to be blamed for it, let alone restarted.
+pub(crate) fn a_simulated_failure_is_told_as_one(_: &Lab) -> Result<()> {
+    let sim = sim_path()?.display().to_string();
+    let failing = ("CUDA_SIM_INIT_ERROR", "803");
+    let named = (LIBRARY_VARIABLE, sim.as_str());
+    for (set, flags) in [
+        (&[failing][..], &["--simulate"][..]),
+        (&[failing, named], &[]),
+    ] {
+        is_left(
+            set,
+            flags,
+            "driver does not start",
+            "CUDA_SIM_INIT_ERROR is \"803\"",
+        )?;
+        let json: Vec<&str> = flags.iter().copied().chain(["--json"]).collect();
+        let value = document(doctor(set, &json)?)?;
+        for line in joined(&value["advice"])?.lines() {
+            let is_real = line.starts_with("Only if a real driver answered this: ");
+            ensure!(is_real || !line.contains("restart"), "{line}");
+        }
     }
     Ok(())
 }
