@@ -102,8 +102,8 @@ fn refuse_recorded(table: &Table, stream: CUstream) -> Result<()> {
     }
 }
 
-/// An error while this crate records any stream: making a pool would make the capture worthless, also if
-/// the thread says that it knows what it does (measured).
+/// An error while this crate records any stream: making a pool, and asking it things, would make the capture
+/// worthless (R110).
 pub(crate) fn refuse_trials() -> Result<()> {
     if any() {
         return Err(Error::capturing(

@@ -145,7 +145,14 @@ unsafe impl MemoryResource for Pool {
             _ => MemoryKind::Device,
         };
         // A device that the driver does not answer for counts as one that does not reach it.
-        let reaches = |device: &Device| matches!(self.access(device), Ok(Access::ReadWrite));
+        let ask = |device: &Device| {
+            if recording::any() {
+                // Else it would make the capture worthless (R110, R113).
+                return recording::harmlessly(driver.table(), || self.access(device));
+            }
+            self.access(device)
+        };
+        let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
         let others = driver.devices().unwrap_or_default();
         let devices = self.device().into_iter();
         MemoryProperties {
