@@ -35,6 +35,8 @@ pub(super) fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
     ensure!(strategy == Strategy::Pool, "{strategy}");
     let (_, asked) = stream.capture(CaptureMode::Global, |_| device.strategy())?;
     ensure!(asked == strategy, "what is known is told at any time");
+    let pool = lab.pool()?;
+    stream.capture(CaptureMode::Global, |_| Ok(Resource::from(pool.clone())))?;
     let buffer = device.default_resource()?.alloc_from(&stream, &[1_u8, 2])?;
     ensure!(buffer.to_vec()? == [1, 2]);
     Ok(())
