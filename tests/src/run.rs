@@ -3,9 +3,11 @@
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::lab::{Backend, Lab, Skip};
@@ -175,13 +177,28 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
     Some(Skip(reason.trim_end_matches(')').to_owned()))
 }
 
-/// Runs one test of this program in a process of its own.
+/// Longer than any test takes that does not hang.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs one test of this program in a process of its own. One that hangs is ended.
 fn spawn(name: &str) -> Result<()> {
-    let output = Command::new(std::env::current_exe()?)
+    let mut child = Command::new(std::env::current_exe()?)
         .args(["--exact", name, "--nocapture"])
         .env(ALONE, "1")
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .context("could not start a process for the test")?;
+    let began = Instant::now();
+    while child.try_wait()?.is_none() {
+        if began.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            bail!("in its own process: no end after {} s", PATIENCE.as_secs());
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let output = child.wait_with_output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(skip) = skip_in(&text) {
         return Err(skip.into());

@@ -70,7 +70,7 @@ pub fn all() -> Vec<Test> {
         containers: growing_does_not_wait;
         current_resource: the_current_resource_is_set_for_all_threads,
             a_capture_does_not_decide_the_strategy;
-        own: a_resource_with_a_lock_is_not_called_from_itself;
+        own: a_resource_with_a_lock_is_not_called_from_itself, a_forked_child_leaves_adaptors_alone;
         ladder: nothing_waits_unless_it_is_asked_to, waiting_waits,
             waiting_helps_where_a_free_was_not_seen;
     });

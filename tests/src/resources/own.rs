@@ -168,3 +168,45 @@ pub(super) fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Res
     }
     Ok(())
 }
+
+/// Alone, because a fork copies only the thread that forks. What waits to be written is the parent's, and
+/// locks may be held for ever.
+pub(super) fn a_forked_child_leaves_adaptors_alone(lab: &Lab) -> Result<()> {
+    let path = std::env::temp_dir().join(format!("cuda-mem-log-{}.csv", std::process::id()));
+    let stream = lab.stream()?;
+    let logged = Arc::new(LoggingAdaptor::to_file(lab.pool()?, &path)?);
+    let tracked = Arc::new(TrackingAdaptor::new(logged.clone()));
+    let counted = Arc::new(StatisticsAdaptor::new(tracked.clone()));
+    let resource = Resource::from(counted.clone());
+    let buffer = resource.alloc::<u8>(&stream, 1000)?;
+    // SAFETY: the child asks adaptors, which must not wait or write there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |error: Error| error.kind() == ErrorKind::Forked;
+        let fine = resource.alloc::<u8>(&stream, 10).is_err_and(refused)
+            && logged.flush().is_err_and(refused)
+            && counted.statistics().bytes.current == 0
+            && tracked.live().is_empty();
+        drop((buffer, resource, counted, tracked, logged));
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the child ended with {status:#x}"
+    );
+    drop(buffer);
+    logged.flush()?;
+    let text = std::fs::read_to_string(&path)?;
+    std::fs::remove_file(&path)?;
+    ensure!(
+        text.lines().count() == 3,
+        "header, allocation, free: {text}"
+    );
+    ensure!(counted.statistics().allocations.total == 1);
+    Ok(())
+}
