@@ -61,7 +61,7 @@ fn join(lab: &Lab, scene: &Scene, back: bool) -> CUresult {
     cu!(lab, cuStreamWaitEvent(scene.stream, scene.event, 0))
 }
 
-const CALLS: [(&str, Call); 65] = [
+const CALLS: [(&str, Call); 67] = [
     ("nothing", |_, _| OK),
     ("alloc", |lab, s| {
         let mut out = 0;
@@ -237,6 +237,19 @@ const CALLS: [(&str, Call); 65] = [
     }),
     ("cuMemPoolGetAttribute", |lab, s| {
         get_attribute(lab, s.pool, 7)
+    }),
+    ("cuMemPoolGetAccess", |lab, s| {
+        let mut flags = CUmemAccess_flags(0);
+        let mut place = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
+        cu!(
+            lab,
+            cuMemPoolGetAccess(&raw mut flags, s.pool, &raw mut place)
+        )
+    }),
+    ("cuDeviceGetAttribute", |lab, _| {
+        let mut value = 0;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        cu!(lab, cuDeviceGetAttribute(&raw mut value, attribute, 0))
     }),
     ("cuMemPoolSetAttribute", |lab, s| lab.try_set(s.pool, 4, 0)),
     ("cuMemPoolCreate", |lab, _| lab.pool_with(&Lab::props()).0),

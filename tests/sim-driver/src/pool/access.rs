@@ -158,6 +158,7 @@ exports! {
         out.required()?;
         let (kind, id) = location_parts(location.as_input().read()?);
         let mut state = state()?;
+        state.refuse_while_recording()?;
         let flags = match kind {
             CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
                 let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
