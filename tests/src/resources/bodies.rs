@@ -48,7 +48,7 @@ pub(super) fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<(
             ensure!(buffer.as_raw() % subject.alignment == 0, "{bytes} bytes");
             if (1..=MIB).contains(&bytes) {
                 buffer.fill(0x5a)?;
-                ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 0x5a));
+                ensure!(buffer.to_vec()? == vec![0x5a; bytes]);
             }
             buffer.free()?;
         }
@@ -139,12 +139,12 @@ pub(super) fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
                 live.push((buffer, round));
             } else {
                 let (buffer, value) = live.swap_remove(draw.below(live.len()));
-                let whole = buffer.to_vec()?.iter().all(|found| *found == value);
-                ensure!(whole, "the buffer of round {value}");
+                let expected = vec![value; buffer.len()];
+                ensure!(buffer.to_vec()? == expected, "the buffer of round {value}");
             }
         }
         for (buffer, value) in live {
-            ensure!(buffer.to_vec()?.iter().all(|found| *found == value));
+            ensure!(buffer.to_vec()? == vec![value; buffer.len()]);
         }
         Ok(())
     })
@@ -187,7 +187,7 @@ pub(super) fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
                     for round in 1..=10 {
                         let mut buffer = resource.alloc::<u8>(&stream, round * 1000)?;
                         buffer.fill(value)?;
-                        ensure!(buffer.to_vec()?.iter().all(|byte| *byte == value));
+                        ensure!(buffer.to_vec()? == vec![value; round * 1000]);
                     }
                     Ok(())
                 }
