@@ -5,7 +5,7 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::from_upstream;
+use super::{free_upstream, from_upstream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -62,17 +62,7 @@ unsafe impl<U: MemoryResource, F: Fn(u64, &Error) -> bool + Send + Sync> MemoryR
         }
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.upstream.deallocate(address, layout, stream) }
-    }
-
+    free_upstream!();
     from_upstream!();
 }
 

@@ -30,6 +30,23 @@ fn is_gone(freed: &Result<()>) -> bool {
     !freed.as_ref().is_err_and(Error::had_no_effect)
 }
 
+/// Memory goes back to upstream, and nothing else happens.
+macro_rules! free_upstream {
+    () => {
+        #[inline]
+        unsafe fn deallocate(
+            &self,
+            address: ::cuda_driver_sys::CUdeviceptr,
+            layout: ::std::alloc::Layout,
+            stream: &$crate::stream::Stream,
+        ) -> $crate::error::Result<()> {
+            // SAFETY: the caller keeps the contract of this function, which is upstream's.
+            unsafe { self.upstream.deallocate(address, layout, stream) }
+        }
+    };
+}
+use free_upstream;
+
 /// What an adaptor leaves to its upstream.
 macro_rules! from_upstream {
     () => {

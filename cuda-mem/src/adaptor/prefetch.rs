@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CudaVersion};
 
-use super::from_upstream;
+use super::{free_upstream, from_upstream};
 use crate::error::Result;
 use crate::location::Location;
 use crate::pointer::MemoryKind;
@@ -94,17 +94,7 @@ unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
         Ok(address)
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.upstream.deallocate(address, layout, stream) }
-    }
-
+    free_upstream!();
     from_upstream!();
 }
 

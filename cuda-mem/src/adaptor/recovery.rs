@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{Ladder, from_upstream};
+use super::{Ladder, free_upstream, from_upstream};
 use crate::error::Result;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -53,16 +53,6 @@ unsafe impl<U: MemoryResource> MemoryResource for RecoveryAdaptor<U> {
         })
     }
 
-    #[inline]
-    unsafe fn deallocate(
-        &self,
-        address: CUdeviceptr,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.upstream.deallocate(address, layout, stream) }
-    }
-
+    free_upstream!();
     from_upstream!();
 }

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain, wait_and_free, wrong_device};
+use super::{MemoryProperties, MemoryResource, allocate_plain, wait_and_free, wrong_device};
 use crate::device::Device;
 use crate::error::Result;
 use crate::raw;
@@ -56,23 +56,16 @@ unsafe impl MemoryResource for DirectResource {
         if stream.device() != self.0 {
             return Err(wrong_device(self, stream));
         }
-        check(self, layout, stream)?;
-        if layout.size() == 0 {
-            return Ok(0);
-        }
-        let _current = stream.context().bind()?;
         // SAFETY: the stream's context is current.
-        unsafe { raw::memory::on_device(self.0.driver().table(), layout.size()) }
-            .map_err(|error| explain(error, self, layout, stream))
+        allocate_plain(self, layout, stream, |bytes| unsafe {
+            raw::memory::on_device(self.0.driver().table(), bytes)
+        })
     }
 
     #[doc(alias("cuMemFree", "cuStreamSynchronize"))]
     unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
-        if address == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        wait_and_free(stream, || unsafe {
+        wait_and_free(address, stream, || unsafe {
             raw::memory::free(self.0.driver().table(), address)
         })
     }

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain, require_driver, wait_and_free};
+use super::{MemoryProperties, MemoryResource, allocate_plain, require_driver, wait_and_free};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::pointer::MemoryKind;
@@ -45,23 +45,16 @@ unsafe impl MemoryResource for ManagedResource {
     #[doc(alias = "cuMemAllocManaged")]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_driver(self.0, stream)?;
-        check(self, layout, stream)?;
-        if layout.size() == 0 {
-            return Ok(0);
-        }
-        let _current = stream.context().bind()?;
         // SAFETY: the stream's context is current.
-        unsafe { raw::memory::managed(self.0.table(), layout.size()) }
-            .map_err(|error| explain(error, self, layout, stream))
+        allocate_plain(self, layout, stream, |bytes| unsafe {
+            raw::memory::managed(self.0.table(), bytes)
+        })
     }
 
     #[doc(alias("cuMemFree", "cuStreamSynchronize"))]
     unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
-        if address == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        wait_and_free(stream, || unsafe {
+        wait_and_free(address, stream, || unsafe {
             raw::memory::free(self.0.table(), address)
         })
     }

@@ -179,17 +179,35 @@ pub(crate) use forward;
 
 forward!(<R> &R, <R> Arc<R>, <R> Box<R>);
 
-/// What the resources that ask the driver for each block have in common before that.
-fn check(what: &impl Debug, layout: Layout, stream: &Stream) -> Result<()> {
+/// What the resources that ask the driver for each block have in common: `take` gets the bytes, with the
+/// stream's context current.
+fn allocate_plain(
+    what: &impl Debug,
+    layout: Layout,
+    stream: &Stream,
+    take: impl FnOnce(usize) -> Result<CUdeviceptr>,
+) -> Result<CUdeviceptr> {
     require_alignment(what, layout)?;
     recording::refuse(stream.device().driver().table(), stream.as_raw())?;
     // Nobody could wait for another thread's own stream before the free.
-    stream.enter().map(drop)
+    drop(stream.enter()?);
+    if layout.size() == 0 {
+        return Ok(0);
+    }
+    let _current = stream.context().bind()?;
+    take(layout.size()).map_err(|error| explain(error, what, layout, stream))
 }
 
 /// Waits for the stream, and frees then. A capture, of this stream or another one, is not disturbed: if it
 /// is in the way, nothing is done and the answer says so.
-fn wait_and_free(stream: &Stream, free: impl FnOnce() -> Result<()>) -> Result<()> {
+fn wait_and_free(
+    address: CUdeviceptr,
+    stream: &Stream,
+    free: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    if address == 0 {
+        return Ok(());
+    }
     let table = stream.device().driver().table();
     let is_captured = {
         let _current = stream.enter()?;

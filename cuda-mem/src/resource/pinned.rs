@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{MemoryProperties, MemoryResource, check, explain, require_driver, wait_and_free};
+use super::{MemoryProperties, MemoryResource, allocate_plain, require_driver, wait_and_free};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::pointer::MemoryKind;
@@ -38,30 +38,23 @@ impl PinnedResource {
     }
 }
 
-// SAFETY: `cuMemHostAlloc` hands out memory that is nobody else's until `cuMemFreeHost`, aligned to pages,
+// SAFETY: `cuMemHostAlloc` hands out memory that is nobody else's until `cuMemFreeHost`, aligned to 512 bytes or more (R132),
 // at one address for the host and, being portable, for all devices (unified addressing, which all
 // 64-bit Linux systems have). Before the free the host waits for the stream.
 unsafe impl MemoryResource for PinnedResource {
     #[doc(alias = "cuMemHostAlloc")]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_driver(self.0, stream)?;
-        check(self, layout, stream)?;
-        if layout.size() == 0 {
-            return Ok(0);
-        }
-        let _current = stream.context().bind()?;
         // SAFETY: the stream's context is current.
-        unsafe { raw::memory::on_host(self.0.table(), layout.size()) }
-            .map_err(|error| explain(error, self, layout, stream))
+        allocate_plain(self, layout, stream, |bytes| unsafe {
+            raw::memory::on_host(self.0.table(), bytes)
+        })
     }
 
     #[doc(alias("cuMemFreeHost", "cuStreamSynchronize"))]
     unsafe fn deallocate(&self, address: CUdeviceptr, _: Layout, stream: &Stream) -> Result<()> {
-        if address == 0 {
-            return Ok(());
-        }
         // SAFETY: the caller gives up the address, and the stream is past all that uses it.
-        wait_and_free(stream, || unsafe {
+        wait_and_free(address, stream, || unsafe {
             raw::memory::free_host(self.0.table(), address)
         })
     }
