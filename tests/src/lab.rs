@@ -30,6 +30,9 @@ impl Backend {
 /// Held for reading by tests that look at what a pool keeps, and for writing by tests that change that
 /// for every pool: out of memory, the driver takes back what all pools of the device keep, and
 /// synchronising a context lets the host see the frees of all streams.
+///
+/// Also held for reading by tests that hold a stream: who waits for the context waits for that stream too,
+/// and on a GPU may keep the test from the call that lets it go.
 static PRESSURE: RwLock<()> = RwLock::new(());
 
 /// The driver under test, and what a test body needs around it.

@@ -138,6 +138,7 @@ pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&home, 1000)?;
     home.synchronize()?;
@@ -172,6 +173,7 @@ pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let (pool, first, second) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&first, 1000)?;
     first.synchronize()?;

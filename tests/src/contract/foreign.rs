@@ -80,6 +80,7 @@ pub(super) fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -
 }
 
 pub(super) fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (first, second) = (context.stream()?, context.stream()?);
     // SAFETY: the stream is live for the whole test.

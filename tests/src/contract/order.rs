@@ -10,6 +10,7 @@ use crate::hold::hold;
 use crate::lab::Lab;
 
 pub(super) fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let stream = lab.stream()?;
     ensure!(stream.is_done()?, "nothing is in a new stream");
     let held = hold(&stream)?;
@@ -21,6 +22,7 @@ pub(super) fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (stream, event) = (context.stream()?, context.event()?);
     ensure!(event.is_done()?, "never recorded counts as done");
@@ -37,6 +39,7 @@ pub(super) fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let stream = context.stream()?;
     let (start, end) = (context.timing_event()?, context.timing_event()?);
@@ -63,6 +66,7 @@ pub(super) fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (first, second, third) = (context.stream()?, context.stream()?, context.stream()?);
     let held = hold(&first)?;
@@ -84,6 +88,7 @@ pub(super) fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
     let mut buffer = lab.pool()?.alloc::<u8>(&home, 1000)?;
@@ -102,6 +107,7 @@ pub(super) fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
     let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
@@ -118,6 +124,7 @@ pub(super) fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
     let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
@@ -138,6 +145,7 @@ pub(super) fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
     let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
@@ -165,6 +173,7 @@ pub(super) fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let context = lab.context()?;
     let (from, to) = (context.stream()?, context.stream()?);
     let pool = lab.pool()?;
@@ -191,6 +200,7 @@ pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()
 }
 
 pub(super) fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let (pool, home) = (lab.pool()?, lab.stream()?);
     let (first, second) = (lab.stream()?, lab.stream()?);
     let mut buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
@@ -211,6 +221,7 @@ pub(super) fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
     std::mem::forget(buffer.read_on(&other)?);
@@ -223,6 +234,7 @@ pub(super) fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn streams_fork_and_join(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     let (main, a, b) = (lab.stream()?, lab.stream()?, lab.stream()?);
     let held = hold(&main)?;
     main.fork([&a, &b, &main])?;

@@ -258,6 +258,7 @@ pub(super) fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
 
 /// Destroying it before that corrupts a driver (R26).
 pub(super) fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
     lab.need(11, 3)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let in_use = |pool: MemoryPool, when: &str| -> Result<MemoryPool> {
