@@ -153,6 +153,16 @@ impl<'a, T: Pod> Span<'a, T> {
         })
     }
 
+    /// Copies into a new vector, and returns when it is filled.
+    pub(crate) fn to_vec(&self) -> Result<Vec<T>> {
+        let mut vec = Vec::new();
+        vec.try_reserve_exact(self.len)
+            .map_err(|_| Error::host_memory(self.bytes()))?;
+        vec.resize(self.len, T::zeroed());
+        self.copy_to(&mut vec)?;
+        Ok(vec)
+    }
+
     /// Submits a copy from `from`, a span of the same length and stream. `contexts` are those of both,
     /// if their memory is of two devices: then it works without access from one to the other (R64).
     pub(crate) fn copy_from_span(
@@ -207,31 +217,34 @@ impl<'a, T: Pod> Span<'a, T> {
 
     /// Submits a fill with one element of 1, 2 or 4 bytes; other sizes do not compile.
     pub(crate) fn fill(&self, value: T) -> Result<()> {
-        const {
-            assert!(
-                matches!(size_of::<T>(), 1 | 2 | 4),
-                "the driver fills with elements of 1, 2 or 4 bytes"
-            );
-        }
         let (table, to, stream) = (self.table(), self.address, self.stream.as_raw());
-        match *bytemuck::bytes_of(&value) {
-            [byte] => self.fill_bytes(byte),
+        match pattern(value) {
+            (byte, 1) => self.fill_bytes(byte as u8),
             // SAFETY: as in `fill_bytes`; the span is aligned for `T`.
-            [a, b] => self.submit(|| unsafe {
-                raw::copy::fill_u16(table, to, u16::from_ne_bytes([a, b]), self.len, stream)
+            (half, 2) => self.submit(|| unsafe {
+                raw::copy::fill_u16(table, to, half as u16, self.len, stream)
             }),
-            // SAFETY: as above.
-            [a, b, c, d] => self.submit(|| unsafe {
-                raw::copy::fill_u32(
-                    table,
-                    to,
-                    u32::from_ne_bytes([a, b, c, d]),
-                    self.len,
-                    stream,
-                )
+            (word, _) => self.submit(|| {
+                // SAFETY: as above.
+                unsafe { raw::copy::fill_u32(table, to, word, self.len, stream) }
             }),
-            // The assertion above leaves nothing else.
-            _ => Ok(()),
         }
+    }
+}
+
+/// The pattern of an element of 1, 2 or 4 bytes, and its size; other sizes do not compile.
+pub(crate) fn pattern<T: Pod>(value: T) -> (u32, u32) {
+    const {
+        assert!(
+            matches!(size_of::<T>(), 1 | 2 | 4),
+            "the driver fills with elements of 1, 2 or 4 bytes"
+        );
+    }
+    match *bytemuck::bytes_of(&value) {
+        [a] => (u32::from(a), 1),
+        [a, b] => (u32::from(u16::from_ne_bytes([a, b])), 2),
+        [a, b, c, d] => (u32::from_ne_bytes([a, b, c, d]), 4),
+        // The assertion above leaves nothing else.
+        _ => (0, 1),
     }
 }

@@ -367,6 +367,13 @@ impl Error {
     }
 }
 
+/// Whether a call took effect, or has to be taken for it, because its error may be about earlier work. Doing
+/// it again could then hit what is somebody else's by now.
+#[inline]
+pub(crate) fn took_effect(answer: &Result<()>) -> bool {
+    !answer.as_ref().is_err_and(Error::had_no_effect)
+}
+
 impl From<Cause> for Error {
     fn from(cause: Cause) -> Self {
         Self(Box::new(cause))
@@ -420,6 +427,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn only_an_answer_without_effect_leaves_the_memory_there() {
+        assert!(took_effect(&Ok(())));
+        assert!(!took_effect(&Err(Error::new(
+            ErrorKind::InvalidValue,
+            "no"
+        ))));
+        let fault = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        assert!(took_effect(&Err(Error::driver("cuMemFree_v2", fault))));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -180,25 +180,36 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
 /// Longer than any test takes that does not hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs one test of this program in a process of its own. One that hangs is ended.
-fn spawn(name: &str) -> Result<()> {
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["--exact", name, "--nocapture"])
-        .env(ALONE, "1")
+/// What a process printed and how it ended. One that takes longer is ended. What is printed has to fit into
+/// the system's pipe, which it does where nothing goes wrong.
+///
+/// # Errors
+///
+/// If it cannot be started, or takes longer.
+pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output> {
+    let mut child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()
-        .context("could not start a process for the test")?;
+        .spawn()?;
     let began = Instant::now();
     while child.try_wait()?.is_none() {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > patience {
             child.kill()?;
             child.wait()?;
-            bail!("in its own process: no end after {} s", PATIENCE.as_secs());
+            bail!("no end after {} s", patience.as_secs());
         }
         thread::sleep(Duration::from_millis(2));
     }
-    let output = child.wait_with_output()?;
+    Ok(child.wait_with_output()?)
+}
+
+/// Runs one test of this program in a process of its own. One that hangs is ended.
+fn spawn(name: &str) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["--exact", name, "--nocapture"])
+        .env(ALONE, "1");
+    let output = output_within(&mut command, PATIENCE).context("in its own process")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(skip) = skip_in(&text) {
         return Err(skip.into());

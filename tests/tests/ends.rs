@@ -28,22 +28,11 @@ struct End {
 
 /// Plays a scene in a process of its own.
 fn play(lab: &Lab, scene: &str) -> Result<End> {
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut command = Command::new(std::env::current_exe()?);
+    command
         .env(SCENE, scene)
-        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()?;
-    let began = Instant::now();
-    while child.try_wait()?.is_none() {
-        if began.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            bail!("{scene} hung");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output()?;
+        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name());
+    let output = run::output_within(&mut command, PATIENCE).with_context(|| scene.to_owned())?;
     let text = [output.stdout, output.stderr].concat();
     Ok(End {
         code: output.status.code(),

@@ -5,9 +5,9 @@ use std::fmt;
 
 use cuda_driver_sys::CUdeviceptr;
 
+use super::from_upstream;
 use super::table::Shards;
-use super::{from_upstream, is_gone};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, took_effect};
 use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT};
 use crate::stream::Stream;
 
@@ -138,7 +138,7 @@ unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
         let theirs = moved.unwrap_or(address);
         // SAFETY: upstream handed out this address for this layout; the rest is the caller's.
         let freed = unsafe { self.upstream.deallocate(theirs, layout, stream) };
-        if moved.is_some() && !is_gone(&freed) {
+        if moved.is_some() && !took_effect(&freed) {
             self.moved.insert(address, theirs);
         }
         freed

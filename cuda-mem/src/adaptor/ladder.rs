@@ -138,23 +138,10 @@ impl Ladder {
     ) -> Result<T> {
         let mut tried = Vec::with_capacity(self.steps.len());
         for step in &self.steps {
-            let (remedy, done) = match step {
-                Step::Retry => (Remedy::Retry, Ok(true)),
-                Step::FlushCaches => (Remedy::FlushCaches, resource.trim_to(0).map(|()| true)),
-                Step::WaitForStream => (Remedy::WaitForStream, stream.synchronize().map(|()| true)),
-                Step::WaitForDevice => (
-                    Remedy::WaitForDevice,
-                    stream.context().synchronize().map(|()| true),
-                ),
-                Step::TrimPool(pool) => (Remedy::TrimPool, pool.trim_to(0).map(|()| true)),
-                Step::TrimGraphMemory => (
-                    Remedy::TrimGraphMemory,
-                    stream.device().trim_graph_memory().map(|()| true),
-                ),
-                Step::Callback(callback) => (Remedy::Callback, Ok(callback(&error))),
-            };
+            let done = step.apply(resource, stream, &error);
             let go_on = *done.as_ref().unwrap_or(&true);
-            tried.push(Tried::new(remedy, done.err().map(|error| error.kind())));
+            let failed = done.err().map(|error| error.kind());
+            tried.push(Tried::new(step.remedy(), failed));
             if !go_on {
                 break;
             }
@@ -167,16 +154,39 @@ impl Ladder {
     }
 }
 
+impl Step {
+    fn remedy(&self) -> Remedy {
+        match self {
+            Self::Retry => Remedy::Retry,
+            Self::FlushCaches => Remedy::FlushCaches,
+            Self::WaitForStream => Remedy::WaitForStream,
+            Self::WaitForDevice => Remedy::WaitForDevice,
+            Self::TrimPool(_) => Remedy::TrimPool,
+            Self::TrimGraphMemory => Remedy::TrimGraphMemory,
+            Self::Callback(_) => Remedy::Callback,
+        }
+    }
+
+    /// Whether to go on.
+    fn apply(&self, resource: &dyn MemoryResource, stream: &Stream, error: &Error) -> Result<bool> {
+        match self {
+            Self::Retry => Ok(()),
+            Self::FlushCaches => resource.trim_to(0),
+            Self::WaitForStream => stream.synchronize(),
+            Self::WaitForDevice => stream.context().synchronize(),
+            Self::TrimPool(pool) => pool.trim_to(0),
+            Self::TrimGraphMemory => stream.device().trim_graph_memory(),
+            Self::Callback(callback) => return Ok(callback(error)),
+        }
+        .map(|()| true)
+    }
+}
+
 impl fmt::Debug for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Retry => f.write_str("Retry"),
-            Self::FlushCaches => f.write_str("FlushCaches"),
-            Self::WaitForStream => f.write_str("WaitForStream"),
-            Self::WaitForDevice => f.write_str("WaitForDevice"),
             Self::TrimPool(pool) => f.debug_tuple("TrimPool").field(pool).finish(),
-            Self::TrimGraphMemory => f.write_str("TrimGraphMemory"),
-            Self::Callback(_) => f.write_str("Callback"),
+            step => step.remedy().fmt(f),
         }
     }
 }

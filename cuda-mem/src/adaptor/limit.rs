@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{from_upstream, is_gone};
-use crate::error::{Bytes, Error, ErrorKind, Result};
+use super::from_upstream;
+use crate::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -108,7 +108,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
     ) -> Result<()> {
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if is_gone(&freed) {
+        if took_effect(&freed) {
             self.allocated
                 .fetch_sub(layout.size() as u64, Ordering::Relaxed);
         }

@@ -11,8 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{from_upstream, is_gone, thread};
-use crate::error::{Error, Result};
+use super::{from_upstream, thread};
+use crate::error::{Error, Result, took_effect};
 use crate::report;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -285,7 +285,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
         self.log().push(record);
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if !is_gone(&freed) {
+        if !took_effect(&freed) {
             // It is there after all, so for who replays the log it is allocated again.
             let again = Record {
                 action: Action::Allocate,

@@ -22,14 +22,6 @@ pub use recovery::RecoveryAdaptor;
 pub use statistics::{Counter, Statistics, StatisticsAdaptor, StatisticsScope};
 pub use tracking::{LiveAllocation, TrackingAdaptor};
 
-use crate::error::{Error, Result};
-
-/// Whether a resource that answered this to `deallocate` has the memory no more.
-#[inline]
-fn is_gone(freed: &Result<()>) -> bool {
-    !freed.as_ref().is_err_and(Error::had_no_effect)
-}
-
 /// Memory goes back to upstream, and nothing else happens.
 macro_rules! free_upstream {
     () => {
@@ -64,17 +56,3 @@ macro_rules! from_upstream {
     };
 }
 use from_upstream;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::ErrorKind;
-
-    #[test]
-    fn only_an_answer_without_effect_leaves_the_memory_there() {
-        assert!(is_gone(&Ok(())));
-        assert!(!is_gone(&Err(Error::new(ErrorKind::InvalidValue, "no"))));
-        let fault = cuda_driver_sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
-        assert!(is_gone(&Err(Error::driver("cuMemFree_v2", fault))));
-    }
-}

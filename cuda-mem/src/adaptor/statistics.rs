@@ -8,8 +8,8 @@ use std::marker::PhantomData;
 use cuda_driver_sys::CUdeviceptr;
 use spin::Mutex;
 
-use super::{from_upstream, is_gone};
-use crate::error::{Bytes, Result};
+use super::from_upstream;
+use crate::error::{Bytes, Result, took_effect};
 use crate::report;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -231,7 +231,7 @@ unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
     ) -> Result<()> {
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if address != 0 && is_gone(&freed) {
+        if address != 0 && took_effect(&freed) {
             self.count(|counts| counts.take(layout.size() as u64));
         }
         freed

@@ -2,8 +2,7 @@
 //! is allocated goes through it.
 //!
 //! Open addressing with linear probing, at most half full; removing moves later entries up, so that no
-//! marks are left. Addresses are spread by a multiplication. Address 0 is no allocation and marks an
-//! empty place.
+//! marks are left. Addresses are spread by a multiplication.
 
 #![forbid(unsafe_code)]
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuda_driver_sys::CUdeviceptr;
 
 use super::table::Shards;
-use super::{from_upstream, is_gone, thread};
-use crate::error::{Bytes, Result};
+use super::{from_upstream, thread};
+use crate::error::{Bytes, Result, took_effect};
 use crate::origin;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -194,7 +194,7 @@ unsafe impl<U: MemoryResource> MemoryResource for TrackingAdaptor<U> {
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
         if let Some(record) = record
-            && !is_gone(&freed)
+            && !took_effect(&freed)
         {
             self.live.insert(address, record);
             if let (Some(backtraces), Some(backtrace)) = (backtraces, backtrace) {

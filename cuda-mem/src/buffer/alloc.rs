@@ -10,7 +10,7 @@ use super::home::Home;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
 use crate::stream::Stream;
-use crate::{raw, recording};
+use crate::{raw, recording, resource};
 
 impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
@@ -37,9 +37,7 @@ impl Pool {
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     #[inline]
     pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
-            return Err(too_large(len, size_of::<T>()));
-        };
+        let bytes = bytes_of::<T>(len)?;
         if !self.reaches(stream.device()) {
             self.require_reach(stream.device())?;
         }
@@ -110,9 +108,7 @@ impl Stream {
     /// ```
     #[doc(alias = "cuMemAllocAsync")]
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>> {
-        let Some(bytes) = len.checked_mul(size_of::<T>()) else {
-            return Err(too_large(len, size_of::<T>()));
-        };
+        let bytes = bytes_of::<T>(len)?;
         let address = if bytes == 0 {
             0
         } else {
@@ -122,8 +118,12 @@ impl Stream {
             let _current = self.enter()?;
             // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
             // one ordered with it, use it.
-            unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }
-                .map_err(|error| explain_plain(error, bytes, self))?
+            unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }.map_err(
+                |error| {
+                    let pool = format_args!("the current pool of {:?}", self.device());
+                    resource::explain(error, &pool, bytes, self)
+                },
+            )?
         };
         // SAFETY: allocated just now for this many elements, in this stream, from its device's current
         // pool; nobody else has the address.
@@ -133,24 +133,11 @@ impl Stream {
     }
 }
 
-#[cold]
-fn explain_plain(error: Error, bytes: usize, stream: &Stream) -> Error {
-    error
-        .asked(|| {
-            format!(
-                "{bytes} bytes from the current pool of {:?}",
-                stream.device()
-            )
-        })
-        .with_memory(|| {
-            let device = stream.context().memory_info().ok();
-            OutOfMemory {
-                asked: bytes as u64,
-                device_free: device.map(|device| device.free),
-                device_total: device.map(|device| device.total),
-                ..OutOfMemory::default()
-            }
-        })
+/// The bytes of so many elements.
+#[inline]
+pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
+    len.checked_mul(size_of::<T>())
+        .ok_or_else(|| too_large(len, size_of::<T>()))
 }
 
 #[cold]

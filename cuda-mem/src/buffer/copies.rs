@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUcontext;
 
 use super::DeviceBuffer;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
@@ -71,12 +71,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As the driver answers.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len)
-            .map_err(|_| Error::host_memory(self.size_bytes()))?;
-        vec.resize(self.len, T::zeroed());
-        self.copy_to(&mut vec)?;
-        Ok(vec)
+        self.wait_for_writers()?;
+        self.span().to_vec()
     }
 
     /// Submits a copy of another buffer of the same length, in the order of both streams. Does not

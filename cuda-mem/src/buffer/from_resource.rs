@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use super::alloc::too_large;
+use super::alloc::{bytes_of, too_large};
 use super::home::Home;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -93,12 +93,10 @@ impl Resource {
 }
 
 /// The layout of so many elements.
-pub(crate) fn layout_of<T>(len: usize) -> Result<Layout> {
-    len.checked_mul(size_of::<T>())
-        .and_then(|bytes| {
-            Layout::from_size_align(bytes, align_of::<T>().max(RESOURCE_ALIGNMENT)).ok()
-        })
-        .ok_or_else(|| too_large(len, size_of::<T>()))
+fn layout_of<T>(len: usize) -> Result<Layout> {
+    let alignment = align_of::<T>().max(RESOURCE_ALIGNMENT);
+    Layout::from_size_align(bytes_of::<T>(len)?, alignment)
+        .map_err(|_| too_large(len, size_of::<T>()))
 }
 
 // SAFETY: the driver hands out memory that is nobody else's from this point of the stream to the point

@@ -13,8 +13,9 @@ use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::home::{Home, give_back};
 use super::{Debt, DeviceBuffer};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
+use crate::resource::refuse_captured;
 use crate::stream::{Later, Stream, StreamRef};
 use crate::{raw, recording};
 
@@ -43,11 +44,7 @@ impl Later for Held {
         }
         if let Home::Resource(resource, layout) = &self.home {
             // Ordering another stream behind a captured one would draw it into the capture.
-            let table = stream.context().driver().table();
-            // SAFETY: the stream is live while the reference is.
-            if unsafe { recording::is_captured(table, stream.as_raw()) } {
-                return Err(captured());
-            }
+            refuse_captured(stream)?;
             // A resource wants a stream that it may keep, and the last handle of this one may be going
             // just now.
             let after = stream.context().stream()?;
@@ -67,8 +64,7 @@ impl Later for Held {
 
 impl Held {
     fn note(&self, freed: &Result<()>) {
-        let is_there = freed.as_ref().is_err_and(Error::had_no_effect);
-        self.is_done.store(!is_there, Ordering::Relaxed);
+        self.is_done.store(took_effect(freed), Ordering::Relaxed);
     }
 }
 
@@ -87,21 +83,10 @@ unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result
 
 /// INVALID_VALUE may mean that the stream is captured.
 pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
-    let table = stream.context().driver().table();
-    let is_refused = error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE);
-    // SAFETY: the stream is live while the reference is.
-    if is_refused && unsafe { recording::is_captured(table, stream.as_raw()) } {
-        return captured();
+    if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
+        return error;
     }
-    error
-}
-
-fn captured() -> Error {
-    Error::capturing(
-        "the buffer's stream is being captured into a graph, where only the graph's own memory can be \
-         freed; free the buffer before or after"
-            .to_owned(),
-    )
+    refuse_captured(stream).err().unwrap_or(error)
 }
 
 impl<T: Pod> DeviceBuffer<T> {

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::recording;
 use crate::resource::{Handle, MemoryResource};
 use crate::stream::{Inside, Stream};
@@ -74,11 +74,11 @@ impl<T: Pod> DeviceBuffer<T> {
                 // SAFETY: the memory came from there as this layout, and every stream that used it was
                 // made to be waited for by the buffer's own, which this is or which was waited for.
                 let freed = unsafe { give_back(&*resource, address, layout, stream) };
-                if freed.as_ref().is_err_and(Error::had_no_effect) {
+                if took_effect(&freed) {
+                    stream.give_back_waiting();
+                } else {
                     self.address = address;
                     self.home = Home::Resource(resource, layout);
-                } else {
-                    stream.give_back_waiting();
                 }
                 freed
             }

@@ -10,6 +10,7 @@ mod part;
 mod raw_parts;
 mod read_loan;
 
+pub(crate) use alloc::bytes_of;
 pub(crate) use held::explain_refusal;
 pub(crate) use home::Keep;
 pub use loan::Loan;
@@ -27,7 +28,7 @@ use cuda_driver_sys::CUdeviceptr;
 use crate::context::{Context, Current};
 use crate::copy::Span;
 use crate::device::Device;
-use crate::error::{Error, Failed, Result};
+use crate::error::{Error, Failed, Result, took_effect};
 use crate::event::Event;
 use crate::join::order;
 use crate::pool::{MemoryPool, PoolBuilder};
@@ -196,11 +197,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = freed {
             freed = self.free_refused(error);
         }
-        if freed
-            .as_ref()
-            .err()
-            .is_none_or(|error| !error.had_no_effect())
-        {
+        if took_effect(&freed) {
             self.address = 0;
             self.stream.give_back_waiting();
         }

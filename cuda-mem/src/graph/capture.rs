@@ -7,9 +7,8 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
 
-use super::nodes::bytes_of;
 use super::{Adopted, Block, Graph, Left, Parts};
-use crate::buffer::DeviceBuffer;
+use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;

@@ -6,7 +6,7 @@ use cuda_driver_sys::{CUdeviceptr, CUgraphExec, CUgraphInstantiate_flags};
 
 use super::{Block, Graph, Parts};
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Failed, Result};
+use crate::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::join::order;
 use crate::stream::{Later, Stream, StreamRef};
 use crate::{raw, recording, report};
@@ -139,11 +139,7 @@ impl GraphExec {
         // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
         let launched = unsafe { raw::graph::launch(table, self.raw, stream.as_raw()) };
         // A code that reports an earlier fault does not say that nothing was launched.
-        if launched
-            .as_ref()
-            .err()
-            .is_none_or(|error| !error.had_no_effect())
-        {
+        if took_effect(&launched) {
             self.parts.leave(stream);
         }
         launched.map_err(|error| error.asked(|| format!("{:?}", self.graph)))?;
@@ -194,13 +190,10 @@ impl GraphExec {
                 break;
             };
             let freed = free(block.address, alive.stream.as_ref());
-            if let Err(error) = freed {
-                if !error.had_no_effect() {
-                    alive.blocks.pop();
-                }
-                return Err(error);
+            if took_effect(&freed) {
+                alive.blocks.pop();
             }
-            alive.blocks.pop();
+            freed?;
         }
         Ok(())
     }

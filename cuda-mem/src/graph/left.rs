@@ -135,12 +135,7 @@ impl<T: Pod> LeftBuffer<'_, T> {
     /// As the driver answers.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut vec = Vec::new();
-        vec.try_reserve_exact(self.len)
-            .map_err(|_| Error::host_memory(self.len * size_of::<T>()))?;
-        vec.resize(self.len, T::zeroed());
-        self.span().copy_to(&mut vec)?;
-        Ok(vec)
+        self.span().to_vec()
     }
 
     fn span(&self) -> Span<'_, T> {

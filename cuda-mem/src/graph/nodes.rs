@@ -8,6 +8,8 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraphNode, CudaVersion};
 
 use super::{Adopted, Block, Graph, Left};
+use crate::buffer::bytes_of;
+use crate::copy::pattern;
 use crate::error::{Error, Result};
 use crate::raw;
 
@@ -81,33 +83,6 @@ impl<T> fmt::Debug for NodeMemory<T> {
             "NodeMemory({} elements at {:#x})",
             self.len, self.address
         )
-    }
-}
-
-/// Bytes of so many elements.
-pub(super) fn bytes_of<T>(len: usize) -> Result<usize> {
-    len.checked_mul(size_of::<T>()).ok_or_else(|| {
-        Error::invalid(format!(
-            "{len} elements of {} bytes are more than the address space has",
-            size_of::<T>()
-        ))
-    })
-}
-
-/// The pattern of an element of 1, 2 or 4 bytes, and its size; other sizes do not compile.
-fn pattern<T: Pod>(value: T) -> (u32, u32) {
-    const {
-        assert!(
-            matches!(size_of::<T>(), 1 | 2 | 4),
-            "the driver fills with elements of 1, 2 or 4 bytes"
-        );
-    }
-    match *bytemuck::bytes_of(&value) {
-        [a] => (u32::from(a), 1),
-        [a, b] => (u32::from(u16::from_ne_bytes([a, b])), 2),
-        [a, b, c, d] => (u32::from_ne_bytes([a, b, c, d]), 4),
-        // The assertion above leaves nothing else.
-        _ => (0, 1),
     }
 }
 

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::driver::Driver;
-use crate::error::{Error, ErrorKind, OutOfMemory, Result};
+use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
 use crate::recording;
-use crate::stream::{Inside, Stream};
+use crate::stream::{Inside, Stream, StreamRef};
 
 /// The alignment in bytes that every resource keeps, whatever less is asked for.
 pub const RESOURCE_ALIGNMENT: usize = 256;
@@ -86,8 +86,8 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if there is none; the resource still works then.
-    /// [`InvalidValue`](ErrorKind::InvalidValue) for an alignment that the resource does not know, and
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is none; the resource still works then.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an alignment that the resource does not know, and
     /// for a stream whose device does not reach the memory. Else as the resource likes.
     #[cfg_attr(doc, doc(alias = "do_allocate"))]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr>;
@@ -195,7 +195,7 @@ fn allocate_plain(
         return Ok(0);
     }
     let _current = stream.context().bind()?;
-    take(layout.size()).map_err(|error| explain(error, what, layout, stream))
+    take(layout.size()).map_err(|error| explain(error, what, layout.size(), stream))
 }
 
 /// Waits for the stream, and frees then. A capture, of this stream or another one, is not disturbed: if it
@@ -208,25 +208,30 @@ fn wait_and_free(
     if address == 0 {
         return Ok(());
     }
-    let table = stream.device().driver().table();
-    let is_captured = {
+    {
         let _current = stream.enter()?;
-        // SAFETY: the stream is live while the handle is.
-        unsafe { recording::is_captured(table, stream.as_raw()) }
-    };
-    if is_captured {
-        return Err(Error::capturing(
-            "the buffer's stream is being captured into a graph, and cannot be waited for; free the buffer \
-             before or after"
-                .to_owned(),
-        ));
+        refuse_captured(stream.as_ref())?;
     }
     // What the wait would give back may belong to a resource that holds a lock around this call.
     let _inside = Inside::enter();
-    recording::harmlessly(table, || {
+    recording::harmlessly(stream.device().driver().table(), || {
         stream.synchronize()?;
         free()
     })
+}
+
+/// An error if anybody captures the stream, where memory of no graph can be freed.
+pub(crate) fn refuse_captured(stream: StreamRef<'_>) -> Result<()> {
+    let table = stream.context().driver().table();
+    // SAFETY: the stream is live while the reference is.
+    if unsafe { recording::is_captured(table, stream.as_raw()) } {
+        return Err(Error::capturing(
+            "the buffer's stream is being captured into a graph, where only the graph's own memory can \
+             be freed; free the buffer before or after"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 /// An error if more than the common alignment is asked for.
@@ -261,18 +266,15 @@ fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
     ))
 }
 
-/// Adds the numbers of the device to an out-of-memory answer.
+/// Adds what was asked for, and to an out-of-memory answer the numbers of the device.
 #[cold]
-fn explain(error: Error, what: &dyn Debug, layout: Layout, stream: &Stream) -> Error {
-    if error.kind() != ErrorKind::OutOfMemory {
-        return error.asked(|| format!("{} bytes from {what:?}", layout.size()));
-    }
+pub(crate) fn explain(error: Error, what: &dyn Debug, bytes: usize, stream: &Stream) -> Error {
     error
-        .asked(|| format!("{} bytes from {what:?}", layout.size()))
+        .asked(|| format!("{bytes} bytes from {what:?}"))
         .with_memory(|| {
             let device = stream.context().memory_info().ok();
             OutOfMemory {
-                asked: layout.size() as u64,
+                asked: bytes as u64,
                 device_free: device.map(|device| device.free),
                 device_total: device.map(|device| device.total),
                 ..OutOfMemory::default()
