@@ -120,8 +120,13 @@ impl Stream {
             // one ordered with it, use it.
             unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }.map_err(
                 |error| {
-                    let pool = format_args!("the current pool of {:?}", self.device());
-                    resource::explain(error, &pool, bytes, self)
+                    // In the call, where the oldest Rust lets its arguments live long enough.
+                    resource::explain(
+                        error,
+                        &format_args!("the current pool of {:?}", self.device()),
+                        bytes,
+                        self,
+                    )
                 },
             )?
         };
