@@ -48,6 +48,8 @@ mod trim;
 mod twin;
 mod two;
 mod views;
+mod vmm;
+mod vmm_use;
 mod wrong;
 
 use std::path::PathBuf;
@@ -200,6 +202,12 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(false prefetch: kinds, recorded));
     all.extend(questions!(true pinned: sizes, addresses, frees));
     all.extend(questions!(false pinned: flags, odd_frees));
+    all.extend(
+        questions!(true vmm: granularity, reservations, memory, device_memory,
+        pointers),
+    );
+    all.extend(questions!(true vmm_use: mappings, accesses, bytes, waits, contexts));
+    all.extend(questions!(false vmm_use: odd));
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));

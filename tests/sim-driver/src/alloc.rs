@@ -123,7 +123,7 @@ impl State {
     }
 
     /// OUT_OF_MEMORY unless there is room, if need be after taking back what pools keep.
-    fn make_room(&mut self, device: usize, size: u64, kind: Kind) -> Answer {
+    pub(crate) fn make_room(&mut self, device: usize, size: u64, kind: Kind) -> Answer {
         let fits = |state: &Self| {
             let steps = state.devices[device].available() / DEVICE_STEP;
             kind != Kind::Device || size.div_ceil(DEVICE_STEP) <= steps

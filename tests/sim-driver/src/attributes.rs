@@ -37,9 +37,9 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         35 => flag(knobs.model == DriverModel::Tcc),
         83 => flag(knobs.has_managed_memory()),
         89 => flag(knobs.has_concurrent_managed_access()),
-        // A virtual GPU has no virtual memory management, nor what is built on it: handles of
-        // physical memory to share, and DMA to it.
-        102 | 103 | 110 | 128 if knobs.vgpu => 0,
+        // Without virtual memory management there is nothing that is built on it: handles of physical
+        // memory to share, DMA to it, and such memory of the host.
+        102 | 103 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
         115 => flag(pools),
         119 if pools => knobs.handle_types.cast_signed(),
         125 => flag(knobs.has_legacy_sharing()),

@@ -9,7 +9,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use cuda_driver_sys::CUresult;
+use cuda_driver_sys::{CUresult, CUstream};
 
 pub use crate::live::Live;
 use crate::simcuda::IDENTITY;
@@ -20,6 +20,7 @@ type CountOf = extern "C" fn(*const c_char) -> u64;
 type Line = extern "C" fn(u64, *mut c_char, usize) -> usize;
 type Fail = extern "C" fn(*const c_char, u64, u32) -> u64;
 type FailCall = extern "C" fn(u64, u32);
+type Annotate = extern "C" fn(u64, u64, CUstream) -> CUresult;
 type ReadLive = extern "C" fn(*mut Live);
 type Identify = extern "C" fn() -> *const c_char;
 
@@ -36,6 +37,8 @@ pub struct Control {
     fail_call: FailCall,
     fail_clear: Act,
     live: ReadLive,
+    annotate_allocate: Annotate,
+    annotate_free: Annotate,
     reports: Count,
     report: Line,
 }
@@ -122,6 +125,8 @@ impl Control {
             fail_call: function!(library, c"simcuda_fail_call", FailCall),
             fail_clear: function!(library, c"simcuda_fail_clear", Act),
             live: function!(library, c"simcuda_live", ReadLive),
+            annotate_allocate: function!(library, c"simcuda_annotate_allocate", Annotate),
+            annotate_free: function!(library, c"simcuda_annotate_free", Annotate),
             reports: function!(library, c"simcuda_reports", Count),
             report: function!(library, c"simcuda_report", Line),
         })
@@ -198,6 +203,22 @@ impl Control {
         let mut live = Live::default();
         (self.live)(&raw mut live);
         live
+    }
+
+    /// Tells the order sanitizer that a range of mapped memory is a block of its own, as if
+    /// `cuMemAllocAsync` had answered it at this point of the stream. It has to be ordered after the last
+    /// free of every annotated block that was there before. Reported and INVALID_VALUE: a range that is
+    /// not all mapped, or overlaps a live annotated block. What is only out of order is reported and
+    /// SUCCESS.
+    pub fn annotate_allocate(&self, address: u64, bytes: u64, stream: CUstream) -> CUresult {
+        (self.annotate_allocate)(address, bytes, stream)
+    }
+
+    /// Tells it that such a block is free, as `cuMemFreeAsync` at this point of the stream would. Address
+    /// and size are those of the allocation; anything else is reported and INVALID_VALUE. An event that
+    /// another stream waits for before it uses the memory has to be recorded after this call.
+    pub fn annotate_free(&self, address: u64, bytes: u64, stream: CUstream) -> CUresult {
+        (self.annotate_free)(address, bytes, stream)
     }
 
     /// How many violations of stream order were seen since the last reset.

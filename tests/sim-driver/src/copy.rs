@@ -91,6 +91,9 @@ impl State {
             address,
             len,
         };
+        if let Some(answer) = self.touch_mapped(access, by) {
+            return answer.map(|()| Place::Device);
+        }
         if let Some((start, allocation)) = self.allocation(address) {
             let freed = allocation.freed;
             if address + len > start + allocation.size {

@@ -8,8 +8,9 @@ use std::sync::atomic::AtomicU64;
 use cuda_driver_sys::{
     CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUgraph, CUgraphExec,
     CUgraphMem_attribute, CUgraphNode, CUhostFn, CUipcEventHandle, CUipcMemHandle,
-    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
-    CUmemoryPool, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -139,6 +140,7 @@ plain_arguments!(
     CUdevice_attribute,
     CUmemAllocationType,
     CUmemLocation,
+    CUmemAllocationGranularity_flags,
     CUpointer_attribute,
     CUmemPool_attribute,
     CUgraph,

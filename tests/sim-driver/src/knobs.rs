@@ -31,6 +31,8 @@ pub(crate) struct Knobs {
     pub(crate) numa_pools: bool,
     /// Whether there are pools of managed memory.
     pub(crate) managed_pools: bool,
+    /// Whether there is virtual memory management.
+    pub(crate) vmm: bool,
     /// Whether devices can reach each other.
     pub(crate) peers: bool,
     /// Pairs of devices of the machine that cannot.
@@ -72,6 +74,7 @@ impl Default for Knobs {
             host_pools: true,
             numa_pools: true,
             managed_pools: true,
+            vmm: true,
             peers: true,
             no_peers: Vec::new(),
             init_error: None,
@@ -135,6 +138,7 @@ impl Knobs {
             host_pools: read("CUDA_SIM_HOST_POOLS", 1, 0..=1) == 1,
             numa_pools: read("CUDA_SIM_NUMA_POOLS", 1, 0..=1) == 1,
             managed_pools: read("CUDA_SIM_MANAGED_POOLS", 1, 0..=1) == 1,
+            vmm: read("CUDA_SIM_VMM", 1, 0..=1) == 1,
             peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
             no_peers: Vec::new(),
             init_error: Some(read("CUDA_SIM_INIT_ERROR", 0, 0..=u64::from(u32::MAX)) as u32)
@@ -207,6 +211,11 @@ impl Knobs {
     /// it there are no managed pools and no prefetches.
     pub(crate) fn has_concurrent_managed_access(&self) -> bool {
         self.has_managed_memory() && self.managed_pools && self.model == DriverModel::Linux
+    }
+
+    /// Whether addresses and memory can be had apart. On Windows too.
+    pub(crate) fn has_vmm(&self) -> bool {
+        self.vmm && !self.vgpu
     }
 
     /// Whether events and memory can be shared without pools.

@@ -58,6 +58,7 @@ mod stream;
 mod table;
 mod thread;
 mod visible;
+mod vmm;
 
 pub use control::{Control, ControlError, Live};
 pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};

@@ -31,6 +31,16 @@ pub struct Live {
     pub graph_allocations: u64,
     /// Captures that run.
     pub captures: u64,
+    /// Pieces of physical memory, from `cuMemCreate`, that a handle or a mapping keeps.
+    pub physical_allocations: u64,
+    /// Bytes of these.
+    pub physical_bytes: u64,
+    /// Ranges of addresses, from `cuMemAddressReserve`.
+    pub reservations: u64,
+    /// Mappings of physical memory.
+    pub mappings: u64,
+    /// Blocks that were annotated as allocated and not as freed.
+    pub annotated: u64,
 }
 
 impl State {
@@ -53,6 +63,7 @@ impl State {
         let explicit_contexts = self.contexts.values();
         let explicit_contexts = explicit_contexts.filter(|context| !context.is_primary);
         let [graphs, graph_execs, graph_allocations, captures] = self.live_graphs();
+        let [physical_allocations, physical_bytes, reservations, mappings] = self.live_vmm();
         Live {
             primary_retains: self.devices.iter().map(|device| device.retains).sum(),
             contexts: count(explicit_contexts.count()),
@@ -75,6 +86,11 @@ impl State {
             graph_execs,
             graph_allocations,
             captures,
+            physical_allocations,
+            physical_bytes,
+            reservations,
+            mappings,
+            annotated: self.vmm.annotations.live(),
         }
     }
 }

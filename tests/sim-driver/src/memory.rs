@@ -133,7 +133,7 @@ impl Drop for Mapping {
 }
 
 /// Fresh address space, where the system chooses.
-fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
+pub(crate) fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     let kind = kind | libc::MAP_NORESERVE;
     // SAFETY: a new mapping: nothing that is there changes.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, file, 0) };
@@ -143,7 +143,7 @@ fn map(len: usize, access: c_int, kind: c_int, file: c_int) -> Answer<u64> {
     Ok(base.expose_provenance() as u64)
 }
 
-fn pointer<T>(address: u64) -> *mut T {
+pub(crate) fn pointer<T>(address: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 

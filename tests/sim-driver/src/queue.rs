@@ -9,6 +9,7 @@ use cuda_driver_sys::CUresult;
 use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
+use crate::vmm;
 
 /// A worker without work ends after this long; the next task starts another.
 const IDLE: Duration = Duration::from_millis(100);
@@ -214,7 +215,25 @@ impl Task {
         }
     }
 
+    /// What it reads and writes.
+    fn ranges(&self) -> [(u64, usize); 2] {
+        match self {
+            Self::Copy { to, from, len } => [(*to, *len), (*from, *len)],
+            Self::Write { to, bytes } => [(*to, bytes.len()), (0, 0)],
+            Self::Fill { to, pattern, count } => [(*to, count * pattern.size()), (0, 0)],
+            _ => [(0, 0); 2],
+        }
+    }
+
     fn run(self) {
+        // Until the work is done nobody unmaps what it touches.
+        let _hold = match self.ranges() {
+            [(_, 0), (_, 0)] => None,
+            ranges => match vmm::hold(&ranges) {
+                Ok(hold) => hold,
+                Err(address) => return vmm::report_unmapped(address),
+            },
+        };
         match self {
             Self::Copy { to, from, len } => bytes::copy(to, from, len),
             Self::Write { to, bytes } => bytes::write(to, &bytes),

@@ -75,7 +75,8 @@ pub(crate) fn access(
     remember(&mut block.accesses, access.at);
 }
 
-fn remember(accesses: &mut Vec<Point>, point: Point) {
+/// Keeps the last access of each stream.
+pub(crate) fn remember(accesses: &mut Vec<Point>, point: Point) {
     match accesses.iter_mut().find(|old| old.stream == point.stream) {
         Some(old) => *old = point,
         None => accesses.push(point),

@@ -4,15 +4,16 @@
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering;
 
-use cuda_driver_sys::CUresult;
+use cuda_driver_sys::{CUresult, CUstream};
 
+use crate::export::Answer;
 use crate::fault::{self, Hit};
 use crate::live::Live;
-use crate::state::state;
+use crate::state::{State, state};
 use crate::table;
 
 /// What the library says it is.
-pub(crate) const IDENTITY: &CStr = c"cuda-sim 1";
+pub(crate) const IDENTITY: &CStr = c"cuda-sim 2";
 
 /// A name given by C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
@@ -131,6 +132,25 @@ extern "C" fn simcuda_live(out: *mut Live) {
     if !out.is_null() {
         // SAFETY: not null, so valid for one write by the contract of this function.
         unsafe { out.write(live) };
+    }
+}
+
+/// From this point of the stream on, a range of mapped memory is a block of its own for the sanitizer.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_annotate_allocate(address: u64, bytes: u64, stream: CUstream) -> CUresult {
+    annotate(|state| state.annotate_allocate(address, bytes, stream))
+}
+
+/// From this point of the stream on, such a block is none.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_annotate_free(address: u64, bytes: u64, stream: CUstream) -> CUresult {
+    annotate(|state| state.annotate_free(address, bytes, stream))
+}
+
+fn annotate(note: impl FnOnce(&mut State) -> Answer) -> CUresult {
+    match state().and_then(|mut state| note(&mut state)) {
+        Ok(()) => CUresult::CUDA_SUCCESS,
+        Err(code) => code,
     }
 }
 

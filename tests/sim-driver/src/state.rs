@@ -1,6 +1,7 @@
 //! Everything the driver knows, behind one lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -15,13 +16,13 @@ use crate::export::Answer;
 use crate::graph::Graphs;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
-use crate::memory::Mapping;
 use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
 use crate::resident::Resident;
 use crate::sanitizer::Reports;
 use crate::slab::Slabs;
 use crate::stream::Stream;
+use crate::vmm::Vmm;
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
 /// The process that called `cuInit`: a forked child inherits the memory but not the driver.
@@ -51,9 +52,10 @@ pub(crate) struct State {
     pub(crate) resident: Resident,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
+    pub(crate) vmm: Vmm,
     pub(crate) reports: Reports,
     /// Memory that goes when the queues that might still touch it have got that far.
-    graveyard: Vec<(Mapping, Vec<Mark>)>,
+    graveyard: Vec<(Box<dyn Debug + Send>, Vec<Mark>)>,
     next_handle: u64,
 }
 
@@ -76,6 +78,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         resident: Resident::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
+        vmm: Vmm::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
         next_handle: 0,
@@ -115,6 +118,7 @@ pub(crate) enum HandleKind {
     Graph = 0x61,
     Node = 0x4e,
     Exec = 0x6e,
+    Physical = 0x9a,
 }
 
 impl State {
@@ -125,10 +129,10 @@ impl State {
     }
 
     /// Gives memory back once nothing that was submitted so far can touch it.
-    pub(crate) fn bury(&mut self, mapping: Mapping) {
+    pub(crate) fn bury(&mut self, memory: impl Debug + Send + 'static) {
         let busy = self.streams.values().map(|stream| stream.queue.mark());
         let busy = busy.filter(|mark| !mark.is_reached()).collect();
-        self.graveyard.push((mapping, busy));
+        self.graveyard.push((Box::new(memory), busy));
         self.empty_graveyard();
     }
 

@@ -3,7 +3,7 @@
 use crate::export::Export;
 use crate::{
     alloc, context, copy, device, event, graph, init, ipc, managed, peer, pointer, pool,
-    proc_address, stream,
+    proc_address, stream, vmm,
 };
 
 /// Every function of the driver that the simulator has.
@@ -26,6 +26,7 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         .chain(pool::EXPORTS)
         .chain(ipc::EXPORTS)
         .chain(graph::EXPORTS)
+        .chain(vmm::EXPORTS)
         .flatten()
 }
 

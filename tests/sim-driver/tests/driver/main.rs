@@ -2,6 +2,7 @@
 //!
 //! The simulator has one state a process, so the tests of this file take turns.
 
+mod annotate;
 mod apart;
 mod control;
 mod copies;
@@ -20,3 +21,4 @@ mod process;
 mod reuse;
 mod sanitizer;
 mod streams;
+mod vmm;

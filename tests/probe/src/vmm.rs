@@ -1,0 +1,311 @@
+//! Virtual memory management: addresses, physical memory, mappings and access.
+
+use std::ffi::{c_int, c_void};
+
+use anyhow::Result;
+use cuda_driver_sys::*;
+
+use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
+use crate::two::attribute;
+
+/// What every device measured so far wants sizes to be multiples of.
+pub(crate) const STEP: u64 = 2 * MIB;
+
+pub(crate) fn prop(kind: u32, id: c_int) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: location(CUmemLocationType(kind), id),
+        ..CUmemAllocationProp::default()
+    }
+}
+
+pub(crate) fn try_create(
+    lab: &Lab,
+    bytes: u64,
+    prop: &CUmemAllocationProp,
+    flags: u64,
+) -> (CUresult, u64) {
+    let (mut handle, prop) = (0, std::ptr::from_ref(prop));
+    let code = cu!(
+        lab,
+        cuMemCreate(&raw mut handle, bytes as usize, prop, flags)
+    );
+    (code, handle)
+}
+
+pub(crate) fn create(lab: &Lab, bytes: u64) -> Result<u64> {
+    let (code, handle) = try_create(lab, bytes, &prop(1, 0), 0);
+    lab.fine("cuMemCreate", code)?;
+    Ok(handle)
+}
+
+pub(crate) fn release(lab: &Lab, handle: u64) -> CUresult {
+    cu!(lab, cuMemRelease(handle))
+}
+
+fn try_reserve(
+    lab: &Lab,
+    (bytes, align, hint): (u64, u64, u64),
+    flags: u64,
+) -> (CUresult, CUdeviceptr) {
+    let mut address = 0;
+    let (bytes, align) = (bytes as usize, align as usize);
+    let code = cu!(
+        lab,
+        cuMemAddressReserve(&raw mut address, bytes, align, hint, flags)
+    );
+    (code, address)
+}
+
+pub(crate) fn reserve(lab: &Lab, bytes: u64) -> Result<CUdeviceptr> {
+    let (code, address) = try_reserve(lab, (bytes, 0, 0), 0);
+    lab.fine("cuMemAddressReserve", code)?;
+    Ok(address)
+}
+
+pub(crate) fn address_free(lab: &Lab, address: CUdeviceptr, bytes: u64) -> CUresult {
+    cu!(lab, cuMemAddressFree(address, bytes as usize))
+}
+
+pub(crate) fn map(lab: &Lab, address: CUdeviceptr, bytes: u64, handle: u64) -> CUresult {
+    cu!(lab, cuMemMap(address, bytes as usize, 0, handle, 0))
+}
+
+pub(crate) fn unmap(lab: &Lab, address: CUdeviceptr, bytes: u64) -> CUresult {
+    cu!(lab, cuMemUnmap(address, bytes as usize))
+}
+
+/// For a location of this kind and number.
+pub(crate) fn allow(
+    lab: &Lab,
+    (address, bytes): (CUdeviceptr, u64),
+    (kind, id): (u32, c_int),
+    flags: u32,
+) -> CUresult {
+    let wish = crate::two::wish(kind, id, flags);
+    let bytes = bytes as usize;
+    cu!(lab, cuMemSetAccess(address, bytes, &raw const wish, 1))
+}
+
+pub(crate) fn access(lab: &Lab, address: CUdeviceptr, kind: u32, id: c_int) -> String {
+    let (mut flags, place) = (77, location(CUmemLocationType(kind), id));
+    let code = cu!(
+        lab,
+        cuMemGetAccess(&raw mut flags, &raw const place, address)
+    );
+    match code {
+        OK => format!("flags {flags}"),
+        code => name(code),
+    }
+}
+
+/// Memory of the first device at an address, without a handle and with access.
+pub(crate) fn back(lab: &Lab, address: CUdeviceptr, bytes: u64) -> Result<()> {
+    let handle = create(lab, bytes)?;
+    lab.fine("cuMemMap", map(lab, address, bytes, handle))?;
+    lab.fine("cuMemRelease", release(lab, handle))?;
+    let code = allow(lab, (address, bytes), (1, 0), 3);
+    lab.fine("cuMemSetAccess", code)
+}
+
+/// Unmaps and frees what a question has used, once everything is done.
+pub(crate) fn end(lab: &Lab, range: CUdeviceptr, mapped: u64, reserved: u64) -> Result<()> {
+    lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+    lab.fine("cuMemUnmap", unmap(lab, range, mapped))?;
+    lab.fine("cuMemAddressFree", address_free(lab, range, reserved))
+}
+
+pub(crate) fn granularity(lab: &Lab) -> Result<()> {
+    for (part, prop) in [
+        ("device 0", prop(1, 0)),
+        ("device 99", prop(1, 99)),
+        ("no location", prop(0, 0)),
+    ] {
+        for option in [0, 1, 2] {
+            let mut bytes = 0;
+            let kind = CUmemAllocationGranularity_flags(option);
+            let code = cu!(
+                lab,
+                cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, kind)
+            );
+            let bytes = size(bytes as u64);
+            lab.say(
+                format!("{part}, option {option}"),
+                format!("{}, {bytes}", name(code)),
+            );
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn reservations(lab: &Lab) -> Result<()> {
+    for (part, bytes, align) in [
+        ("nothing", 0, 0),
+        ("1 B", 1, 0),
+        ("4 KiB", 4096, 0),
+        ("64 KiB", 64 << 10, 0),
+        ("2 MiB", STEP, 0),
+        ("2 MiB and 4 KiB", STEP + 4096, 0),
+        ("2 MiB, alignment 3", STEP, 3),
+        ("2 MiB, alignment 1", STEP, 1),
+        ("2 MiB, alignment 4 KiB", STEP, 4096),
+        ("2 MiB, alignment 1 GiB", STEP, 1 << 30),
+        ("1 TiB", 1 << 40, 0),
+        ("16 TiB", 16 << 40, 0),
+        ("64 TiB", 64 << 40, 0),
+        ("128 TiB", 128 << 40, 0),
+        ("1 PiB", 1 << 50, 0),
+        ("8 EiB", 1 << 63, 0),
+    ] {
+        let (code, address) = try_reserve(lab, (bytes, align, 0), 0);
+        if code != OK {
+            lab.code(part, code);
+            continue;
+        }
+        let aligned = yes(address.is_multiple_of(align.max(STEP)));
+        let freed = name(address_free(lab, address, bytes));
+        lab.say(part, format!("SUCCESS, aligned {aligned}, freed {freed}"));
+    }
+    lab.code("flags 1", try_reserve(lab, (STEP, 0, 0), 1).0);
+    let range = reserve(lab, 4 * STEP)?;
+    lab.code("freed by half", address_free(lab, range, 2 * STEP));
+    lab.code("freed from inside", address_free(lab, range + STEP, STEP));
+    let (code, other) = try_reserve(lab, (4 * STEP, 0, range), 0);
+    let there = yes(other == range);
+    lab.say(
+        "at a taken address",
+        format!("{}, there {there}", name(code)),
+    );
+    lab.fine("cuMemAddressFree", address_free(lab, range, 4 * STEP))?;
+    for (part, hint) in [
+        ("at a free address", range),
+        ("at an odd address", range + 1),
+    ] {
+        let (code, again) = try_reserve(lab, (STEP, 0, hint), 0);
+        let there = yes(again == hint);
+        lab.say(part, format!("{}, there {there}", name(code)));
+    }
+    let range = reserve(lab, STEP)?;
+    lab.fine("cuMemAddressFree", address_free(lab, range, STEP))?;
+    lab.code("freed twice", address_free(lab, range, STEP));
+    Ok(())
+}
+
+/// Sizes, kinds and handles; the code alone.
+pub(crate) fn memory(lab: &Lab) -> Result<()> {
+    for (part, bytes, prop, flags) in [
+        ("nothing", 0, prop(1, 0), 0),
+        ("4 KiB", 4096, prop(1, 0), 0),
+        ("2 MiB and 64 KiB", STEP + (64 << 10), prop(1, 0), 0),
+        ("flags 1", STEP, prop(1, 0), 1),
+        ("device 99", STEP, prop(1, 99), 0),
+        ("no location", STEP, prop(0, 0), 0),
+        ("the host's current node", STEP, prop(4, 0), 0),
+        ("no type", STEP, CUmemAllocationProp::default(), 0),
+        ("1 PiB", 1 << 50, prop(1, 0), 0),
+    ] {
+        lab.code(part, try_create(lab, bytes, &prop, flags).0);
+    }
+    for types in [1, 2, 4, 8, 9, 16] {
+        let prop = CUmemAllocationProp {
+            requestedHandleTypes: CUmemAllocationHandleType(types),
+            ..prop(1, 0)
+        };
+        lab.code(
+            format!("handle types {types}"),
+            try_create(lab, STEP, &prop, 0).0,
+        );
+    }
+    let handle = create(lab, STEP)?;
+    let mut found = CUmemAllocationProp::default();
+    let code = cu!(
+        lab,
+        cuMemGetAllocationPropertiesFromHandle(&raw mut found, handle)
+    );
+    let (kind, id) = location_parts(found.location);
+    lab.say(
+        "properties",
+        format!(
+            "{}, type {}, location {} {id}",
+            name(code),
+            found.type_.0,
+            kind.0
+        ),
+    );
+    lab.fine("cuMemRelease", release(lab, handle))?;
+    lab.no_context()?;
+    let (code, handle) = try_create(lab, STEP, &prop(1, 0), 0);
+    lab.code("without context", code);
+    lab.code("released without context", release(lab, handle));
+    Ok(())
+}
+
+/// What the device has left, before and after.
+pub(crate) fn device_memory(lab: &Lab) -> Result<()> {
+    const LEN: u64 = 256 * MIB;
+    let start = lab.device_free()?;
+    let more = (start / STEP + 1) * STEP;
+    lab.code("more than is free", try_create(lab, more, &prop(1, 0), 0).0);
+    let taken = || -> Result<String> { Ok(size(start.saturating_sub(lab.device_free()?))) };
+    lab.say("taken after that", taken()?);
+    let handle = create(lab, LEN)?;
+    lab.say("taken once created", taken()?);
+    let range = reserve(lab, 2 * LEN)?;
+    lab.say("taken once reserved", taken()?);
+    lab.fine("cuMemMap", map(lab, range, LEN, handle))?;
+    lab.fine("cuMemSetAccess", allow(lab, (range, LEN), (1, 0), 3))?;
+    lab.say("taken once mapped", taken()?);
+    lab.code("released while mapped", release(lab, handle));
+    lab.say("taken then", taken()?);
+    lab.code("unmapped", unmap(lab, range, LEN));
+    lab.say("taken once unmapped", taken()?);
+    let handle = create(lab, LEN)?;
+    lab.fine("cuMemRelease", release(lab, handle))?;
+    lab.say("taken once created and released", taken()?);
+    lab.fine("cuMemAddressFree", address_free(lab, range, 2 * LEN))
+}
+
+pub(crate) fn pointers(lab: &Lab) -> Result<()> {
+    let range = reserve(lab, 8 * STEP)?;
+    back(lab, range + STEP, STEP)?;
+    back(lab, range + 2 * STEP, 2 * STEP)?;
+    for (part, at) in [
+        ("reserved", range),
+        ("mapped", range + STEP + 9),
+        ("mapped behind it", range + 3 * STEP),
+    ] {
+        for id in [2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19] {
+            let (code, value) = attribute(lab, id, at);
+            let value = match id {
+                3 | 11 | 19 if code == OK => {
+                    format!("{} MiB into it", value.wrapping_sub(range) / MIB)
+                }
+                _ => value.to_string(),
+            };
+            lab.say(
+                format!("{part}, attribute {id}"),
+                format!("{}, {value}", name(code)),
+            );
+        }
+        let (mut base, mut len) = (range, 0);
+        let code = cu!(
+            lab,
+            cuMemGetAddressRange_v2(&raw mut base, &raw mut len, at)
+        );
+        let from = size(base.wrapping_sub(range));
+        lab.say(
+            format!("{part}, cuMemGetAddressRange"),
+            format!("{}, from {from}, {}", name(code), size(len as u64)),
+        );
+        let mut handle = 0;
+        let place = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
+        let code = cu!(lab, cuMemRetainAllocationHandle(&raw mut handle, place));
+        lab.code(format!("{part}, cuMemRetainAllocationHandle"), code);
+        if code == OK {
+            lab.code(format!("{part}, released"), release(lab, handle));
+        }
+    }
+    lab.fine("cuMemUnmap", unmap(lab, range + STEP, STEP))?;
+    lab.fine("cuMemUnmap", unmap(lab, range + 2 * STEP, 2 * STEP))?;
+    lab.fine("cuMemAddressFree", address_free(lab, range, 8 * STEP))
+}

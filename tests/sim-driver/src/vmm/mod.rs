@@ -1,0 +1,158 @@
+//! Virtual memory management: addresses and memory apart, put together by the program.
+
+mod annotate;
+mod physical;
+mod range;
+mod space;
+mod touch;
+
+use std::collections::BTreeMap;
+
+use cuda_driver_sys::{CUmemAllocationProp, CUresult};
+
+use crate::clock::Point;
+use crate::export::{Answer, Export};
+use crate::state::State;
+
+pub(crate) use annotate::Annotations;
+pub(crate) use space::hold;
+use space::{Addresses, Memory};
+pub(crate) use touch::report_unmapped;
+
+/// Measured: of a device's memory, the least that can be mapped and what is recommended are the same.
+const GRANULARITY: u64 = 2 << 20;
+
+/// What the files of this folder export.
+pub(crate) static EXPORTS: [&[&Export]; 2] = [physical::EXPORTS, range::EXPORTS];
+
+/// The number behind a `CUmemGenericAllocationHandle`.
+type PhysicalId = u64;
+
+/// Everything about mapped memory.
+#[derive(Debug, Default)]
+pub(crate) struct Vmm {
+    /// By address.
+    reservations: BTreeMap<u64, Addresses>,
+    /// By address; each lies in one reservation.
+    views: BTreeMap<u64, View>,
+    physicals: BTreeMap<PhysicalId, Physical>,
+    memory: Option<Memory>,
+    pub(crate) annotations: Annotations,
+}
+
+/// Memory without an address.
+#[derive(Debug)]
+struct Physical {
+    size: u64,
+    device: usize,
+    prop: Properties,
+    /// Where its bytes are in the file.
+    offset: u64,
+    /// Handles that the program has not released, and mappings.
+    handles: u64,
+    views: u64,
+}
+
+/// As they were given; what they point at is not looked at.
+#[derive(Clone, Copy, Debug)]
+struct Properties(CUmemAllocationProp);
+
+// SAFETY: the pointer among them is only ever handed back to the program.
+unsafe impl Send for Properties {}
+
+/// Memory at an address.
+#[derive(Debug)]
+struct View {
+    len: u64,
+    physical: PhysicalId,
+    /// The device whose memory it is.
+    device: usize,
+    /// What each device may do; nobody anything at first.
+    access: BTreeMap<usize, u64>,
+    /// The last access of each stream.
+    accesses: Vec<Point>,
+}
+
+impl View {
+    fn access_of(&self, device: usize) -> u64 {
+        self.access.get(&device).copied().unwrap_or(0)
+    }
+}
+
+/// What is known of an address in a reservation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    /// Start and size of the reservation.
+    pub(crate) range: (u64, u64),
+    pub(crate) mapping: Option<Mapped>,
+}
+
+/// The mapping that holds an address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) device: usize,
+    pub(crate) handle_types: u64,
+    /// What the device that asks may do.
+    pub(crate) access: u64,
+}
+
+impl State {
+    /// NOT_SUPPORTED where there is no virtual memory management.
+    fn check_vmm(&self) -> Answer {
+        if self.knobs.has_vmm() {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+        }
+    }
+
+    /// What is at an address, as far as it is in a reservation.
+    pub(crate) fn mapped_at(&self, address: u64, device: Option<usize>) -> Option<Found> {
+        let (_, reservation) = self.vmm.reservations.range(..=address).next_back()?;
+        let range = (reservation.base(), reservation.len());
+        if address >= range.0 + range.1 {
+            return None;
+        }
+        let mapping = self.view(address).map(|(start, view)| {
+            let physical = self.vmm.physicals.get(&view.physical);
+            Mapped {
+                start,
+                len: view.len,
+                device: view.device,
+                handle_types: physical
+                    .map_or(0, |physical| physical.prop.0.requestedHandleTypes.0.into()),
+                access: device.map_or(0, |device| view.access_of(device)),
+            }
+        });
+        Some(Found { range, mapping })
+    }
+
+    fn view(&self, address: u64) -> Option<(u64, &View)> {
+        let (&start, view) = self.vmm.views.range(..=address).next_back()?;
+        (address < start + view.len).then_some((start, view))
+    }
+
+    /// The mappings that lie side by side from `start` to `end`, if they begin and end there.
+    fn whole_views(&self, start: u64, end: u64) -> Option<Vec<u64>> {
+        let mut starts = Vec::new();
+        let mut at = start;
+        while at < end {
+            starts.push(at);
+            at += self.vmm.views.get(&at)?.len;
+        }
+        (at == end && !starts.is_empty()).then_some(starts)
+    }
+
+    /// Physical memory that exists and its bytes, reservations, and mappings.
+    pub(crate) fn live_vmm(&self) -> [u64; 4] {
+        let bytes = self.vmm.physicals.values().map(|physical| physical.size);
+        [
+            self.vmm.physicals.len() as u64,
+            bytes.sum(),
+            self.vmm.reservations.len() as u64,
+            self.vmm.views.len() as u64,
+        ]
+    }
+}

@@ -1,0 +1,148 @@
+//! Memory without an address: making it, its handles, and its end.
+
+use std::ffi::{c_int, c_ulonglong, c_void};
+
+use cuda_driver_sys::{
+    CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocationType, CUresult, location_parts,
+};
+
+use super::{GRANULARITY, Memory, Physical, PhysicalId, Properties};
+use crate::alloc::Kind;
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::state::{HandleKind, State, state};
+
+/// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which nothing on Linux has.
+const WINDOWS_HANDLES: u32 = 2 | 4;
+
+impl State {
+    /// The device of a request.
+    fn device_of(&self, prop: &CUmemAllocationProp) -> Answer<usize> {
+        let (kind, id): (_, c_int) = location_parts(prop.location);
+        if prop.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
+            return Err(INVALID_VALUE);
+        }
+        if prop.requestedHandleTypes.0 & !self.knobs.handle_types != 0
+            || prop.requestedHandleTypes.0 & WINDOWS_HANDLES != 0
+        {
+            return Err(INVALID_VALUE);
+        }
+        match kind {
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => self.ordinal(id),
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
+                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    fn create(&mut self, size: usize, prop: CUmemAllocationProp) -> Answer<PhysicalId> {
+        let device = self.device_of(&prop)?;
+        let size = size as u64;
+        if size == 0 || !size.is_multiple_of(GRANULARITY) {
+            return Err(INVALID_VALUE);
+        }
+        self.make_room(device, size, Kind::Device)?;
+        let memory = match &mut self.vmm.memory {
+            Some(memory) => memory,
+            none => none.insert(Memory::new()?),
+        };
+        let physical = Physical {
+            size,
+            device,
+            prop: Properties(prop),
+            offset: memory.take(size)?,
+            handles: 1,
+            views: 0,
+        };
+        self.devices[device].taken += size;
+        let id = self.new_handle(HandleKind::Physical);
+        self.vmm.physicals.insert(id, physical);
+        Ok(id)
+    }
+
+    /// The memory behind a handle that the program still has.
+    pub(super) fn physical(&mut self, handle: PhysicalId) -> Answer<&mut Physical> {
+        let physical = self.vmm.physicals.get_mut(&handle);
+        physical
+            .filter(|physical| physical.handles > 0)
+            .ok_or(INVALID_VALUE)
+    }
+
+    /// Ends memory that has neither a handle nor a mapping any more.
+    pub(super) fn end_unused(&mut self, id: PhysicalId) {
+        let vmm = &mut self.vmm;
+        let Some(physical) = vmm.physicals.get(&id) else {
+            return;
+        };
+        if physical.handles > 0 || physical.views > 0 {
+            return;
+        }
+        if let Some(memory) = &vmm.memory {
+            memory.give_back(physical.offset, physical.size);
+        }
+        self.devices[physical.device].taken -= physical.size;
+        self.vmm.physicals.remove(&id);
+    }
+}
+
+exports! {
+    plain fn cuMemGetAllocationGranularity(
+        _, out: Out<usize>, prop: In<CUmemAllocationProp>, option: CUmemAllocationGranularity_flags
+    ) {
+        out.required()?;
+        let prop = prop.read()?;
+        let state = state()?;
+        state.check_vmm()?;
+        state.device_of(&prop)?;
+        if option.0 > 1 {
+            return Err(INVALID_VALUE);
+        }
+        out.write(GRANULARITY as usize)
+    }
+
+    plain fn cuMemCreate(
+        _, out: Out<CUmemGenericAllocationHandle>, size: usize, prop: In<CUmemAllocationProp>,
+        flags: c_ulonglong
+    ) {
+        out.required()?;
+        let prop = prop.read()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        out.write(state.create(size, prop)?)
+    }
+
+    release fn cuMemRelease(_, handle: CUmemGenericAllocationHandle) {
+        let mut state = state()?;
+        state.check_vmm()?;
+        state.physical(handle)?.handles -= 1;
+        state.end_unused(handle);
+        Ok(())
+    }
+
+    plain fn cuMemRetainAllocationHandle(
+        _, out: Out<CUmemGenericAllocationHandle>, address: *mut c_void
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        let address = address.addr() as u64;
+        let id = state.view(address).map(|(_, view)| view.physical);
+        let id = id.ok_or(INVALID_VALUE)?;
+        state.vmm.physicals.get_mut(&id).ok_or(INVALID_VALUE)?.handles += 1;
+        out.write(id)
+    }
+
+    plain fn cuMemGetAllocationPropertiesFromHandle(
+        _, out: Out<CUmemAllocationProp>, handle: CUmemGenericAllocationHandle
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        out.write(state.physical(handle)?.prop.0)
+    }
+}

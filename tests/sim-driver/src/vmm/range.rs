@@ -1,0 +1,228 @@
+//! Addresses: reserving them, putting memory behind them, and who may use it.
+
+use std::ffi::{c_int, c_ulonglong};
+
+use cuda_driver_sys::{
+    CUdeviceptr, CUmemAccessDesc, CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
+    CUresult, location_parts,
+};
+
+use super::{Addresses, GRANULARITY, PhysicalId, View};
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::state::{State, state};
+
+/// A page of the host.
+const PAGE: u64 = 4096;
+
+/// As much, or more, is more than any address space has.
+const TOO_LARGE: u64 = 1 << 46;
+
+const NONE: u32 = 0;
+const READWRITE: u32 = 3;
+
+/// The end of a range whose both ends are multiples of what can be mapped.
+fn whole_granules(start: u64, len: usize) -> Answer<u64> {
+    let len = len as u64;
+    let end = start.checked_add(len).ok_or(INVALID_VALUE)?;
+    let is_whole = start.is_multiple_of(GRANULARITY) && len.is_multiple_of(GRANULARITY);
+    if is_whole && len > 0 {
+        Ok(end)
+    } else {
+        Err(INVALID_VALUE)
+    }
+}
+
+impl State {
+    fn reserve(&mut self, len: usize, align: usize, hint: u64) -> Answer<u64> {
+        let (len, align) = (len as u64, align as u64);
+        let is_aligned = len.is_multiple_of(PAGE) && hint.is_multiple_of(PAGE);
+        if len == 0 || !is_aligned || align != 0 && !align.is_power_of_two() {
+            return Err(INVALID_VALUE);
+        }
+        if len.max(align) >= TOO_LARGE {
+            return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let addresses = Addresses::reserve(len, align.max(GRANULARITY), hint)?;
+        let base = addresses.base();
+        self.vmm.reservations.insert(base, addresses);
+        Ok(base)
+    }
+
+    fn end_reservation(&mut self, start: u64, len: usize) -> Answer {
+        let reservation = self.vmm.reservations.get(&start);
+        let reservation = reservation.filter(|found| found.len() == len as u64);
+        reservation.ok_or(INVALID_VALUE)?;
+        if self.has_views(start, start + len as u64) {
+            return Err(INVALID_VALUE);
+        }
+        if let Some(addresses) = self.vmm.reservations.remove(&start) {
+            // Late work that still comes there has to find out that nothing is mapped.
+            self.bury(addresses);
+        }
+        Ok(())
+    }
+
+    fn has_views(&self, start: u64, end: u64) -> bool {
+        let last = self.vmm.views.range(..end).next_back();
+        last.is_some_and(|(at, view)| at + view.len > start)
+    }
+
+    fn reservation_of(&self, start: u64, end: u64) -> Answer<u64> {
+        let found = self.vmm.reservations.range(..=start).next_back();
+        let found = found.filter(|(base, found)| end <= *base + found.len());
+        found.map(|(base, _)| *base).ok_or(INVALID_VALUE)
+    }
+
+    fn map(&mut self, start: u64, len: usize, handle: PhysicalId) -> Answer {
+        let end = whole_granules(start, len)?;
+        let physical = self.physical(handle)?;
+        let (device, offset) = (physical.device, physical.offset);
+        // A guess: all of it or nothing.
+        if physical.size != len as u64 {
+            return Err(INVALID_VALUE);
+        }
+        let base = self.reservation_of(start, end)?;
+        if self.has_views(start, end) {
+            return Err(INVALID_VALUE);
+        }
+        let vmm = &mut self.vmm;
+        let (Some(addresses), Some(memory)) = (vmm.reservations.get(&base), &vmm.memory) else {
+            return Err(INVALID_VALUE);
+        };
+        addresses.map(start, len as u64, memory, offset)?;
+        let view = View {
+            len: len as u64,
+            physical: handle,
+            device,
+            access: Default::default(),
+            accesses: Vec::new(),
+        };
+        vmm.views.insert(start, view);
+        self.physical(handle)?.views += 1;
+        Ok(())
+    }
+
+    /// Acts at once, whatever runs: measured, it waits for nothing.
+    fn unmap(&mut self, start: u64, len: usize) -> Answer {
+        let end = whole_granules(start, len)?;
+        let starts = self.whole_views(start, end).ok_or(INVALID_VALUE)?;
+        self.check_unmap(start, end);
+        for at in starts {
+            let Some(view) = self.vmm.views.remove(&at) else {
+                continue;
+            };
+            let base = self.reservation_of(at, at + view.len)?;
+            if let Some(addresses) = self.vmm.reservations.get(&base) {
+                addresses.unmap(at, view.len)?;
+            }
+            if let Some(physical) = self.vmm.physicals.get_mut(&view.physical) {
+                physical.views -= 1;
+            }
+            self.end_unused(view.physical);
+        }
+        Ok(())
+    }
+
+    /// Who an entry of a request is about, and what it may do.
+    fn wish(&self, wish: &CUmemAccessDesc, owner: usize) -> Answer<(usize, u64)> {
+        let (kind, id): (_, c_int) = location_parts(wish.location);
+        if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+            // The host has no access to a device's memory.
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let device = self.ordinal(id)?;
+        let flags = wish.flags.0;
+        if ![NONE, READWRITE].contains(&flags) {
+            return Err(INVALID_VALUE);
+        }
+        if device != owner && !self.are_peers(device, owner) {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+        }
+        Ok((device, flags.into()))
+    }
+
+    fn set_access(&mut self, start: u64, len: usize, wishes: &[CUmemAccessDesc]) -> Answer {
+        let end = whole_granules(start, len)?;
+        let starts = self.whole_views(start, end).ok_or(INVALID_VALUE)?;
+        let owners = starts.iter().filter_map(|at| self.vmm.views.get(at));
+        let mut checked = Vec::new();
+        // The whole list is checked before any of it counts.
+        for owner in owners.map(|view| view.device) {
+            for wish in wishes {
+                checked.push(self.wish(wish, owner)?);
+            }
+        }
+        for at in starts {
+            if let Some(view) = self.vmm.views.get_mut(&at) {
+                view.access.extend(checked.iter().copied());
+            }
+        }
+        Ok(())
+    }
+}
+
+exports! {
+    plain fn cuMemAddressReserve(
+        _, out: Out<CUdeviceptr>, size: usize, alignment: usize, hint: CUdeviceptr,
+        flags: c_ulonglong
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        out.write(state.reserve(size, alignment, hint)?)
+    }
+
+    release fn cuMemAddressFree(_, address: CUdeviceptr, size: usize) {
+        let mut state = state()?;
+        state.check_vmm()?;
+        state.end_reservation(address, size)
+    }
+
+    plain fn cuMemMap(
+        _, address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong
+    ) {
+        let mut state = state()?;
+        state.check_vmm()?;
+        if flags != 0 || offset != 0 {
+            return Err(INVALID_VALUE);
+        }
+        state.map(address, size, handle)
+    }
+
+    release fn cuMemUnmap(_, address: CUdeviceptr, size: usize) {
+        let mut state = state()?;
+        state.check_vmm()?;
+        state.unmap(address, size)
+    }
+
+    plain fn cuMemSetAccess(
+        _, address: CUdeviceptr, size: usize, wishes: In<CUmemAccessDesc>, count: usize
+    ) {
+        let mut state = state()?;
+        state.check_vmm()?;
+        if count == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let wishes = wishes.required()?.read_all(count)?;
+        state.set_access(address, size, &wishes)
+    }
+
+    plain fn cuMemGetAccess(
+        _, out: Out<c_ulonglong>, location: In<CUmemLocation>, address: CUdeviceptr
+    ) {
+        out.required()?;
+        let (kind, id) = location_parts(location.read()?);
+        let state = state()?;
+        state.check_vmm()?;
+        if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+            return Err(INVALID_VALUE);
+        }
+        let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
+        let (_, view) = state.view(address).ok_or(INVALID_VALUE)?;
+        out.write(view.access_of(device))
+    }
+}

@@ -1,0 +1,81 @@
+//! What copies and fills find in reservations, and what the order sanitizer keeps of it.
+
+use crate::clock::Point;
+use crate::copy::By;
+use crate::export::{Answer, INVALID_VALUE};
+use crate::sanitizer::{Access, remember};
+use crate::state::{State, state};
+
+/// Work came to memory that was unmapped after it was submitted. A real device would stop the context; here
+/// the work is left out and reported.
+pub(crate) fn report_unmapped(address: u64) {
+    if let Ok(mut state) = state() {
+        state.reports.add(format!(
+            "after unmap: work at {address:#x} was left out, its memory was unmapped before it ran"
+        ));
+    }
+}
+
+impl State {
+    /// Checks an access that begins in a reservation; `None` if it does not. It may cross from one mapping
+    /// into the next.
+    pub(crate) fn touch_mapped(&mut self, access: Access, by: By) -> Option<Answer> {
+        let (_, reservation) = self.vmm.reservations.range(..=access.address).next_back()?;
+        (access.address < reservation.base() + reservation.len())
+            .then(|| self.touch_views(access, by))
+    }
+
+    fn touch_views(&mut self, access: Access, by: By) -> Answer {
+        let device = match by {
+            By::Stream(id) => self.stream(id)?.device,
+            By::Device(device) => device,
+        };
+        let end = access.address + access.len;
+        let mut at = access.address;
+        let mut starts = Vec::new();
+        while at < end {
+            let (start, view) = self.view(at).ok_or(INVALID_VALUE)?;
+            if view.access_of(device) == 0 {
+                return Err(INVALID_VALUE);
+            }
+            starts.push(start);
+            at = start + view.len;
+        }
+        for start in starts {
+            self.note_access(start, access.at);
+        }
+        let annotations = &mut self.vmm.annotations;
+        annotations.access(&mut self.reports, &self.clocks, access);
+        Ok(())
+    }
+
+    /// The mapping is in use until this is done.
+    pub(super) fn note_access(&mut self, start: u64, at: Point) {
+        if let Some(view) = self.vmm.views.get_mut(&start) {
+            remember(&mut view.accesses, at);
+        }
+    }
+
+    /// Memory is about to be taken away: the host must have seen all work there done, and the pieces
+    /// of it freed.
+    pub(super) fn check_unmap(&mut self, start: u64, end: u64) {
+        let Self {
+            vmm,
+            clocks,
+            reports,
+            ..
+        } = self;
+        for (at, view) in vmm.views.range(start..end) {
+            for point in &view.accesses {
+                if !clocks.is_observed(*point) {
+                    reports.add(format!(
+                        "unmap before access: {} bytes at {at:#x} unmapped by the host, which has \
+                         not seen the work on stream {:#x} done",
+                        view.len, point.stream
+                    ));
+                }
+            }
+        }
+        vmm.annotations.unmap(reports, clocks, start, end);
+    }
+}
