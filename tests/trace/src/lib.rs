@@ -1,4 +1,5 @@
-//! Allocation logs in RMM's CSV format (`Thread,Time,Action,Pointer,Size,Stream`, also gzipped).
+//! Allocation logs in RMM's CSV format (`Thread,Time,Action,Pointer,Size,Stream`), plain or packed with
+//! gzip or zstd.
 //!
 //! A log is read and checked as a whole before anything is replayed. Pointers become slot numbers,
 //! because a log uses an address again after its free.
@@ -6,11 +7,12 @@
 //! [`random`] makes the operations of a benchmark instead of reading them.
 
 pub mod random;
+mod unpack;
 mod write;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -41,10 +43,15 @@ pub enum Op {
 pub struct Trace {
     /// The operations, in order.
     pub ops: Vec<Op>,
+    /// For each operation the number of the thread that made it, counted from 0 in the order of their
+    /// first operations.
+    pub op_threads: Vec<usize>,
     /// How many slots the operations use.
     pub slots: usize,
     /// How many streams the operations use.
     pub streams: usize,
+    /// How many threads made the operations.
+    pub threads: usize,
     /// The most bytes alive at one moment.
     pub peak_bytes: u64,
     /// Bytes alive at the end.
@@ -66,6 +73,9 @@ pub struct TraceError {
 /// The columns that a replay needs. Time is not read, so it may have any form.
 #[derive(Deserialize)]
 struct Row {
+    /// Anything that tells threads apart. Logs without the column are of one thread.
+    #[serde(rename = "Thread", default)]
+    thread: String,
     #[serde(rename = "Action")]
     action: String,
     #[serde(rename = "Pointer")]
@@ -77,7 +87,7 @@ struct Row {
 }
 
 impl Trace {
-    /// Reads the log at `path`; a name that ends in `.gz` is unpacked.
+    /// Reads the log at `path`, and unpacks it if its first bytes are those of gzip or zstd.
     ///
     /// # Errors
     ///
@@ -89,19 +99,17 @@ impl Trace {
             problem,
         };
         let file = File::open(path).map_err(|error| fail(None, error.to_string()))?;
-        let file = BufReader::new(file);
-        let reader: Box<dyn Read> = if path.extension().is_some_and(|end| end == "gz") {
-            Box::new(flate2::bufread::MultiGzDecoder::new(file))
-        } else {
-            Box::new(file)
-        };
-        Self::parse(reader).map_err(|(line, problem)| fail(line, problem))
+        Self::parse(BufReader::new(file)).map_err(|(line, problem)| fail(line, problem))
     }
 
-    fn parse(reader: impl Read) -> Result<Self, (Option<u64>, String)> {
+    fn parse(packed: impl BufRead) -> Result<Self, (Option<u64>, String)> {
+        let unpacked =
+            unpack::unpack(packed).map_err(|error| (None, format!("cannot be read: {error}")))?;
         let mut reader = csv::ReaderBuilder::new()
             .trim(csv::Trim::All)
-            .from_reader(reader);
+            .from_reader(unpacked);
+        // The rows would be read without a header if it cannot be read.
+        reader.headers().map_err(|error| (None, describe(&error)))?;
         let mut builder = Builder::default();
         for row in reader.deserialize::<Row>() {
             let row = row.map_err(|error| {
@@ -145,6 +153,8 @@ struct Builder {
     live: HashMap<u64, (usize, u64)>,
     /// What the log calls a stream → its number.
     streams: HashMap<u128, usize>,
+    /// What the log calls a thread → its number.
+    threads: HashMap<String, usize>,
     free_slots: Vec<usize>,
 }
 
@@ -153,16 +163,29 @@ impl Builder {
         let pointer = address(&row.pointer)?;
         let stream = stream(&row.stream)?;
         match row.action.as_str() {
-            "allocate" => self.allocate(pointer, size(&row.size)?, stream),
-            "free" => self.free(pointer, stream),
-            // Nothing to replay, and so no use of the stream either.
+            "allocate" => self.allocate(pointer, size(&row.size)?, stream)?,
+            "free" => self.free(pointer, stream)?,
+            // Nothing to replay, and so no use of the stream or the thread either.
             "allocate failure" => {
                 size(&row.size)?;
                 self.trace.failures += 1;
-                Ok(())
+                return Ok(());
             }
-            other => Err(format!("the action is {other:?}, not allocate or free")),
+            other => return Err(format!("the action is {other:?}, not allocate or free")),
         }
+        let thread = self.thread(&row.thread);
+        self.trace.op_threads.push(thread);
+        Ok(())
+    }
+
+    fn thread(&mut self, name: &str) -> usize {
+        // Looked up first: nearly all rows are of a known thread and then need no copy of its name.
+        if let Some(number) = self.threads.get(name) {
+            return *number;
+        }
+        let number = self.threads.len();
+        self.threads.insert(name.to_owned(), number);
+        number
     }
 
     fn stream(&mut self, stream: u128) -> usize {
@@ -207,6 +230,7 @@ impl Builder {
 
     fn finish(mut self) -> Trace {
         self.trace.streams = self.streams.len();
+        self.trace.threads = self.threads.len();
         self.trace
     }
 }
@@ -334,6 +358,19 @@ mod tests {
     }
 
     #[test]
+    fn threads_are_numbered_in_the_order_of_their_first_operation() {
+        let trace = parse(
+            "main,0.1,allocate,0x10,1,0\n7f00,0.2,allocate,0x20,1,0\n9,0.3,allocate failure,0x0,1,0\n\
+             main,0.4,free,0x20,1,0\n",
+        )
+        .expect("a good log");
+        assert_eq!((trace.op_threads, trace.threads), (vec![0, 1, 0], 2));
+        let without = "Action,Pointer,Size,Stream\nallocate,0x10,1,0\n";
+        let trace = Trace::parse(without.as_bytes()).expect("a good log");
+        assert_eq!((trace.op_threads, trace.threads), (vec![0], 1));
+    }
+
+    #[test]
     fn an_empty_or_foreign_file_is_refused() {
         assert!(parse("").is_err());
         let (_, problem) = Trace::parse("a,b\n1,2\n".as_bytes()).expect_err("other columns");
@@ -346,7 +383,7 @@ mod tests {
         let trace = Trace::read(&path).expect("the committed trace");
         assert_eq!(trace.ops.len(), 71_623);
         assert_eq!(trace.peak_bytes, 13_594_206_920);
-        assert_eq!(trace.streams, 1);
+        assert_eq!((trace.streams, trace.threads), (1, 1));
     }
 
     #[test]
@@ -355,7 +392,10 @@ mod tests {
         assert!(missing.to_string().contains("/nowhere.csv"));
         let dir = tempfile::tempdir().expect("a scratch folder");
         let path = dir.path().join("broken.csv.gz");
-        std::fs::write(&path, b"not gzip").expect("written");
-        assert!(Trace::read(&path).is_err());
+        for broken in [&b"not gzip"[..], b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd\x04"] {
+            std::fs::write(&path, broken).expect("written");
+            let error = Trace::read(&path).expect_err("broken").to_string();
+            assert!(error.contains("broken.csv.gz"), "{error}");
+        }
     }
 }

@@ -15,7 +15,7 @@ const ALLOCATE_PERCENT: u64 = 73;
 /// The workload of [`random_allocations`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RandomAllocations {
-    /// What to replay: one stream, and nothing left alive at the end.
+    /// What to replay: one stream, one thread, and nothing left alive at the end.
     pub trace: Trace,
     /// A checksum over kind, number and size of each operation, to compare with another generator.
     pub hash: u64,
@@ -150,6 +150,8 @@ impl Workload {
 
     fn finish(mut self) -> RandomAllocations {
         self.trace.streams = usize::from(!self.trace.ops.is_empty());
+        self.trace.threads = self.trace.streams;
+        self.trace.op_threads = vec![0; self.trace.ops.len()];
         RandomAllocations {
             trace: self.trace,
             hash: self.hash.0,

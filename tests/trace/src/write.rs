@@ -9,8 +9,8 @@ const STEP: usize = 256;
 impl Trace {
     /// Writes the operations as a log that RMM's replay benchmark and [`Trace::read`] accept.
     ///
-    /// Threads, times and failed requests are not kept, so all rows have thread 0 and time 0. The
-    /// addresses are invented: each slot has its own.
+    /// Times and failed requests are not kept, so all rows have time 0. The addresses are invented:
+    /// each slot has its own; threads and streams are numbered.
     ///
     /// # Errors
     ///
@@ -19,7 +19,8 @@ impl Trace {
         // A free's row repeats the size of the allocation.
         let mut sizes = HashMap::new();
         writeln!(out, "Thread,Time,Action,Pointer,Size,Stream")?;
-        for op in &self.ops {
+        for (index, op) in self.ops.iter().enumerate() {
+            let thread = self.op_threads.get(index).copied().unwrap_or(0);
             let (action, slot, bytes, stream) = match *op {
                 Op::Allocate {
                     slot,
@@ -36,7 +37,7 @@ impl Trace {
             };
             // Not null, which is how a log says that there is no memory.
             let pointer = (slot + 1) * STEP;
-            writeln!(out, "0,0,{action},{pointer:#x},{bytes},{stream}")?;
+            writeln!(out, "{thread},0,{action},{pointer:#x},{bytes},{stream}")?;
         }
         Ok(())
     }
@@ -52,7 +53,7 @@ mod tests {
     use crate::{Op, Trace, random::random_allocations};
 
     const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream\n\
-                       0,0,allocate,0x100,70,0\n0,0,allocate,0x200,5,1\n0,0,free,0x100,70,1\n";
+                       0,0,allocate,0x100,70,0\n1,0,allocate,0x200,5,1\n0,0,free,0x100,70,1\n";
 
     #[test]
     fn a_written_log_reads_back() {

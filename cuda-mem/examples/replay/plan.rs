@@ -1,0 +1,138 @@
+//! A log as turns: who does what, and in which order.
+
+use std::ops::Range;
+
+use cuda_mem_trace::{Op, Trace};
+
+/// The most operations of a turn. The progress moves between turns.
+const LONGEST: usize = 4096;
+
+/// One operation, with what a replay would otherwise have to look up while it is timed.
+#[derive(Clone, Copy)]
+pub(crate) enum Step {
+    Allocate {
+        slot: usize,
+        bytes: usize,
+        stream: usize,
+    },
+    Free {
+        slot: usize,
+        /// The log's stream, if it is another one than that of the allocation.
+        on: Option<usize>,
+    },
+}
+
+/// Operations that one thread makes one after the other.
+#[derive(Clone)]
+pub(crate) struct Turn {
+    pub(crate) thread: usize,
+    pub(crate) steps: Range<usize>,
+}
+
+pub(crate) struct Plan {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) turns: Vec<Turn>,
+    pub(crate) slots: usize,
+    pub(crate) streams: usize,
+    pub(crate) threads: usize,
+    /// How often another thread goes on.
+    pub(crate) handovers: usize,
+    /// Frees on another stream than the allocation's.
+    pub(crate) foreign_frees: usize,
+    pub(crate) failures: usize,
+    /// The most bytes alive at one moment.
+    pub(crate) peak_asked: u64,
+    /// Bytes alive after each operation.
+    pub(crate) asked: Vec<u64>,
+}
+
+impl Plan {
+    /// Of the first `most` operations.
+    pub(crate) fn new(trace: &Trace, most: usize) -> Self {
+        let count = trace.ops.len().min(most);
+        let mut plan = Self {
+            steps: Vec::with_capacity(count),
+            turns: Vec::new(),
+            slots: trace.slots,
+            streams: trace.streams,
+            threads: 0,
+            handovers: 0,
+            foreign_frees: 0,
+            failures: trace.failures,
+            peak_asked: 0,
+            asked: Vec::with_capacity(count),
+        };
+        let mut live = vec![(0_usize, 0_u64); trace.slots];
+        let mut alive = 0_u64;
+        for (index, (op, thread)) in trace
+            .ops
+            .iter()
+            .zip(&trace.op_threads)
+            .take(count)
+            .enumerate()
+        {
+            let step = match *op {
+                Op::Allocate {
+                    slot,
+                    bytes,
+                    stream,
+                } => {
+                    live[slot] = (stream, bytes as u64);
+                    alive += bytes as u64;
+                    Step::Allocate {
+                        slot,
+                        bytes,
+                        stream,
+                    }
+                }
+                Op::Free { slot, stream } => {
+                    let (home, bytes) = live[slot];
+                    alive -= bytes;
+                    let on = (stream != home).then_some(stream);
+                    plan.foreign_frees += usize::from(on.is_some());
+                    Step::Free { slot, on }
+                }
+            };
+            plan.steps.push(step);
+            plan.asked.push(alive);
+            plan.peak_asked = plan.peak_asked.max(alive);
+            plan.add_to_turns(index, *thread);
+        }
+        // Numbered in the order of their first operations.
+        plan.threads = plan
+            .turns
+            .iter()
+            .map(|turn| turn.thread + 1)
+            .max()
+            .unwrap_or(0);
+        plan
+    }
+
+    fn add_to_turns(&mut self, index: usize, thread: usize) {
+        match self.turns.last_mut() {
+            Some(turn) if turn.thread == thread && turn.steps.len() < LONGEST => {
+                turn.steps.end = index + 1;
+            }
+            last => {
+                self.handovers += usize::from(last.is_some_and(|turn| turn.thread != thread));
+                self.turns.push(Turn {
+                    thread,
+                    steps: index..index + 1,
+                });
+            }
+        }
+    }
+
+    /// In words.
+    pub(crate) fn order(&self) -> String {
+        if self.threads <= 1 {
+            return "one thread in the log's order; no lock and no other thread is in the way"
+                .to_owned();
+        }
+        format!(
+            "{} threads, each operation on the thread of its log thread, in the log's order: one thread \
+             hands over to the next, {} times a pass; a hand-over is not timed",
+            self.threads, self.handovers
+        )
+    }
+}
