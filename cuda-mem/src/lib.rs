@@ -44,6 +44,7 @@
 //! [hook](on_drop_failure).
 
 mod adaptor;
+mod arena;
 mod buffer;
 mod container;
 mod context;
@@ -75,6 +76,7 @@ pub use adaptor::{
     LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
     StatisticsScope, TrackingAdaptor,
 };
+pub use arena::{Arena, ArenaBuilder, ArenaGround, ArenaStats, FreeSpace};
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use container::{DeviceScalar, DeviceVec};
 pub use context::{Context, Current, MemoryInfo};

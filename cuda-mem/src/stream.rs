@@ -1,7 +1,10 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
+mod followers;
 mod waiting;
 
+pub(crate) use followers::Follower;
+use followers::Followers;
 use waiting::Waiting;
 pub(crate) use waiting::{Inside, Later};
 
@@ -40,6 +43,7 @@ struct Inner {
     owner: Owner,
     context: Context,
     waiting: Waiting,
+    followers: Followers,
 }
 
 impl Inner {
@@ -83,6 +87,9 @@ impl Drop for Inner {
             // What it destroys is the parent's.
             std::mem::forget(keep.take());
         }
+        if !report::is_forked() {
+            self.followers.tell();
+        }
         if let Owner::Us = self.owner {
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
@@ -114,6 +121,7 @@ impl Context {
             context: self.clone(),
             raw,
             waiting: Waiting::default(),
+            followers: Followers::default(),
             owner: Owner::Us,
         })))
     }
@@ -162,6 +170,7 @@ impl Context {
             context: self.clone(),
             raw,
             waiting: Waiting::default(),
+            followers: Followers::default(),
             owner: Owner::Context(thread),
         }))
     }
@@ -180,6 +189,7 @@ impl Stream {
             context: context.clone(),
             raw,
             waiting: Waiting::default(),
+            followers: Followers::default(),
             owner: Owner::Us,
         }))
     }
@@ -202,6 +212,7 @@ impl Stream {
             context: context.clone(),
             raw,
             waiting: Waiting::default(),
+            followers: Followers::default(),
             owner: Owner::Foreign {
                 keep: Some(Box::new(owner)),
             },

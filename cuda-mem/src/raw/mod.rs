@@ -16,6 +16,7 @@ pub(crate) mod memory;
 pub(crate) mod pointer;
 pub(crate) mod pool;
 pub(crate) mod stream;
+pub(crate) mod vmm;
 
 pub(crate) use cuda_driver_sys::DriverTable as Table;
 

@@ -1,0 +1,71 @@
+//! The arena beside the driver's pool: one pair, many threads, traces of one and of several streams.
+//!
+//! `cargo bench -p cuda-mem --bench arena [-- --json] [--pairs] [--threads] [--traces]`; all three parts
+//! unless some are named. On the simulated driver the arena's figures are
+//! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod pairs;
+mod replay;
+mod subjects;
+mod threads;
+mod workloads;
+
+use anyhow::Result;
+use serde_json::json;
+
+use common::{cpu, open};
+
+fn main() -> Result<()> {
+    let has = |option: &str| std::env::args().any(|argument| argument == option);
+    let json = has("--json");
+    let (driver, backend) = open()?;
+    let device = driver.device(0)?;
+    let stream = device.primary_context()?.stream()?;
+    let cores = std::thread::available_parallelism()?.get();
+
+    let parts = ["--pairs", "--threads", "--traces"];
+    let all = !parts.into_iter().any(has);
+    let pairs = if all || has("--pairs") {
+        pairs::measure(&device, &stream)?
+    } else {
+        Vec::new()
+    };
+    let threads = if all || has("--threads") {
+        threads::measure(&device, cores)?
+    } else {
+        Vec::new()
+    };
+    let runs = if all || has("--traces") {
+        replay::measure(&device)?
+    } else {
+        Vec::new()
+    };
+    if json {
+        let report = json!({
+            "benchmark": "arena",
+            "backend": backend,
+            "device": device.name()?,
+            "driver": driver.version().to_string(),
+            "cpu": cpu(),
+            "cores": cores,
+            "pairs": { "method": pairs::METHOD, "rows": pairs::json(&pairs) },
+            "threads": { "method": threads::METHOD, "rows": threads::json(&threads) },
+            "traces": { "method": replay::METHOD, "rows": replay::json(&runs) },
+        });
+        println!("{report}");
+        return Ok(());
+    }
+    println!(
+        "back end: {backend}, {}, CUDA {}, {}, {cores} cores",
+        device.name()?,
+        driver.version(),
+        cpu()
+    );
+    pairs::show(&pairs);
+    threads::show(&threads);
+    replay::show(&runs);
+    Ok(())
+}

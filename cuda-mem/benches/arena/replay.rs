@@ -1,0 +1,128 @@
+//! Workloads replayed over each resource.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use cuda_mem::{Device, Stream};
+use cuda_mem_trace::Op;
+use serde_json::{Value, json};
+
+use crate::common::middle;
+use crate::subjects::{NAMES, Subject, layout};
+use crate::workloads::{Workload, all};
+
+pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource, on one thread, without \
+     kernels: the first pass on a new resource, then the median of 3 more; what is left alive is freed between \
+     passes, untimed, and streams are not synchronised within a pass. peak: bytes reserved at most over \
+     bytes asked for at most, over all passes";
+
+const WARM_PASSES: usize = 3;
+
+pub(crate) struct Run {
+    workload: String,
+    subject: &'static str,
+    operations: usize,
+    first_ns: f64,
+    warm_ns: f64,
+    peak_asked: u64,
+    peak_reserved: u64,
+}
+
+pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
+    let context = device.primary_context()?;
+    let mut runs = Vec::new();
+    for workload in all()? {
+        let streams: cuda_mem::Result<Vec<Stream>> =
+            (0..workload.streams).map(|_| context.stream()).collect();
+        let streams = streams?;
+        for subject in NAMES {
+            let resource = Subject::new(subject, device)?;
+            let first_ns = pass(&resource, &streams, &workload)?;
+            let warm: Result<Vec<f64>> = (0..WARM_PASSES)
+                .map(|_| pass(&resource, &streams, &workload))
+                .collect();
+            runs.push(Run {
+                workload: workload.name.clone(),
+                subject,
+                operations: workload.ops.len(),
+                first_ns,
+                warm_ns: middle(warm?),
+                peak_asked: workload.peak,
+                peak_reserved: resource.peak_reserved()?,
+            });
+            drop(resource);
+            context.synchronize()?;
+        }
+    }
+    Ok(runs)
+}
+
+/// Nanoseconds an operation.
+fn pass(resource: &Subject, streams: &[Stream], workload: &Workload) -> Result<f64> {
+    let mut slots = vec![(0_u64, layout(0)?, 0_usize); workload.slots];
+    let start = Instant::now();
+    for op in &workload.ops {
+        match *op {
+            Op::Allocate {
+                slot,
+                bytes,
+                stream,
+            } => {
+                let layout = layout(bytes)?;
+                slots[slot] = (resource.allocate(layout, &streams[stream])?, layout, stream);
+            }
+            Op::Free { slot, stream } => {
+                let (address, layout, _) = std::mem::replace(&mut slots[slot], (0, layout(0)?, 0));
+                // SAFETY: allocated as this layout, and forgotten; nothing uses it.
+                unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
+            }
+        }
+    }
+    let elapsed = start.elapsed();
+    for (address, layout, stream) in slots {
+        // SAFETY: as above.
+        unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
+    }
+    streams
+        .first()
+        .context("no stream")?
+        .context()
+        .synchronize()?;
+    Ok(elapsed.as_nanos() as f64 / workload.ops.len() as f64)
+}
+
+pub(crate) fn json(runs: &[Run]) -> Value {
+    runs.iter()
+        .map(|run| {
+            json!({
+                "workload": run.workload,
+                "subject": run.subject,
+                "operations": run.operations,
+                "first_ns": run.first_ns,
+                "warm_ns": run.warm_ns,
+                "peak_asked": run.peak_asked,
+                "peak_reserved": run.peak_reserved,
+            })
+        })
+        .collect()
+}
+
+pub(crate) fn show(runs: &[Run]) {
+    println!("\ntraces: {METHOD}\n");
+    println!(
+        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>14} {:>8}",
+        "workload", "subject", "operations", "first", "warm", "reserved, MB", "peak"
+    );
+    for run in runs {
+        println!(
+            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>14.0} {:>8.4}",
+            run.workload,
+            run.subject,
+            run.operations,
+            run.first_ns,
+            run.warm_ns,
+            run.peak_reserved as f64 / 1e6,
+            run.peak_reserved as f64 / run.peak_asked as f64,
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Many threads at a time.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use cuda_mem::{Device, Stream};
+use serde_json::{Value, json};
+
+use crate::common::middle;
+use crate::subjects::{NAMES, Subject, layout};
+
+pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads together, from one shared \
+     resource: all threads start at a barrier after 1000 pairs of warm-up, each makes 1,000,000 pairs (the \
+     pool: 20,000 in all) and times them; the slowest thread counts; median of 5 runs. 'own': a stream \
+     for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
+     to 32 blocks alive. linear: over so many times one thread's rate";
+
+const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
+const RUNS: usize = 5;
+const BYTES: usize = 4096;
+
+pub(crate) struct Row {
+    subject: &'static str,
+    streams: &'static str,
+    threads: usize,
+    million: f64,
+    linear: f64,
+}
+
+pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
+    let mut rows: Vec<Row> = Vec::new();
+    for subject in NAMES {
+        for streams in ["own", "one", "mixed"] {
+            let mut single = f64::NAN;
+            for threads in COUNTS {
+                if threads > cores.max(2) {
+                    continue;
+                }
+                let runs: Result<Vec<f64>> = (0..RUNS)
+                    .map(|_| run(device, subject, streams, threads))
+                    .collect();
+                let million = middle(runs?);
+                if threads == 1 {
+                    single = million;
+                }
+                rows.push(Row {
+                    subject,
+                    streams,
+                    threads,
+                    million,
+                    linear: million / (single * threads as f64),
+                });
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<f64> {
+    let resource = Subject::new(subject, device)?;
+    let context = device.primary_context()?;
+    let shared = context.stream()?;
+    let pairs = if subject == "pool" {
+        20_000 / threads
+    } else {
+        1_000_000
+    };
+    let start = Barrier::new(threads);
+    let mixed = streams == "mixed";
+    let times: Result<Vec<f64>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (resource, start) = (resource.clone(), &start);
+                let stream = if streams == "one" {
+                    Ok(shared.clone())
+                } else {
+                    context.stream()
+                };
+                scope.spawn(move || -> Result<f64> {
+                    let stream = stream?;
+                    if mixed {
+                        let mut mix = Mix::new(thread as u64 + 1);
+                        mix.run(&resource, &stream, 10_000)?;
+                        start.wait();
+                        let begin = Instant::now();
+                        mix.run(&resource, &stream, pairs)?;
+                        let seconds = begin.elapsed().as_secs_f64();
+                        mix.end(&resource, &stream)?;
+                        return Ok(seconds);
+                    }
+                    same(&resource, &stream, 1000)?;
+                    start.wait();
+                    let begin = Instant::now();
+                    same(&resource, &stream, pairs)?;
+                    Ok(begin.elapsed().as_secs_f64())
+                })
+            })
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| {
+                worker
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+            })
+            .collect()
+    });
+    let slowest = times?.into_iter().reduce(f64::max).context("no thread")?;
+    Ok((threads * pairs) as f64 / slowest / 1e6)
+}
+
+fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
+    let layout = layout(BYTES)?;
+    for _ in 0..pairs {
+        let address = black_box(resource.allocate(black_box(layout), stream)?);
+        // SAFETY: allocated just now, as this layout.
+        unsafe { resource.deallocate(address, layout, stream) }?;
+    }
+    Ok(())
+}
+
+/// Blocks of many sizes, freed in another order than they came.
+struct Mix {
+    state: u64,
+    live: Vec<(u64, usize)>,
+}
+
+impl Mix {
+    fn new(seed: u64) -> Self {
+        Self {
+            state: seed,
+            live: vec![(0, 0); 32],
+        }
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        self.state >> 33
+    }
+
+    fn run(&mut self, resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
+        for _ in 0..pairs {
+            let place = self.draw() as usize % self.live.len();
+            let bytes = 256_usize << (self.draw() % 13);
+            self.put(resource, stream, place, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn put(
+        &mut self,
+        resource: &Subject,
+        stream: &Stream,
+        place: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        let (address, old) = self.live[place];
+        if address != 0 {
+            // SAFETY: allocated here as this layout, and forgotten.
+            unsafe { resource.deallocate(address, layout(old)?, stream) }?;
+        }
+        let address = if bytes == 0 {
+            0
+        } else {
+            resource.allocate(layout(bytes)?, stream)?
+        };
+        self.live[place] = (address, bytes);
+        Ok(())
+    }
+
+    fn end(&mut self, resource: &Subject, stream: &Stream) -> Result<()> {
+        (0..self.live.len()).try_for_each(|place| self.put(resource, stream, place, 0))
+    }
+}
+
+pub(crate) fn json(rows: &[Row]) -> Value {
+    rows.iter()
+        .map(|row| {
+            json!({
+                "subject": row.subject,
+                "streams": row.streams,
+                "threads": row.threads,
+                "million_pairs_per_second": row.million,
+                "of_linear": row.linear,
+            })
+        })
+        .collect()
+}
+
+pub(crate) fn show(rows: &[Row]) {
+    println!("\nthreads: {METHOD}\n");
+    println!(
+        "{:<8} {:<8} {:>8} {:>16} {:>10}",
+        "subject", "streams", "threads", "million pairs/s", "linear"
+    );
+    for row in rows {
+        println!(
+            "{:<8} {:<8} {:>8} {:>16.2} {:>10.2}",
+            row.subject, row.streams, row.threads, row.million, row.linear
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! A barrier of two halves: one that costs nothing where it is passed often, and one that makes up for it
+//! where it is passed seldom.
+//!
+//! A store followed by a load may be seen by others in the other order, unless both are kept apart by a
+//! barrier, and that costs as much as a locked instruction. Linux can make all processors that run this
+//! process pass one (`membarrier`), so the side that is passed often need only keep the compiler from
+//! changing the order. Where the system cannot, [`is_there`] says so, and nobody may rely on it.
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod system {
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
+
+    use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
+
+    const UNKNOWN: u8 = 0;
+    const THERE: u8 = 1;
+    const ABSENT: u8 = 2;
+
+    static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+    #[cold]
+    fn register() -> bool {
+        let there = membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED)
+            && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && membarrier(MembarrierCommand::PrivateExpedited).is_ok();
+        STATE.store(if there { THERE } else { ABSENT }, Ordering::Relaxed);
+        there
+    }
+
+    pub(crate) fn is_there() -> bool {
+        match STATE.load(Ordering::Relaxed) {
+            UNKNOWN => register(),
+            state => state == THERE,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn light() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[cold]
+    pub(crate) fn heavy() {
+        // It can fail for a moment if the system is out of memory.
+        while membarrier(MembarrierCommand::PrivateExpedited).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// What the two halves mean to a checker of the memory model: a full barrier each.
+#[cfg(miri)]
+mod model {
+    use super::super::sync::{Ordering, fence};
+
+    pub(crate) fn is_there() -> bool {
+        true
+    }
+
+    pub(crate) fn light() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(not(target_os = "linux"), not(miri)))]
+mod absent {
+    pub(crate) fn is_there() -> bool {
+        false
+    }
+
+    pub(crate) fn light() {}
+
+    pub(crate) fn heavy() {}
+}
+
+#[cfg(all(not(target_os = "linux"), not(miri)))]
+pub(super) use absent::{heavy, is_there, light};
+#[cfg(miri)]
+pub(super) use model::{heavy, is_there, light};
+#[cfg(all(target_os = "linux", not(miri)))]
+pub(super) use system::{heavy, is_there, light};

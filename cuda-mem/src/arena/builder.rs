@@ -1,0 +1,149 @@
+//! Making an arena.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::ground::{Ground, Upstream, Vmm};
+use super::lanes::Centre;
+use super::owners::Owners;
+use super::{Arena, Inner, Seldom};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::fallback::Fallback;
+use crate::pool::ReusePolicy;
+use crate::resource::{MemoryProperties, MemoryResource, Resource};
+
+/// Describes an arena; [`build`](Self::build) makes it. From [`Arena::builder`].
+///
+/// ```
+/// use cuda_mem::{Arena, Driver, ReusePolicy};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let arena = Arena::builder(&device)
+///     .max_bytes(8 << 30)
+///     .reuse(ReusePolicy::ALLOW_OPPORTUNISTIC) // streams never wait for each other unasked
+///     .build()?;
+/// assert_eq!(arena.stats().reserved, 0);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder makes nothing until `build`"]
+pub struct ArenaBuilder {
+    device: Device,
+    reuse: ReusePolicy,
+    max: u64,
+    peers: Vec<Device>,
+    fallback: Fallback,
+}
+
+impl ArenaBuilder {
+    pub(super) fn new(device: Device) -> Self {
+        Self {
+            device,
+            reuse: ReusePolicy::DRIVER_DEFAULT,
+            max: u64::MAX,
+            peers: Vec::new(),
+            fallback: Fallback::default(),
+        }
+    }
+
+    /// When memory that was freed on one stream may go to another; whenever possible, unless told otherwise.
+    ///
+    /// With [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC) it goes when the host happens to see
+    /// that it is done there, with
+    /// [`ALLOW_INTERNAL_DEPENDENCIES`](ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES) the stream may be made to
+    /// wait for that rather than that the arena grows. With neither every stream keeps what it has, and a
+    /// program takes the same memory in every run. An arena does not see which events the program waits for,
+    /// so [`FOLLOW_EVENT_DEPENDENCIES`](ReusePolicy::FOLLOW_EVENT_DEPENDENCIES) changes nothing.
+    pub fn reuse(mut self, policy: ReusePolicy) -> Self {
+        self.reuse = policy;
+        self
+    }
+
+    /// The most bytes that the arena may hold. Allocating beyond is
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max = bytes;
+        self
+    }
+
+    /// Other devices whose work may use the memory.
+    #[doc(alias = "cuMemSetAccess")]
+    pub fn access_from<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
+        self.peers.extend(devices);
+        self
+    }
+
+    /// What to do where the device has no virtual memory management: take blocks of the device's [default
+    /// resource](Device::default_resource), as if told nothing, or refuse.
+    pub fn fallback(mut self, fallback: Fallback) -> Self {
+        self.fallback = fallback;
+        self
+    }
+
+    /// Makes the arena. It takes no memory before the first allocation, and creates no context.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and
+    /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// if those are of another driver; else as the driver answers.
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    pub fn build(self) -> Result<Arena> {
+        let Self {
+            device,
+            reuse,
+            max,
+            mut peers,
+            fallback,
+        } = self;
+        for peer in &peers {
+            let driver = device.driver();
+            driver.require_same(
+                peer.driver(),
+                format_args!("the arena's device and {peer:?}"),
+            )?;
+        }
+        peers.retain(|peer| *peer != device);
+        if let Some(vmm) = Vmm::new(device, &peers, max)? {
+            let mut properties = MemoryProperties::of_device(device);
+            properties.devices = peers
+                .into_iter()
+                .fold(properties.devices, |set, peer| set.with(peer));
+            return Ok(assemble(Ground::Vmm(vmm), properties, reuse));
+        }
+        if fallback == Fallback::Refuse || !peers.is_empty() {
+            return Err(Error::not_supported(format!(
+                "{device:?} has no virtual memory management, and taking blocks of its default resource \
+                 was refused or would not reach other devices"
+            )));
+        }
+        let upstream = device.default_resource()?;
+        let properties = upstream.memory_properties();
+        let ground = Ground::Upstream(Upstream::new(upstream, max));
+        Ok(assemble(ground, properties, reuse))
+    }
+
+    pub(super) fn over(upstream: Resource) -> Arena {
+        let properties = upstream.memory_properties();
+        let ground = Ground::Upstream(Upstream::new(upstream, u64::MAX));
+        assemble(ground, properties, ReusePolicy::DRIVER_DEFAULT)
+    }
+}
+
+fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) -> Arena {
+    // From 1, because the notes of streams are 0 at first.
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    Arena(Arc::new(Inner {
+        number: NEXT.fetch_add(1, Ordering::Relaxed),
+        device: properties.device,
+        properties,
+        reuse,
+        ground: Arc::new(ground),
+        owners: Owners::default(),
+        lanes: boxcar::Vec::new(),
+        centre: Mutex::new(Centre::default()),
+        seldom: Seldom::default(),
+    }))
+}

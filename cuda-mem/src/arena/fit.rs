@@ -1,0 +1,294 @@
+//! Best fit among the free blocks of one lane, in constant time: the bookkeeping alone.
+//!
+//! Memory comes and goes as runs of whole pages; runs that touch become one, so a block may lie across
+//! what were two of them. Neighbouring free blocks are always merged. All numbers are in units.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use super::PAGE_UNITS;
+use super::bins::Bins;
+use super::index::Index;
+use super::node::{Id, Node, Nodes, State};
+
+#[derive(Debug, Default)]
+pub(super) struct Fit {
+    nodes: Nodes,
+    bins: Bins,
+    used: Index,
+    /// Where each run starts → its two edges.
+    runs: BTreeMap<u64, (Id, Id)>,
+    /// Units in free blocks.
+    free: u64,
+    /// Units in all.
+    total: u64,
+}
+
+/// Part of a free block that is whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FreePages {
+    pub(super) start: u64,
+    pub(super) units: u64,
+    pub(super) epoch: u32,
+}
+
+impl Fit {
+    /// Takes a run of memory in; it was in use up to this epoch.
+    pub(super) fn add_run(&mut self, start: u64, units: u64, epoch: u32) {
+        let end = start + units;
+        let left = self.runs.range(..start).next_back().map(|run| *run.1);
+        let left = left.filter(|edges| self.nodes[edges.1].start() == start);
+        let right = self.runs.get(&end).copied();
+        // A run may be larger than a node can say.
+        let mut blocks = Vec::new();
+        let mut at = start;
+        while at < end {
+            let size = (end - at).min(u64::from(u32::MAX / 2)) as u32;
+            blocks.push(self.nodes.add(Node::new(at, size, State::Used, epoch)));
+            at += u64::from(size);
+        }
+        let mut edge = |at| self.nodes.add(Node::new(at, 0, State::Edge, 0));
+        let first = left.map_or_else(|| edge(start), |edges| edges.0);
+        let last = right.map_or_else(|| edge(end), |edges| edges.1);
+        let mut previous = match left {
+            Some((_, edge)) => {
+                let before = self.nodes[edge].before;
+                self.nodes.remove(edge);
+                before
+            }
+            None => first,
+        };
+        for block in &blocks {
+            self.nodes.link(previous, *block);
+            previous = *block;
+        }
+        match right {
+            Some((edge, _)) => {
+                let after = self.nodes[edge].after;
+                self.nodes.link(previous, after);
+                self.nodes.remove(edge);
+                self.runs.remove(&end);
+            }
+            None => self.nodes.link(previous, last),
+        }
+        self.runs.insert(self.nodes[first].start(), (first, last));
+        self.total += units;
+        for block in blocks {
+            self.release(block, epoch);
+        }
+    }
+
+    /// Takes a block of so many units, at least one.
+    #[inline]
+    pub(super) fn allocate(&mut self, size: u32) -> Option<u64> {
+        let id = self.bins.find(&self.nodes, size)?;
+        self.bins.remove(&mut self.nodes, id);
+        let node = self.nodes[id];
+        if node.size > size {
+            self.split(id, size);
+        }
+        self.nodes[id].state = State::Used;
+        self.free -= u64::from(size);
+        self.used.insert(&self.nodes, id);
+        Some(node.start())
+    }
+
+    /// Makes a block that is in no list smaller; the rest becomes a free block behind it.
+    #[inline]
+    fn split(&mut self, id: Id, size: u32) {
+        let node = self.nodes[id];
+        let rest = Node::new(
+            node.start() + u64::from(size),
+            node.size - size,
+            State::Free,
+            node.epoch,
+        );
+        let rest = self.nodes.add(rest);
+        self.nodes[id].size = size;
+        self.nodes.link(rest, node.after);
+        self.nodes.link(id, rest);
+        self.bins.insert(&mut self.nodes, rest);
+    }
+
+    /// How large the used block is that starts here.
+    #[inline]
+    pub(super) fn size_of(&self, start: u64) -> Option<u32> {
+        let id = self.used.find(&self.nodes, start)?;
+        Some(self.nodes[id].size)
+    }
+
+    /// Takes back the used block that starts here, and says how large it was. The lane's stream may use it
+    /// until the end of this epoch.
+    #[inline]
+    pub(super) fn free(&mut self, start: u64, epoch: u32) -> Option<u32> {
+        let id = self.used.remove(&self.nodes, start)?;
+        let size = self.nodes[id].size;
+        self.release(id, epoch);
+        Some(size)
+    }
+
+    /// Makes a block free, and one with its free neighbours.
+    #[inline]
+    fn release(&mut self, mut id: Id, epoch: u32) {
+        let node = self.nodes[id];
+        self.free += u64::from(node.size);
+        let mut size = node.size;
+        let mut epoch = epoch;
+        let before = self.nodes[node.before];
+        if before.state == State::Free
+            && let Some(sum) = size.checked_add(before.size)
+        {
+            self.bins.remove(&mut self.nodes, node.before);
+            self.nodes.link(node.before, node.after);
+            self.nodes.remove(id);
+            id = node.before;
+            size = sum;
+            epoch = epoch.max(before.epoch);
+        }
+        let after = self.nodes[node.after];
+        if after.state == State::Free
+            && let Some(sum) = size.checked_add(after.size)
+        {
+            self.bins.remove(&mut self.nodes, node.after);
+            self.nodes.link(id, after.after);
+            self.nodes.remove(node.after);
+            size = sum;
+            epoch = epoch.max(after.epoch);
+        }
+        let node = &mut self.nodes[id];
+        node.size = size;
+        node.epoch = epoch;
+        node.state = State::Free;
+        self.bins.insert(&mut self.nodes, id);
+    }
+
+    /// The whole pages of free blocks that have at least so many of them in a row.
+    pub(super) fn free_pages(&self, pages: u64) -> impl Iterator<Item = FreePages> {
+        let least = u32::try_from(pages * PAGE_UNITS).unwrap_or(u32::MAX);
+        self.bins
+            .at_least(&self.nodes, least)
+            .filter_map(move |id| {
+                let node = &self.nodes[id];
+                let start = node.start().next_multiple_of(PAGE_UNITS);
+                let end = node.end() / PAGE_UNITS * PAGE_UNITS;
+                (start + pages * PAGE_UNITS <= end).then(|| FreePages {
+                    start,
+                    units: end - start,
+                    epoch: node.epoch,
+                })
+            })
+    }
+
+    /// Gives a part of a free block away that was in use before the epoch `until` only: it is not this lane's
+    /// any more. Searches the block, so this is for rare use.
+    pub(super) fn cut(&mut self, start: u64, units: u64, until: u32) -> bool {
+        let end = start + units;
+        let Some((&run, &(first, last))) = self.runs.range(..=start).next_back() else {
+            return false;
+        };
+        let Some(id) = self.free_block_with(start, end) else {
+            return false;
+        };
+        let node = self.nodes[id];
+        if node.epoch >= until {
+            return false;
+        }
+        self.bins.remove(&mut self.nodes, id);
+        let left = start - node.start();
+        let right = node.end() - end;
+        self.free -= u64::from(node.size);
+        self.total -= units;
+        // The block becomes what is left of it on the right side, and a new one takes the left.
+        self.runs.remove(&run);
+        let mut before = node.before;
+        if left > 0 {
+            let block = Node::new(node.start(), left as u32, State::Used, node.epoch);
+            let block = self.nodes.add(block);
+            self.nodes.link(before, block);
+            before = block;
+        }
+        if before == first {
+            self.nodes.remove(first);
+        } else {
+            let edge = self.nodes.add(Node::new(start, 0, State::Edge, 0));
+            self.nodes.link(before, edge);
+            self.runs.insert(run, (first, edge));
+        }
+        if left > 0 {
+            self.release(before, node.epoch);
+        }
+        let mut after = node.after;
+        if right > 0 {
+            let block = Node::new(end, right as u32, State::Used, node.epoch);
+            let block = self.nodes.add(block);
+            self.nodes.link(block, after);
+            after = block;
+        }
+        if after == last {
+            self.nodes.remove(last);
+        } else {
+            let edge = self.nodes.add(Node::new(end, 0, State::Edge, 0));
+            self.nodes.link(edge, after);
+            self.runs.insert(end, (edge, last));
+        }
+        if right > 0 {
+            self.release(after, node.epoch);
+        }
+        self.nodes.remove(id);
+        true
+    }
+
+    /// The free block that holds all of this.
+    fn free_block_with(&self, start: u64, end: u64) -> Option<Id> {
+        let least = u32::try_from(end - start).ok()?;
+        self.bins.at_least(&self.nodes, least).find(|id| {
+            let node = &self.nodes[*id];
+            node.start() <= start && end <= node.end()
+        })
+    }
+
+    /// The ends of all runs, and how many free units lie directly before each.
+    pub(super) fn tails(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.runs.values().map(|(_, last)| {
+            let edge = &self.nodes[*last];
+            let before = &self.nodes[edge.before];
+            let free = if before.state == State::Free {
+                before.size
+            } else {
+                0
+            };
+            (edge.start(), u64::from(free))
+        })
+    }
+
+    /// Units in free blocks.
+    pub(super) fn free_units(&self) -> u64 {
+        self.free
+    }
+
+    /// Units in all.
+    pub(super) fn total_units(&self) -> u64 {
+        self.total
+    }
+
+    /// How many blocks are in use.
+    pub(super) fn used_blocks(&self) -> usize {
+        self.used.len()
+    }
+
+    /// Units of the largest free block.
+    pub(super) fn largest_free(&self) -> u64 {
+        let mut sizes = self.bins.at_least(&self.nodes, 1);
+        sizes
+            .by_ref()
+            .map(|id| u64::from(self.nodes[id].size))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Bytes of the host that the bookkeeping takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.nodes.bytes() + self.used.bytes() + size_of::<Self>()
+    }
+}

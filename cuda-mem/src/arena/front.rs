@@ -1,0 +1,80 @@
+//! The blocks that were freed last: they stand before the fit, which they have not gone back to, so that the
+//! next request of the same size costs next to nothing.
+//!
+//! What stands here cannot be merged with its neighbours, so it is little: one block of each of
+//! some small sizes, and one of any size.
+
+#![forbid(unsafe_code)]
+
+/// Places for small blocks.
+const PLACES: usize = 64;
+/// The largest block that counts as small, in units: 1 MiB.
+const SMALL: u32 = 4096;
+
+/// A block in front, in units. Size 0 is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Block {
+    pub(super) start: u64,
+    pub(super) size: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Front {
+    /// The last place is that of any size.
+    places: [Block; PLACES + 1],
+    units: u64,
+}
+
+impl Default for Front {
+    fn default() -> Self {
+        Self {
+            places: [Block::default(); PLACES + 1],
+            units: 0,
+        }
+    }
+}
+
+#[inline]
+fn place(size: u32) -> usize {
+    if size > SMALL {
+        return PLACES;
+    }
+    // A multiplication that mixes: the high bits choose.
+    (size.wrapping_mul(0x9e37_79b1) >> (32 - PLACES.trailing_zeros())) as usize
+}
+
+impl Front {
+    /// A block of exactly this size.
+    #[inline]
+    pub(super) fn take(&mut self, size: u32) -> Option<u64> {
+        let block = &mut self.places[place(size)];
+        if block.size != size {
+            return None;
+        }
+        block.size = 0;
+        self.units -= u64::from(size);
+        Some(block.start)
+    }
+
+    /// Puts a block in front, and hands out the one that it takes the place of.
+    #[inline]
+    pub(super) fn put(&mut self, block: Block) -> Option<Block> {
+        let old = std::mem::replace(&mut self.places[place(block.size)], block);
+        self.units = self.units + u64::from(block.size) - u64::from(old.size);
+        (old.size != 0).then_some(old)
+    }
+
+    /// Hands out all blocks.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Block> {
+        self.units = 0;
+        self.places
+            .iter_mut()
+            .map(std::mem::take)
+            .filter(|block| block.size != 0)
+    }
+
+    /// Units in all blocks.
+    pub(super) fn units(&self) -> u64 {
+        self.units
+    }
+}

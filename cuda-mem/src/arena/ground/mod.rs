@@ -1,0 +1,155 @@
+//! Where an arena's memory comes from: pages that it maps itself, or blocks of another resource.
+
+mod upstream;
+mod vmm;
+
+pub(super) use upstream::Upstream;
+pub(super) use vmm::Vmm;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::owners::LaneId;
+use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::stream::Stream;
+
+/// Memory that came to the arena: whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+impl Chunk {
+    pub(super) fn end(self) -> u64 {
+        self.address + self.bytes
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Ground {
+    Vmm(Vmm),
+    Upstream(Upstream),
+}
+
+impl Ground {
+    /// Where this lane's next chunk will be, if that can be told. Memory that ends there will be one with it.
+    pub(super) fn frontier(&self, lane: LaneId) -> Option<u64> {
+        match self {
+            Self::Vmm(vmm) => vmm.frontier(lane),
+            Self::Upstream(_) => None,
+        }
+    }
+
+    /// All places where more memory can join what is there.
+    pub(super) fn frontiers(&self) -> Vec<u64> {
+        match self {
+            Self::Vmm(vmm) => vmm.frontiers(),
+            Self::Upstream(_) => Vec::new(),
+        }
+    }
+
+    /// More memory: so many bytes, a multiple of the page, at this frontier if there is room, else wherever
+    /// the lane grows. What comes to `stream` from now on may use it, and nobody else does.
+    pub(super) fn grow(
+        &self,
+        lane: LaneId,
+        frontier: Option<u64>,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.grow(lane, frontier, bytes, stream),
+            Self::Upstream(upstream) => upstream.grow(bytes, stream),
+        }
+    }
+
+    /// The chunks that lie between two addresses with all their bytes.
+    pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.chunks_in(from, to),
+            Self::Upstream(upstream) => upstream.chunks_in(from, to),
+        }
+    }
+
+    /// Gives a chunk back.
+    ///
+    /// # Safety
+    ///
+    /// Nobody may have anything of it, and the host must have seen the end of all that used it.
+    pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Vmm(vmm) => unsafe { vmm.release(chunk) },
+            // SAFETY: the caller's.
+            Self::Upstream(upstream) => unsafe { upstream.release(chunk) },
+        }
+    }
+
+    pub(super) fn reserved(&self) -> &Reserved {
+        match self {
+            Self::Vmm(vmm) => &vmm.reserved,
+            Self::Upstream(upstream) => &upstream.reserved,
+        }
+    }
+
+    /// How many driver calls were made for it. Those of an upstream are its own.
+    pub(super) fn calls(&self) -> u64 {
+        match self {
+            Self::Vmm(vmm) => vmm.calls(),
+            Self::Upstream(_) => 0,
+        }
+    }
+}
+
+/// Bytes that an arena holds.
+#[derive(Debug, Default)]
+pub(super) struct Reserved {
+    current: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Reserved {
+    fn add(&self, bytes: u64) {
+        let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.current.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn current(&self) -> u64 {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.current(), Ordering::Relaxed);
+    }
+}
+
+/// The chunks of a map by address that lie between two addresses with all their bytes.
+fn chunks_in(chunks: &BTreeMap<u64, u64>, from: u64, to: u64) -> Vec<Chunk> {
+    let found = chunks.range(from..to);
+    found
+        .map(|(address, bytes)| Chunk {
+            address: *address,
+            bytes: *bytes,
+        })
+        .filter(|chunk| chunk.end() <= to)
+        .collect()
+}
+
+#[cold]
+fn full(max: u64, reserved: &Reserved) -> Error {
+    let text = format!(
+        "the arena may hold {} and holds {} already",
+        Bytes(max),
+        Bytes(reserved.current())
+    );
+    Error::new(ErrorKind::OutOfMemory, text)
+}

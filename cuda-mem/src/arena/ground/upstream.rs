@@ -1,0 +1,134 @@
+//! Large blocks of another resource, cut up by the arena.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Chunk, Reserved, chunks_in, full};
+use crate::arena::PAGE;
+use crate::arena::owners::Owners;
+use crate::error::{Error, Result};
+use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
+use crate::stream::{Inside, Stream};
+
+#[derive(Debug)]
+pub(in crate::arena) struct Upstream {
+    resource: Resource,
+    max: u64,
+    state: Mutex<State>,
+    pub(super) reserved: Reserved,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The stream in whose order blocks come and go. Made for the first block.
+    own: Option<Stream>,
+    /// What can be handed out: address → bytes.
+    chunks: BTreeMap<u64, u64>,
+    /// The upstream's block that a chunk lies in, by the chunk's address.
+    blocks: BTreeMap<u64, (u64, Layout)>,
+}
+
+impl Upstream {
+    pub(in crate::arena) fn new(resource: Resource, max: u64) -> Self {
+        Self {
+            resource,
+            max,
+            state: Mutex::default(),
+            reserved: Reserved::default(),
+        }
+    }
+
+    pub(in crate::arena) fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
+        chunks_in(&self.state().chunks, from, to)
+    }
+
+    fn own_stream(&self, stream: &Stream) -> Result<Stream> {
+        if let Some(own) = &self.state().own {
+            return Ok(own.clone());
+        }
+        // Not under the lock; if two threads come here at a time, one stream is too many.
+        let own = stream.context().stream()?;
+        Ok(self.state().own.get_or_insert(own).clone())
+    }
+
+    pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
+        if bytes.saturating_add(self.reserved.current()) > self.max {
+            return Err(full(self.max, &self.reserved));
+        }
+        let own = self.own_stream(stream)?;
+        // The upstream may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
+        let _inside = Inside::enter();
+        let (address, layout) = self.take(bytes, &own)?;
+        let chunk = Chunk {
+            address: address.next_multiple_of(PAGE),
+            bytes,
+        };
+        let ready = if Owners::can_note(chunk.end()) {
+            stream.wait_for(&own)
+        } else {
+            Err(Error::invalid(format!(
+                "{address:#x} is beyond the addresses that an arena can keep account of"
+            )))
+        };
+        if let Err(error) = ready {
+            // SAFETY: the block came from there just now, and nobody used it.
+            let _ = unsafe { self.resource.deallocate(address, layout, &own) };
+            return Err(error);
+        }
+        let mut state = self.state();
+        state.chunks.insert(chunk.address, chunk.bytes);
+        state.blocks.insert(chunk.address, (address, layout));
+        self.reserved.add(layout.size() as u64);
+        Ok(chunk)
+    }
+
+    /// A block that holds so many bytes of whole pages.
+    fn take(&self, bytes: u64, own: &Stream) -> Result<(u64, Layout)> {
+        let layout = |bytes: u64| {
+            usize::try_from(bytes)
+                .ok()
+                .and_then(|bytes| Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).ok())
+                .ok_or_else(|| Error::invalid(format!("{bytes} bytes are too many")))
+        };
+        let exact = layout(bytes)?;
+        let address = self.resource.allocate(exact, own)?;
+        if address.is_multiple_of(PAGE) {
+            return Ok((address, exact));
+        }
+        // Not at the start of a page, so there must be room to begin at one.
+        // SAFETY: the block came from there just now, and nobody used it.
+        unsafe { self.resource.deallocate(address, exact, own) }?;
+        let wider = layout(bytes.saturating_add(PAGE))?;
+        Ok((self.resource.allocate(wider, own)?, wider))
+    }
+
+    /// # Safety
+    ///
+    /// As [`Ground::release`](super::Ground::release).
+    pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        let (block, own) = {
+            let state = self.state();
+            (state.blocks.get(&chunk.address).copied(), state.own.clone())
+        };
+        let (Some((address, layout)), Some(own)) = (block, own) else {
+            return Ok(());
+        };
+        let _inside = Inside::enter();
+        // SAFETY: the block came from there as this layout, and the caller vouches that nothing uses it.
+        unsafe { self.resource.deallocate(address, layout, &own) }?;
+        let mut state = self.state();
+        state.chunks.remove(&chunk.address);
+        state.blocks.remove(&chunk.address);
+        self.reserved.subtract(layout.size() as u64);
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! Physical memory behind addresses of our own choice: each lane grows without gaps.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::{
+    CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemAllocationType,
+};
+
+use super::{Chunk, Reserved, chunks_in, full};
+use crate::arena::PAGE;
+use crate::arena::owners::{LaneId, Owners};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::location::Location;
+use crate::raw::{self, Table};
+use crate::recording;
+use crate::report;
+use crate::stream::Stream;
+
+#[derive(Debug)]
+pub(in crate::arena) struct Vmm {
+    device: Device,
+    prop: CUmemAllocationProp,
+    access: Vec<CUmemAccessDesc>,
+    /// How many addresses a lane gets at a time, in bytes: addresses cost nothing.
+    zone: u64,
+    max: u64,
+    state: Mutex<State>,
+    pub(super) reserved: Reserved,
+    calls: AtomicU64,
+}
+
+// SAFETY: the pointer in `prop` is null; it is for Windows handles.
+unsafe impl Send for Vmm {}
+// SAFETY: as for `Send`; nothing is changed without the lock.
+unsafe impl Sync for Vmm {}
+
+#[derive(Debug, Default)]
+struct State {
+    /// All reservations, and the zone that each lane grows in.
+    zones: Vec<Zone>,
+    of_lane: BTreeMap<LaneId, usize>,
+    /// What is mapped: address → bytes.
+    chunks: BTreeMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct Zone {
+    address: u64,
+    bytes: u64,
+    /// Nothing is mapped from here on.
+    frontier: u64,
+}
+
+impl Zone {
+    /// Bytes from the frontier on.
+    fn room(&self) -> u64 {
+        self.address + self.bytes - self.frontier
+    }
+}
+
+impl Vmm {
+    /// `None` where the device has no such thing, or not in pages of our size.
+    pub(in crate::arena) fn new(
+        device: Device,
+        peers: &[Device],
+        max: u64,
+    ) -> Result<Option<Self>> {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        let table = device.driver().table();
+        if device.attribute(attribute)?.unwrap_or(0) == 0 || table.cuMemMap.is_none() {
+            return Ok(None);
+        }
+        let location = Location::Device(device).to_raw();
+        let prop = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location,
+            ..CUmemAllocationProp::default()
+        };
+        // SAFETY: a device came from this driver, so it is initialised.
+        let granularity = unsafe { raw::vmm::granularity(table, &prop) }?;
+        if granularity == 0 || !PAGE.is_multiple_of(granularity as u64) {
+            return Ok(None);
+        }
+        let who = std::iter::once(&device).chain(peers);
+        let access = who.map(|device| CUmemAccessDesc {
+            location: Location::Device(*device).to_raw(),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        });
+        Ok(Some(Self {
+            device,
+            prop,
+            access: access.collect(),
+            zone: device.total_memory()?.next_multiple_of(PAGE),
+            max,
+            state: Mutex::default(),
+            reserved: Reserved::default(),
+            calls: AtomicU64::new(1),
+        }))
+    }
+
+    fn table(&self) -> &'static Table {
+        self.device.driver().table()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, calls: u64) {
+        self.calls.fetch_add(calls, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn frontier(&self, lane: LaneId) -> Option<u64> {
+        let state = self.state();
+        let zone = &state.zones[*state.of_lane.get(&lane)?];
+        Some(zone.frontier)
+    }
+
+    pub(super) fn frontiers(&self) -> Vec<u64> {
+        let state = self.state();
+        state.zones.iter().map(|zone| zone.frontier).collect()
+    }
+
+    pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
+        chunks_in(&self.state().chunks, from, to)
+    }
+
+    pub(super) fn grow(
+        &self,
+        lane: LaneId,
+        frontier: Option<u64>,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<Chunk> {
+        if bytes.saturating_add(self.reserved.current()) > self.max {
+            return Err(full(self.max, &self.reserved));
+        }
+        let _current = stream.context().bind()?;
+        let mut state = self.state();
+        let wished = state
+            .zones
+            .iter()
+            .position(|zone| Some(zone.frontier) == frontier && zone.room() >= bytes);
+        let index = match wished {
+            Some(index) => index,
+            None => self.zone_for(&mut state, lane, bytes)?,
+        };
+        let address = state.zones[index].frontier;
+        let chunk = Chunk { address, bytes };
+        self.kept_out_of_captures(|| self.map(chunk))?;
+        state.zones[index].frontier += bytes;
+        state.chunks.insert(address, bytes);
+        self.reserved.add(bytes);
+        Ok(chunk)
+    }
+
+    /// A zone of this lane with so much room.
+    fn zone_for(&self, state: &mut State, lane: LaneId, bytes: u64) -> Result<usize> {
+        if let Some(&index) = state.of_lane.get(&lane) {
+            let zone = &state.zones[index];
+            if zone.room() >= bytes {
+                return Ok(index);
+            }
+        }
+        let size = self.zone.max(bytes);
+        let length = usize::try_from(size).map_err(|_| too_many(size))?;
+        self.count(1);
+        // SAFETY: the driver is initialised; the zone is whole pages.
+        let address = unsafe { raw::vmm::reserve(self.table(), length, PAGE as usize) }?;
+        let zone = Zone {
+            address,
+            bytes: size,
+            frontier: address,
+        };
+        if !Owners::can_note(address + size) {
+            self.unreserve(&zone);
+            return Err(too_many(address));
+        }
+        state.zones.push(zone);
+        state.of_lane.insert(lane, state.zones.len() - 1);
+        Ok(state.zones.len() - 1)
+    }
+
+    /// What happens to memory while this crate captures a stream is no business of the capture's.
+    fn kept_out_of_captures(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        if recording::any() {
+            return recording::harmlessly(self.table(), call);
+        }
+        call()
+    }
+
+    /// Puts new physical memory there, or leaves everything as it was.
+    fn map(&self, chunk: Chunk) -> Result<()> {
+        let (table, bytes) = (self.table(), chunk.bytes as usize);
+        self.count(4);
+        // SAFETY: the driver is initialised; chunks are whole pages.
+        let handle = unsafe { raw::vmm::create(table, bytes, &self.prop) }?;
+        // SAFETY: nothing is mapped behind the frontier, and the handle is of this size.
+        let mapped = unsafe { raw::vmm::map(table, chunk.address, bytes, handle) };
+        // SAFETY: made just now. What is mapped stays without it (V6).
+        report::release("memory", || unsafe { raw::vmm::release(table, handle) });
+        mapped?;
+        // SAFETY: this is one whole mapping.
+        let allowed = unsafe { raw::vmm::allow(table, chunk.address, bytes, &self.access) };
+        if allowed.is_err() {
+            self.count(1);
+            // SAFETY: mapped just now, and nobody knows of it.
+            report::release("mapping", || unsafe {
+                raw::vmm::unmap(table, chunk.address, bytes)
+            });
+        }
+        allowed
+    }
+
+    /// # Safety
+    ///
+    /// As [`Ground::release`](super::Ground::release).
+    pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        let mut state = self.state();
+        self.count(1);
+        // SAFETY: chunks are mappings, and the caller vouches that nothing uses it (V8).
+        self.kept_out_of_captures(|| unsafe {
+            raw::vmm::unmap(self.table(), chunk.address, chunk.bytes as usize)
+        })?;
+        state.chunks.remove(&chunk.address);
+        self.reserved.subtract(chunk.bytes);
+        let State { zones, chunks, .. } = &mut *state;
+        for zone in zones {
+            if (zone.address..zone.address + zone.bytes).contains(&chunk.address) {
+                let last = chunks.range(zone.address..zone.frontier).next_back();
+                zone.frontier = last.map_or(zone.address, |(address, bytes)| address + bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn unreserve(&self, zone: &Zone) {
+        self.count(1);
+        // SAFETY: a reservation of ours, with nothing mapped in it.
+        report::release("addresses", || unsafe {
+            raw::vmm::unreserve(self.table(), zone.address, zone.bytes as usize)
+        });
+    }
+}
+
+#[cold]
+fn too_many(bytes: u64) -> Error {
+    Error::invalid(format!(
+        "{bytes} is beyond the addresses that an arena can keep account of"
+    ))
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        // What was not released may still be in use. It stays, and its addresses with it.
+        for zone in &state.zones {
+            let end = zone.address + zone.bytes;
+            if chunks_in(&state.chunks, zone.address, end).is_empty() {
+                self.unreserve(zone);
+            }
+        }
+    }
+}

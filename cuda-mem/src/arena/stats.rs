@@ -1,0 +1,186 @@
+//! What an arena says of itself.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use super::counters::Counters;
+use super::ground::Ground;
+use super::{Arena, Inner, UNIT, thread};
+use crate::error::Bytes;
+use crate::resource::Resource;
+
+/// Where an arena gets its memory from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ArenaGround {
+    /// Pages that it maps behind addresses of its own.
+    VirtualMemory,
+    /// Blocks of another resource.
+    Upstream(Resource),
+}
+
+impl fmt::Display for ArenaGround {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::VirtualMemory => f.write_str("virtual memory"),
+            Self::Upstream(resource) => write!(f, "blocks of {resource:?}"),
+        }
+    }
+}
+
+/// The numbers of an arena; bytes where nothing else is said. Reading them takes no lock and disturbs nobody,
+/// so they are not one moment's picture while other threads are at work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ArenaStats {
+    /// Bytes that the arena holds.
+    pub reserved: u64,
+    /// The most that it has held since the last [`Arena::reset_peak`].
+    pub reserved_peak: u64,
+    /// Bytes that are allocated, each block rounded up to 256.
+    pub live: u64,
+    /// Blocks that are allocated.
+    pub live_blocks: u64,
+    /// Requests that one of the blocks freed last answered.
+    pub hits: u64,
+    /// Requests that other free memory of the stream answered.
+    pub fits: u64,
+    /// Requests that the stream's own memory could not answer: the misses.
+    pub refills: u64,
+    /// How often memory that was freed on other streams was taken over.
+    pub taken_over: u64,
+    /// How often a stream was made to wait for another one for that.
+    pub waits: u64,
+    /// How often the arena grew.
+    pub grown: u64,
+    /// How many pieces of memory it has given back.
+    pub released: u64,
+    /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
+    pub driver_calls: u64,
+    /// Streams that it has memory for, or had.
+    pub lanes: u64,
+}
+
+impl ArenaStats {
+    /// Bytes held and not allocated.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.reserved.saturating_sub(self.live)
+    }
+}
+
+impl fmt::Display for ArenaStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "reserved {} (peak {}), live {} in {} blocks; {} hits, {} fits, {} misses, {} taken over, \
+             {} driver calls",
+            Bytes(self.reserved),
+            Bytes(self.reserved_peak),
+            Bytes(self.live),
+            self.live_blocks,
+            self.hits,
+            self.fits,
+            self.refills,
+            self.taken_over,
+            self.driver_calls
+        )
+    }
+}
+
+/// How the free memory of an arena lies. From [`Arena::free_space`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FreeSpace {
+    /// Bytes held and not allocated.
+    pub bytes: u64,
+    /// Of these, bytes of blocks that were freed last and wait for requests of their size.
+    pub cached: u64,
+    /// Of these, bytes of blocks that were freed on another stream than their own, and wait for that.
+    pub pending: u64,
+    /// Bytes of the largest free block.
+    pub largest: u64,
+    /// Bytes of host memory that the bookkeeping of all streams takes.
+    pub bookkeeping: u64,
+}
+
+impl FreeSpace {
+    /// The largest free block over all free bytes: 1 if the free memory lies in one place, near 0 if it is
+    /// in crumbs.
+    #[must_use]
+    pub fn wholeness(&self) -> f64 {
+        if self.bytes == 0 {
+            return 1.0;
+        }
+        self.largest as f64 / self.bytes as f64
+    }
+}
+
+impl Inner {
+    pub(super) fn source(&self) -> ArenaGround {
+        match &*self.ground {
+            Ground::Vmm(_) => ArenaGround::VirtualMemory,
+            Ground::Upstream(upstream) => ArenaGround::Upstream(upstream.resource().clone()),
+        }
+    }
+
+    pub(super) fn stats(&self) -> ArenaStats {
+        let seldom = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let mut stats = ArenaStats {
+            reserved: self.ground.reserved().current(),
+            reserved_peak: self.ground.reserved().peak(),
+            refills: seldom(&self.seldom.refills),
+            taken_over: seldom(&self.seldom.taken_over),
+            waits: seldom(&self.seldom.waits),
+            grown: seldom(&self.seldom.grown),
+            released: seldom(&self.seldom.released),
+            driver_calls: self.ground.calls() + seldom(&self.seldom.calls),
+            lanes: self.lanes.count() as u64,
+            ..ArenaStats::default()
+        };
+        for (_, slot) in &self.lanes {
+            let counters = &slot.counters;
+            stats.live += Counters::read(&counters.live) * UNIT;
+            stats.live_blocks += Counters::read(&counters.blocks);
+            stats.hits += Counters::read(&counters.front);
+            stats.fits += Counters::read(&counters.fit);
+        }
+        stats
+    }
+}
+
+impl Arena {
+    /// The numbers of this arena. Asks no driver and takes no lock.
+    #[must_use]
+    pub fn stats(&self) -> ArenaStats {
+        self.0.stats()
+    }
+
+    /// Lets the peak begin again at what is held now.
+    pub fn reset_peak(&self) {
+        self.0.ground.reserved().reset_peak();
+    }
+
+    /// How the free memory lies. Stops each stream's users for a moment while it looks.
+    #[must_use]
+    pub fn free_space(&self) -> FreeSpace {
+        let me = thread::number();
+        let mut space = FreeSpace::default();
+        for (_, slot) in &self.0.lanes {
+            let lane = slot.lock.lock(me);
+            let waiting = lane.pending_units();
+            space.cached += lane.front_units() * UNIT;
+            space.pending += waiting * UNIT;
+            space.bytes += (lane.fit().free_units() + lane.front_units() + waiting) * UNIT;
+            space.largest = space.largest.max(lane.fit().largest_free() * UNIT);
+            space.bookkeeping += lane.bytes() as u64;
+        }
+        space
+    }
+
+    /// Where the memory comes from.
+    #[must_use]
+    pub fn ground(&self) -> ArenaGround {
+        self.0.source()
+    }
+}

@@ -1,0 +1,27 @@
+//! A number for each thread, cheap to ask for.
+
+#![forbid(unsafe_code)]
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+thread_local! {
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// The calling thread's number, counted from 1. It is never given to another thread, so what one wrote as
+/// an owner cannot be taken for another's.
+#[inline]
+pub(super) fn number() -> u64 {
+    let number = NUMBER.get();
+    if number != 0 { number } else { first() }
+}
+
+#[cold]
+fn first() -> u64 {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    NUMBER.set(number);
+    number
+}
