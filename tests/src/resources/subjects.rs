@@ -5,9 +5,9 @@ use std::fmt;
 use anyhow::Result;
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{
-    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, Resource,
-    StatisticsAdaptor, Strategy, TrackingAdaptor,
+    AlignedAdaptor, Arena, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor,
+    LoggingAdaptor, ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, RecoveryAdaptor,
+    Resource, StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 
 use crate::lab::{Lab, Skip};
@@ -48,7 +48,7 @@ type Adapt = fn(Resource) -> Result<Resource>;
 const ALIGNMENT: usize = 4096;
 
 /// Resources that ask the driver themselves.
-const PLAIN: [(&str, Make); 5] = [
+const PLAIN: [(&str, Make); 9] = [
     ("default", |lab| Ok(lab.device()?.default_resource()?)),
     ("direct", |lab| {
         Ok(Resource::new(DirectResource::new(lab.device()?)))
@@ -61,6 +61,22 @@ const PLAIN: [(&str, Make); 5] = [
     }),
     ("pool", |lab| {
         Ok(Resource::new(MemoryPool::builder(&lab.device()?).build()?))
+    }),
+    ("arena", |lab| {
+        Ok(Resource::from(Arena::builder(&lab.device()?).build()?))
+    }),
+    ("arena over default", |lab| {
+        Ok(Resource::from(Arena::over(
+            lab.device()?.default_resource()?,
+        )))
+    }),
+    ("arena over pinned", |lab| {
+        Ok(Resource::from(Arena::over(PinnedResource::new(lab.driver))))
+    }),
+    ("statistics over tracking over arena", |lab| {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let tracking = TrackingAdaptor::new(arena);
+        Ok(Resource::new(StatisticsAdaptor::new(tracking)))
     }),
 ];
 
