@@ -292,7 +292,11 @@ pub(crate) fn pointers(lab: &Lab) -> Result<()> {
             lab,
             cuMemGetAddressRange_v2(&raw mut base, &raw mut len, at)
         );
-        let from = size(base.wrapping_sub(range));
+        let from = if base == 0 {
+            "nothing".to_owned()
+        } else {
+            size(base.wrapping_sub(range))
+        };
         lab.say(
             format!("{part}, cuMemGetAddressRange"),
             format!("{}, from {from}, {}", name(code), size(len as u64)),

@@ -289,10 +289,12 @@ exports! {
     ) {
         let mut state = state()?;
         state.current()?;
-        let (start, len) = state.range_of(address).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let found = state.range_of(address);
+        // Measured of a reserved address: where there is nothing, the result is null.
+        let (start, len) = found.unwrap_or_default();
         base.write_if_wanted(start);
         size.write_if_wanted(len as usize);
-        Ok(())
+        found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
     }
 
     plain fn cuMemHostAlloc(_, out: Out<*mut c_void>, size: usize, flags: c_uint) {

@@ -35,8 +35,8 @@ struct Facts {
     reach: Answer,
     /// Whether another process allocated it.
     is_imported: bool,
-    /// Of reserved addresses: start and size of what is mapped there, if anything is.
-    mapping: Option<Option<(u64, u64)>>,
+    /// Start and size of the mapping, where it is not all of the range.
+    mapping: Option<(u64, u64)>,
 }
 
 /// What the plural query answers for an address that is not the driver's.
@@ -154,27 +154,25 @@ impl State {
         })
     }
 
-    /// Of reserved addresses: the range is the reservation, whatever of it is mapped.
+    /// Of mapped memory: the range is the reservation, whatever of it is mapped.
     fn mapped_facts(&self, address: u64) -> Option<Facts> {
         let current = self.current().and_then(|current| self.context(current));
         let current = current.map(|context| context.device);
         let found = self.mapped_at(address, current.ok())?;
-        let ((start, size), mapping) = (found.range, found.mapping);
-        let access = mapping.map_or(0, |mapping| mapping.access);
-        let device = mapping.and_then(|mapping| c_int::try_from(mapping.device).ok());
+        let (start, size) = found.reservation;
         Some(Facts {
             address,
             start,
             size,
             memory_type: DEVICE,
-            device: device.unwrap_or(NO_DEVICE),
-            handle_types: mapping.map_or(0, |mapping| mapping.handle_types),
-            access: access as c_uint,
+            device: c_int::try_from(found.device).unwrap_or(NO_DEVICE),
+            handle_types: found.handle_types,
+            access: found.access as c_uint,
             reach: match current {
-                Ok(_) if access == 0 => Err(INVALID_VALUE),
+                Ok(_) if found.access == 0 => Err(INVALID_VALUE),
                 current => current.map(|_| ()),
             },
-            mapping: Some(mapping.map(|mapping| (mapping.start, mapping.len))),
+            mapping: Some(found.range),
             ..NOTHING
         })
     }
@@ -183,8 +181,8 @@ impl State {
     pub(crate) fn range_of(&mut self, address: u64) -> Option<(u64, u64)> {
         let facts = self.facts(address)?;
         facts.reach.ok()?;
-        // A guess: of reserved addresses, the mapping.
-        Some(facts.mapping.flatten().unwrap_or((facts.start, facts.size)))
+        // Measured: of mapped memory, the mapping.
+        Some(facts.mapping.unwrap_or((facts.start, facts.size)))
     }
 
     /// Remembers that copies of a block shall wait. They do not: the simulator only tells.
@@ -226,14 +224,10 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         // Measured: nothing is said of the mapping of imported memory.
         18 if facts.is_imported => out.write(0_usize),
         19 if facts.is_imported => out.write::<CUdeviceptr>(0),
-        13 if facts.mapping == Some(None) => flag(false),
-        18 | 19 if facts.mapping.is_some() => match facts.mapping.flatten() {
-            Some((_, size)) if attribute.0 == 18 => out.write(size as usize),
-            Some((start, _)) => out.write::<CUdeviceptr>(start),
-            None => Err(INVALID_VALUE),
-        },
-        11 | 19 => out.write::<CUdeviceptr>(facts.start),
-        12 | 18 => out.write(facts.size as usize),
+        11 => out.write::<CUdeviceptr>(facts.start),
+        12 => out.write(facts.size as usize),
+        18 => out.write(facts.mapping.map_or(facts.size, |(_, size)| size) as usize),
+        19 => out.write::<CUdeviceptr>(facts.mapping.map_or(facts.start, |(start, _)| start)),
         13 => flag(facts.size > 0),
         14 => out.write(facts.handle_types),
         // Of device memory, that of `cuMemAlloc` only.

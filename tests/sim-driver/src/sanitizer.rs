@@ -46,6 +46,12 @@ pub(crate) struct Access {
     pub(crate) len: u64,
 }
 
+impl Access {
+    pub(crate) fn writes(&self) -> bool {
+        self.what != "copy from"
+    }
+}
+
 /// Checks an access to a live block, and remembers it for the free.
 pub(crate) fn access(
     reports: &mut Reports,

@@ -22,6 +22,10 @@ pub(crate) use touch::report_unmapped;
 /// Measured: of a device's memory, the least that can be mapped and what is recommended are the same.
 const GRANULARITY: u64 = 2 << 20;
 
+/// What a device may do, as `CUmemAccess_flags`.
+const READ: u64 = 1;
+const READ_AND_WRITE: u64 = 3;
+
 /// What the files of this folder export.
 pub(crate) static EXPORTS: [&[&Export]; 2] = [physical::EXPORTS, range::EXPORTS];
 
@@ -79,19 +83,12 @@ impl View {
     }
 }
 
-/// What is known of an address in a reservation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    /// Start and size of the reservation.
-    pub(crate) range: (u64, u64),
-    pub(crate) mapping: Option<Mapped>,
-}
-
 /// The mapping that holds an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mapped {
-    pub(crate) start: u64,
-    pub(crate) len: u64,
+    /// Start and size of the mapping, and of the reservation that it is in.
+    pub(crate) range: (u64, u64),
+    pub(crate) reservation: (u64, u64),
     pub(crate) device: usize,
     pub(crate) handle_types: u64,
     /// What the device that asks may do.
@@ -108,25 +105,18 @@ impl State {
         }
     }
 
-    /// What is at an address, as far as it is in a reservation.
-    pub(crate) fn mapped_at(&self, address: u64, device: Option<usize>) -> Option<Found> {
+    /// What is mapped at an address. Measured: of one that is only reserved, nothing is known.
+    pub(crate) fn mapped_at(&self, address: u64, device: Option<usize>) -> Option<Mapped> {
+        let (start, view) = self.view(address)?;
         let (_, reservation) = self.vmm.reservations.range(..=address).next_back()?;
-        let range = (reservation.base(), reservation.len());
-        if address >= range.0 + range.1 {
-            return None;
-        }
-        let mapping = self.view(address).map(|(start, view)| {
-            let physical = self.vmm.physicals.get(&view.physical);
-            Mapped {
-                start,
-                len: view.len,
-                device: view.device,
-                handle_types: physical
-                    .map_or(0, |physical| physical.prop.0.requestedHandleTypes.0.into()),
-                access: device.map_or(0, |device| view.access_of(device)),
-            }
-        });
-        Some(Found { range, mapping })
+        let physical = self.vmm.physicals.get(&view.physical)?;
+        Some(Mapped {
+            range: (start, view.len),
+            reservation: (reservation.base(), reservation.len()),
+            device: view.device,
+            handle_types: physical.prop.0.requestedHandleTypes.0.into(),
+            access: device.map_or(0, |device| view.access_of(device)),
+        })
     }
 
     fn view(&self, address: u64) -> Option<(u64, &View)> {
@@ -143,6 +133,13 @@ impl State {
             at += self.vmm.views.get(&at)?.len;
         }
         (at == end && !starts.is_empty()).then_some(starts)
+    }
+
+    /// The mappings from `start` to `end`, whatever is between them, if none is cut.
+    fn uncut_views(&self, start: u64, end: u64) -> Option<Vec<u64>> {
+        let is_cut = |at: u64| self.view(at).is_some_and(|(first, _)| first < at);
+        let starts = self.vmm.views.range(start..end).map(|(at, _)| *at);
+        (!is_cut(start) && !is_cut(end)).then(|| starts.collect())
     }
 
     /// Physical memory that exists and its bytes, reservations, and mappings.

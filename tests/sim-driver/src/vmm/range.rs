@@ -7,7 +7,7 @@ use cuda_driver_sys::{
     CUresult, location_parts,
 };
 
-use super::{Addresses, GRANULARITY, PhysicalId, View};
+use super::{Addresses, GRANULARITY, PhysicalId, READ, READ_AND_WRITE, View};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
@@ -15,10 +15,7 @@ use crate::state::{State, state};
 const PAGE: u64 = 4096;
 
 /// As much, or more, is more than any address space has.
-const TOO_LARGE: u64 = 1 << 46;
-
-const NONE: u32 = 0;
-const READWRITE: u32 = 3;
+const TOO_LARGE: u64 = 1 << 47;
 
 /// The end of a range whose both ends are multiples of what can be mapped.
 fn whole_granules(start: u64, len: usize) -> Answer<u64> {
@@ -35,7 +32,7 @@ fn whole_granules(start: u64, len: usize) -> Answer<u64> {
 impl State {
     fn reserve(&mut self, len: usize, align: usize, hint: u64) -> Answer<u64> {
         let (len, align) = (len as u64, align as u64);
-        let is_aligned = len.is_multiple_of(PAGE) && hint.is_multiple_of(PAGE);
+        let is_aligned = len.is_multiple_of(GRANULARITY) && hint.is_multiple_of(PAGE);
         if len == 0 || !is_aligned || align != 0 && !align.is_power_of_two() {
             return Err(INVALID_VALUE);
         }
@@ -73,14 +70,18 @@ impl State {
         found.map(|(base, _)| *base).ok_or(INVALID_VALUE)
     }
 
-    fn map(&mut self, start: u64, len: usize, handle: PhysicalId) -> Answer {
-        let end = whole_granules(start, len)?;
-        let physical = self.physical(handle)?;
-        let (device, offset) = (physical.device, physical.offset);
-        // A guess: all of it or nothing.
-        if physical.size != len as u64 {
+    fn map(&mut self, start: u64, len: usize, skipped: usize, handle: PhysicalId) -> Answer {
+        if len == 0 {
             return Err(INVALID_VALUE);
         }
+        let physical = self.physical(handle)?;
+        let (device, offset) = (physical.device, physical.offset);
+        // Measured: all of it or nothing, also where the length would not do anyway.
+        if skipped != 0 || physical.size != len as u64 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let end = whole_granules(start, len)?;
+        // A known difference: the driver maps beyond the end of a reservation.
         let base = self.reservation_of(start, end)?;
         if self.has_views(start, end) {
             return Err(INVALID_VALUE);
@@ -102,10 +103,11 @@ impl State {
         Ok(())
     }
 
-    /// Acts at once, whatever runs: measured, it waits for nothing.
+    /// Acts at once, whatever runs. Measured: it waits for nothing, and there may be nothing to unmap.
     fn unmap(&mut self, start: u64, len: usize) -> Answer {
         let end = whole_granules(start, len)?;
-        let starts = self.whole_views(start, end).ok_or(INVALID_VALUE)?;
+        self.reservation_of(start, end)?;
+        let starts = self.uncut_views(start, end).ok_or(INVALID_VALUE)?;
         self.check_unmap(start, end);
         for at in starts {
             let Some(view) = self.vmm.views.remove(&at) else {
@@ -130,15 +132,15 @@ impl State {
             // The host has no access to a device's memory.
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
-        let device = self.ordinal(id)?;
-        let flags = wish.flags.0;
-        if ![NONE, READWRITE].contains(&flags) {
+        let device = self.ordinal(id).map_err(|_| INVALID_VALUE)?;
+        let flags = wish.flags.0.into();
+        if ![0, READ, READ_AND_WRITE].contains(&flags) {
             return Err(INVALID_VALUE);
         }
         if device != owner && !self.are_peers(device, owner) {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
-        Ok((device, flags.into()))
+        Ok((device, flags))
     }
 
     fn set_access(&mut self, start: u64, len: usize, wishes: &[CUmemAccessDesc]) -> Answer {
@@ -187,10 +189,10 @@ exports! {
     ) {
         let mut state = state()?;
         state.check_vmm()?;
-        if flags != 0 || offset != 0 {
+        if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        state.map(address, size, handle)
+        state.map(address, size, offset, handle)
     }
 
     release fn cuMemUnmap(_, address: CUdeviceptr, size: usize) {
@@ -215,13 +217,11 @@ exports! {
         _, out: Out<c_ulonglong>, location: In<CUmemLocation>, address: CUdeviceptr
     ) {
         out.required()?;
-        let (kind, id) = location_parts(location.read()?);
+        // Measured: the host of number 0 is taken for device 0.
+        let (_, id) = location_parts(location.read()?);
         let state = state()?;
         state.check_vmm()?;
-        if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(INVALID_VALUE);
-        }
-        let device = state.ordinal(id).map_err(|_| INVALID_VALUE)?;
+        let device = state.ordinal(id)?;
         let (_, view) = state.view(address).ok_or(INVALID_VALUE)?;
         out.write(view.access_of(device))
     }

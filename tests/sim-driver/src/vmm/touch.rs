@@ -1,5 +1,6 @@
 //! What copies and fills find in reservations, and what the order sanitizer keeps of it.
 
+use super::{READ, READ_AND_WRITE};
 use crate::clock::Point;
 use crate::copy::By;
 use crate::export::{Answer, INVALID_VALUE};
@@ -30,12 +31,18 @@ impl State {
             By::Stream(id) => self.stream(id)?.device,
             By::Device(device) => device,
         };
+        // A guess: what may only be read refuses to be written, as what may not be touched.
+        let needed = if access.writes() {
+            READ_AND_WRITE
+        } else {
+            READ
+        };
         let end = access.address + access.len;
         let mut at = access.address;
         let mut starts = Vec::new();
         while at < end {
             let (start, view) = self.view(at).ok_or(INVALID_VALUE)?;
-            if view.access_of(device) == 0 {
+            if view.access_of(device) & needed != needed {
                 return Err(INVALID_VALUE);
             }
             starts.push(start);

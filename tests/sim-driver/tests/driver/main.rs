@@ -12,6 +12,7 @@ mod handles;
 mod harness;
 mod machines;
 mod managed;
+mod mapped;
 mod memory;
 mod peers;
 mod places;
