@@ -1,5 +1,6 @@
 //! Workloads replayed over each resource.
 
+use std::alloc::Layout;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -35,11 +36,12 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
         let streams: cuda_mem::Result<Vec<Stream>> =
             (0..workload.streams).map(|_| context.stream()).collect();
         let streams = streams?;
+        let steps = steps(&workload)?;
         for subject in NAMES {
             let resource = Subject::new(subject, device)?;
-            let first_ns = pass(&resource, &streams, &workload)?;
+            let first_ns = pass(&resource, &streams, &steps, workload.slots)?;
             let warm: Result<Vec<f64>> = (0..WARM_PASSES)
-                .map(|_| pass(&resource, &streams, &workload))
+                .map(|_| pass(&resource, &streams, &steps, workload.slots))
                 .collect();
             runs.push(Run {
                 workload: workload.name.clone(),
@@ -57,38 +59,52 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
     Ok(runs)
 }
 
-/// Nanoseconds an operation.
-fn pass(resource: &Subject, streams: &[Stream], workload: &Workload) -> Result<f64> {
-    let mut slots = vec![(0_u64, layout(0)?, 0_usize); workload.slots];
-    let start = Instant::now();
-    for op in &workload.ops {
-        match *op {
+/// An operation with all that is known before, so that the loop adds as little as it can.
+enum Step {
+    Allocate(usize, Layout, usize),
+    Free(usize, usize),
+}
+
+fn steps(workload: &Workload) -> Result<Vec<Step>> {
+    let step = |op: &Op| -> Result<Step> {
+        Ok(match *op {
             Op::Allocate {
                 slot,
                 bytes,
                 stream,
-            } => {
-                let layout = layout(bytes)?;
-                slots[slot] = (resource.allocate(layout, &streams[stream])?, layout, stream);
+            } => Step::Allocate(slot, layout(bytes)?, stream),
+            Op::Free { slot, stream } => Step::Free(slot, stream),
+        })
+    };
+    workload.ops.iter().map(step).collect()
+}
+
+/// Nanoseconds an operation.
+fn pass(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) -> Result<f64> {
+    let mut live = vec![(0_u64, layout(0)?, 0_usize); slots];
+    let start = Instant::now();
+    for step in steps {
+        match *step {
+            Step::Allocate(slot, layout, stream) => {
+                let address = resource.allocate(layout, &streams[stream])?;
+                live[slot] = (address, layout, stream);
             }
-            Op::Free { slot, stream } => {
-                let (address, layout, _) = std::mem::replace(&mut slots[slot], (0, layout(0)?, 0));
+            Step::Free(slot, stream) => {
+                let (address, layout, _) = live[slot];
+                live[slot].0 = 0;
                 // SAFETY: allocated as this layout, and forgotten; nothing uses it.
                 unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
             }
         }
     }
     let elapsed = start.elapsed();
-    for (address, layout, stream) in slots {
+    for (address, layout, stream) in live {
         // SAFETY: as above.
         unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
     }
-    streams
-        .first()
-        .context("no stream")?
-        .context()
-        .synchronize()?;
-    Ok(elapsed.as_nanos() as f64 / workload.ops.len() as f64)
+    let context = streams.first().context("no stream")?.context();
+    context.synchronize()?;
+    Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
 }
 
 pub(crate) fn json(runs: &[Run]) -> Value {

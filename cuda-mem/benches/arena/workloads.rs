@@ -67,8 +67,11 @@ pub(crate) fn all() -> Result<Vec<Workload>> {
             "GPT-2 on 4 streams",
             interleaved(&trace, 4, trace.ops.len() / 4),
         ),
-        from_ops("server, 8 streams", server(8, 4000)),
-        from_ops("server, 32 streams", server(32, 4000)),
+        from_ops("server, 8 streams, a", server(8, 4000, 11)),
+        from_ops("server, 8 streams, b", server(8, 4000, 12)),
+        from_ops("server, 8 streams, c", server(8, 4000, 13)),
+        from_ops("server, 32 streams, a", server(32, 4000, 11)),
+        from_ops("server, 32 streams, b", server(32, 4000, 12)),
         from_ops("pipeline, 4 streams", pipeline(4, 20_000)),
         from_ops("turns, 8 streams", turns(8, 40)),
         from_ops("adversary: holes", holes()),
@@ -123,8 +126,8 @@ fn interleaved(trace: &Trace, streams: usize, length: usize) -> Vec<Op> {
 
 /// Requests that each take some blocks on one of several streams and free them all; some are served at
 /// a time.
-fn server(streams: usize, requests: usize) -> Vec<Op> {
-    let mut draw = Draw(11);
+fn server(streams: usize, requests: usize, seed: u64) -> Vec<Op> {
+    let mut draw = Draw(seed);
     let mut ops = Vec::new();
     let mut open: Vec<(usize, Vec<usize>)> = Vec::new();
     let mut slots = 0;

@@ -130,23 +130,44 @@ impl Bins {
         best.map(|best| best.2)
     }
 
-    /// All blocks of at least this size, the largest classes first.
+    /// All blocks of at least this size, those of the smallest lists first.
     pub(super) fn at_least<'a>(
         &'a self,
         nodes: &'a Nodes,
         size: u32,
     ) -> impl Iterator<Item = Id> + 'a {
-        let (least, _) = place(size);
-        (least..CLASSES)
-            .rev()
-            .filter(|class| self.lists[*class] != 0)
-            .flat_map(|class| self.heads[class].iter().rev().copied())
-            .flat_map(|head| {
-                std::iter::successors((head != NONE).then_some(head), |id| {
-                    let next = nodes[*id].free_after;
-                    (next != NONE).then_some(next)
-                })
-            })
+        let (class, list) = place(size);
+        let own = (self.heads[class][list] != NONE).then_some((class, list));
+        let lists = own.into_iter().chain(std::iter::successors(
+            self.above(class, list),
+            |(class, list)| self.above(*class, *list),
+        ));
+        lists
+            .flat_map(|(class, list)| self.list(nodes, class, list))
             .filter(move |id| nodes[*id].size >= size)
+    }
+
+    /// The blocks of one list.
+    fn list<'a>(
+        &self,
+        nodes: &'a Nodes,
+        class: usize,
+        list: usize,
+    ) -> impl Iterator<Item = Id> + use<'a> {
+        let real = |id: Id| (id != NONE).then_some(id);
+        std::iter::successors(real(self.heads[class][list]), move |id| {
+            real(nodes[*id].free_after)
+        })
+    }
+
+    /// The largest block.
+    pub(super) fn largest(&self, nodes: &Nodes) -> Option<u32> {
+        if self.classes == 0 {
+            return None;
+        }
+        let class = self.classes.ilog2() as usize;
+        let list = self.lists[class].ilog2() as usize;
+        let sizes = self.list(nodes, class, list).map(|id| nodes[id].size);
+        sizes.max()
     }
 }

@@ -3,10 +3,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::commons::Commons;
+use super::counters::Counters;
 use super::ground::{Ground, Upstream, Vmm};
 use super::lanes::Centre;
+use super::lock::Lock;
 use super::owners::Owners;
-use super::{Arena, Inner, Seldom};
+use super::{Arena, Inner, Seldom, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
@@ -143,6 +146,10 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         ground: Arc::new(ground),
         owners: Owners::default(),
         lanes: boxcar::Vec::new(),
+        commons: Lock::new(thread::number(), Commons::default()),
+        counters: Counters::default(),
+        clock: Arc::default(),
+        front_limit: AtomicU32::new(u32::MAX),
         centre: Mutex::new(Centre::default()),
         seldom: Seldom::default(),
     }))

@@ -1,20 +1,27 @@
-//! What a lane counts. Written by whoever has the lane, read by anybody at any time.
+//! What a lane or the commons counts. Written by whoever has it, read by anybody at any time.
 
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::PAGE_UNITS;
+use super::front::is_small;
+
+/// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Units that users have.
-    pub(super) live: AtomicU64,
+    /// Units of small blocks, and of large ones, that users have.
+    small: AtomicU64,
+    large: AtomicU64,
     /// Blocks that users have.
-    pub(super) blocks: AtomicU64,
+    blocks: AtomicU64,
     /// Requests that the front answered, and that the fit did.
-    pub(super) front: AtomicU64,
-    pub(super) fit: AtomicU64,
-    /// Units that belong to the lane.
-    pub(super) held: AtomicU64,
+    front: AtomicU64,
+    fit: AtomicU64,
+    /// Units in pages of the lane.
+    held: AtomicU64,
+    /// Units of the large block in front.
+    fronted: AtomicU64,
 }
 
 /// Adds, where nobody else writes at the same time: no locked instruction.
@@ -24,46 +31,70 @@ fn add(counter: &AtomicU64, change: u64) {
     counter.store(value.wrapping_add(change), Ordering::Relaxed);
 }
 
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
 impl Counters {
     #[inline]
     pub(super) fn took_front(&self, size: u32) {
         add(&self.front, 1);
-        self.took(size);
+        if !is_small(size) {
+            self.fronted.store(0, Ordering::Relaxed);
+        }
+        self.change(size, u64::from(size), 1);
     }
 
     #[inline]
     pub(super) fn took_fit(&self, size: u32) {
         add(&self.fit, 1);
-        self.took(size);
-    }
-
-    #[inline]
-    fn took(&self, size: u32) {
-        add(&self.live, u64::from(size));
-        add(&self.blocks, 1);
+        self.change(size, u64::from(size), 1);
     }
 
     #[inline]
     pub(super) fn came_back(&self, size: u32) {
-        add(&self.live, u64::from(size).wrapping_neg());
-        add(&self.blocks, u64::MAX);
+        self.change(size, u64::from(size).wrapping_neg(), u64::MAX);
     }
 
-    /// The lane has so many units more, or less.
+    #[inline]
+    fn change(&self, size: u32, units: u64, blocks: u64) {
+        let live = if is_small(size) {
+            &self.small
+        } else {
+            &self.large
+        };
+        add(live, units);
+        add(&self.blocks, blocks);
+    }
+
+    /// So many units of a large block stand in front.
+    #[inline]
+    pub(super) fn fronts(&self, units: u32) {
+        self.fronted.store(u64::from(units), Ordering::Relaxed);
+    }
+
+    /// The lane has so many units in pages.
     pub(super) fn holds(&self, units: u64) {
         self.held.store(units, Ordering::Relaxed);
     }
 
     pub(super) fn held(&self) -> u64 {
-        Self::read(&self.held)
+        read(&self.held)
     }
 
-    /// Units that nobody has.
-    pub(super) fn free(&self) -> u64 {
-        self.held().saturating_sub(Self::read(&self.live))
+    /// Whether the lane may have something that others could use: whole pages, or a large block in front.
+    pub(super) fn has_spare(&self) -> bool {
+        read(&self.fronted) > 0 || self.held().saturating_sub(read(&self.small)) >= PAGE_UNITS
     }
 
-    pub(super) fn read(counter: &AtomicU64) -> u64 {
-        counter.load(Ordering::Relaxed)
+    /// Adds this to a sum: units and blocks that users have.
+    pub(super) fn live(&self) -> (u64, u64) {
+        let units = read(&self.small).wrapping_add(read(&self.large));
+        (units, read(&self.blocks))
+    }
+
+    /// Requests that the front answered, and that the fit did.
+    pub(super) fn answered(&self) -> (u64, u64) {
+        (read(&self.front), read(&self.fit))
     }
 }

@@ -28,10 +28,8 @@ unsafe impl Send for Served {}
 impl Served {
     /// `None` where this thread cannot name it, and while somebody captures it.
     fn view(&self) -> Option<StreamRef<'_>> {
-        if self
-            .thread
-            .is_some_and(|thread| thread != std::thread::current().id())
-        {
+        let thread = self.thread;
+        if thread.is_some_and(|thread| thread != std::thread::current().id()) {
             return None;
         }
         // SAFETY: the stream is live, because its end is told to the arena before it comes.
@@ -43,49 +41,74 @@ impl Served {
     }
 }
 
+/// The arena's count of tickets, and of the driver calls for marks.
 #[derive(Debug, Default)]
-pub(super) struct Course {
-    served: Option<Served>,
-    /// The epochs that ended at a mark which the host has not seen done.
-    marks: VecDeque<(u32, Event)>,
-    /// Marks that can be set again.
-    spare: Vec<Event>,
-    /// Epochs before this one are done.
-    done: u32,
-    /// Epochs before this one have a mark at their end or are done.
-    marked: u32,
-    /// Driver calls, of all courses of the arena.
-    calls: Arc<AtomicU64>,
+pub(super) struct Clock {
+    present: AtomicU64,
+    pub(super) calls: AtomicU64,
 }
 
-/// What is known of a lane's epochs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// Those before are done.
-    pub(super) done: u32,
-    /// Those before are done or can be waited for.
-    pub(super) marked: u32,
-}
+impl Clock {
+    /// The ticket of now. What was submitted to a stream before this was read comes before each mark that
+    /// takes this ticket or a later one: such a mark is set after the count went on.
+    #[inline]
+    pub(super) fn now(&self) -> u64 {
+        self.present.load(Ordering::SeqCst) + 1
+    }
 
-/// Marks that are kept to be set again.
-const SPARE: usize = 16;
-
-impl Course {
-    pub(super) fn new(calls: &Arc<AtomicU64>) -> Self {
-        Self {
-            calls: Arc::clone(calls),
-            ..Self::default()
-        }
+    fn take(&self) -> u64 {
+        self.present.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     fn count(&self, calls: u64) {
         self.calls.fetch_add(calls, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Course {
+    clock: Arc<Clock>,
+    served: Option<Served>,
+    /// Marks that the host has not seen done, by their tickets.
+    marks: VecDeque<(u64, Event)>,
+    /// Marks that can be set again.
+    spare: Vec<Event>,
+    /// What was given back with this ticket or an earlier one is done.
+    done: u64,
+    /// The end of the stream that was served last could not be marked.
+    is_lost: bool,
+    /// So many looks in a row found nothing done, and so many are left out now.
+    vain: u32,
+    rest: u32,
+}
+
+/// Marks that are kept to be set again.
+const SPARE: usize = 16;
+/// After looks in vain at most 2 to this power are left out.
+const LONGEST_REST: u32 = 6;
+
+impl Course {
+    pub(super) fn new(clock: &Arc<Clock>) -> Self {
+        Self {
+            clock: Arc::clone(clock),
+            served: None,
+            marks: VecDeque::new(),
+            spare: Vec::new(),
+            done: 0,
+            is_lost: false,
+            vain: 0,
+            rest: 0,
+        }
     }
 
     /// Serves this stream from now on.
     pub(super) fn serve(&mut self, stream: &Stream) {
         let raw = stream.as_raw();
         let own = raw == CU_STREAM_PER_THREAD;
+        if self.done == u64::MAX {
+            // Nobody served the lane, and all is done that was before.
+            self.done = self.clock.now() - 1;
+        }
         self.served = Some(Served {
             context: stream.context().clone(),
             raw,
@@ -95,23 +118,86 @@ impl Course {
         self.spare.clear();
     }
 
-    /// The stream is at its end.
+    /// The stream is at its end. Nothing comes to it after the mark that this sets. If it cannot be set,
+    /// nobody will ever know when all is done.
     pub(super) fn leave(&mut self) {
+        let before = self.clock.now();
+        self.mark();
         self.served = None;
+        let marked = self.marks.back().map_or(self.done, |mark| mark.0);
+        self.is_lost = marked < before;
+        self.settle();
     }
 
-    /// Looks which marks are done.
-    pub(super) fn settle(&mut self) -> Seen {
-        while let Some((epoch, event)) = self.marks.front() {
-            self.count(1);
+    /// What is done, as far as marks tell.
+    pub(super) fn settle(&mut self) -> u64 {
+        while let Some((ticket, event)) = self.marks.front() {
+            self.clock.count(1);
             if !event.is_done().unwrap_or(false) {
-                break;
+                return self.done;
             }
-            self.done = epoch + 1;
+            self.done = *ticket;
             self.reuse_first();
         }
-        self.marked = self.marked.max(self.done);
-        self.seen()
+        if self.served.is_none() && !self.is_lost {
+            self.done = u64::MAX;
+        }
+        self.done
+    }
+
+    /// What is done, with a new mark where there is none. Seldom asks a stream that is always busy.
+    pub(super) fn look(&mut self) -> u64 {
+        if self.rest > 0 {
+            self.rest -= 1;
+            return self.done;
+        }
+        let before = self.settle();
+        if self.marks.is_empty() && self.served.is_some() {
+            self.mark();
+        }
+        if self.done > before {
+            self.vain = 0;
+        } else {
+            self.vain = (self.vain + 1).min(LONGEST_REST);
+            self.rest = (1 << self.vain) - 2;
+        }
+        self.done
+    }
+
+    /// As [`look`](Self::look), and asks in any case.
+    pub(super) fn look_now(&mut self) -> u64 {
+        self.settle();
+        if self.served.is_some() {
+            self.mark();
+        }
+        self.done
+    }
+
+    /// Finds out whether all that is in the stream is done, and marks the place if not. Where neither can be,
+    /// nothing is known.
+    fn mark(&mut self) {
+        let Some(stream) = self.served.as_ref().and_then(Served::view) else {
+            return;
+        };
+        let ticket = self.clock.take();
+        self.clock.count(2);
+        if stream.is_done().unwrap_or(false) {
+            self.done = ticket;
+            while !self.marks.is_empty() {
+                self.reuse_first();
+            }
+            return;
+        }
+        let event = match self.spare.pop() {
+            Some(event) => Ok(event),
+            None => stream.context().event(),
+        };
+        self.clock.count(1);
+        if let Ok(event) = event
+            && event.record(stream).is_ok()
+        {
+            self.marks.push_back((ticket, event));
+        }
     }
 
     /// The first mark is done; its event can mark another place.
@@ -123,62 +209,42 @@ impl Course {
         }
     }
 
-    fn seen(&self) -> Seen {
-        Seen {
-            done: self.done,
-            marked: self.marked,
+    /// Makes a stream wait for what was given back with this ticket or earlier ones. Says whether it does.
+    pub(super) fn hold_back(&mut self, stream: &Stream, ticket: u64) -> Result<bool> {
+        if self.done < ticket && self.marks.back().is_none_or(|mark| mark.0 < ticket) {
+            self.mark();
         }
-    }
-
-    /// The lane has ended this epoch just now. Finds out whether all that is in the stream is done, and marks
-    /// the place if not. Where neither can be, the epoch stays unknown.
-    pub(super) fn ended(&mut self, epoch: u32) -> Seen {
-        let Some(stream) = self.served.as_ref().and_then(Served::view) else {
-            return self.seen();
-        };
-        self.count(2);
-        if stream.is_done().unwrap_or(false) {
-            self.done = epoch + 1;
-            self.marked = epoch + 1;
-            while !self.marks.is_empty() {
-                self.reuse_first();
-            }
-            return self.seen();
+        if self.done >= ticket {
+            return Ok(true);
         }
-        let event = match self.spare.pop() {
-            Some(event) => Ok(event),
-            None => stream.context().event(),
-        };
-        self.count(1);
-        if let Ok(event) = event
-            && event.record(stream).is_ok()
-        {
-            self.marks.push_back((epoch, event));
-            self.marked = epoch + 1;
-        }
-        self.seen()
-    }
-
-    /// Makes a stream wait for the end of this epoch, which must be marked.
-    pub(super) fn hold_back(&mut self, stream: &Stream, epoch: u32) -> Result<()> {
-        let mark = self.marks.iter().find(|(marked, _)| *marked >= epoch);
-        match mark {
+        match self.marks.iter().find(|mark| mark.0 >= ticket) {
             Some((_, event)) => {
-                self.count(1);
-                stream.wait_event(event)
+                self.clock.count(1);
+                stream.wait_event(event).map(|()| true)
             }
-            None => Ok(()),
+            None => Ok(false),
         }
     }
 
-    /// Whether all marks are done.
+    /// Makes a stream wait for all that was in the stream that ended.
+    pub(super) fn hold_back_last(&mut self, stream: &Stream) -> Result<bool> {
+        match self.marks.back() {
+            Some((_, event)) => {
+                self.clock.count(1);
+                stream.wait_event(event).map(|()| true)
+            }
+            // The end could not be marked.
+            None => Ok(false),
+        }
+    }
+
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Whether the stream has ended, or all marks are done.
     pub(super) fn is_over(&mut self) -> bool {
         self.settle();
         self.marks.is_empty()
-    }
-
-    /// Whether it serves any stream.
-    pub(super) fn serves(&self) -> bool {
-        self.served.is_some()
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::Inner;
 use super::course::Course;
 use super::ground::Ground;
-use super::{Inner, thread};
 use crate::error::Error;
 use crate::later::{self, Outcome, Pending};
 use crate::report;
@@ -41,17 +41,11 @@ impl Drop for Inner {
         if report::is_forked() {
             return;
         }
-        let me = thread::number();
-        let mut blocks = 0;
-        for (_, slot) in &self.lanes {
-            let mut lane = slot.lock.lock(me);
-            lane.flush();
-            blocks += lane.fit().used_blocks() - lane.pending();
-        }
-        if blocks > 0 {
+        let stats = self.stats();
+        if stats.live_blocks > 0 {
             // Somebody has addresses without a handle. Their memory stays.
-            let bytes = self.stats().live;
-            report::failed("arena", &Error::still_allocated(blocks, bytes));
+            let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
+            report::failed("arena", &Error::still_allocated(blocks, stats.live));
             return;
         }
         let centre = self
@@ -59,8 +53,8 @@ impl Drop for Inner {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         let mut centre = std::mem::take(centre);
-        for (id, _) in &self.lanes {
-            self.advance(&mut centre, id as u32);
+        for course in &mut centre.courses {
+            course.leave();
         }
         let mut remains = Remains {
             ground: Arc::clone(&self.ground),

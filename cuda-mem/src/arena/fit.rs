@@ -1,4 +1,4 @@
-//! Best fit among the free blocks of one lane, in constant time: the bookkeeping alone.
+//! Best fit among free blocks, in constant time: the bookkeeping alone.
 //!
 //! Memory comes and goes as runs of whole pages; runs that touch become one, so a block may lie across
 //! what were two of them. Neighbouring free blocks are always merged. All numbers are in units.
@@ -11,6 +11,7 @@ use super::PAGE_UNITS;
 use super::bins::Bins;
 use super::index::Index;
 use super::node::{Id, Node, Nodes, State};
+use super::stamp::Stamp;
 
 #[derive(Debug, Default)]
 pub(super) struct Fit {
@@ -30,12 +31,12 @@ pub(super) struct Fit {
 pub(super) struct FreePages {
     pub(super) start: u64,
     pub(super) units: u64,
-    pub(super) epoch: u32,
+    pub(super) stamp: Stamp,
 }
 
 impl Fit {
-    /// Takes a run of memory in; it was in use up to this epoch.
-    pub(super) fn add_run(&mut self, start: u64, units: u64, epoch: u32) {
+    /// Takes a run of memory in, of which the first `used` units are a block in use from the beginning.
+    pub(super) fn add_run(&mut self, start: u64, units: u64, stamp: Stamp, used: u32) {
         let end = start + units;
         let left = self.runs.range(..start).next_back().map(|run| *run.1);
         let left = left.filter(|edges| self.nodes[edges.1].start() == start);
@@ -44,11 +45,16 @@ impl Fit {
         let mut blocks = Vec::new();
         let mut at = start;
         while at < end {
-            let size = (end - at).min(u64::from(u32::MAX / 2)) as u32;
-            blocks.push(self.nodes.add(Node::new(at, size, State::Used, epoch)));
+            let most = if at == start && used > 0 {
+                used
+            } else {
+                u32::MAX / 2
+            };
+            let size = (end - at).min(u64::from(most)) as u32;
+            blocks.push(self.nodes.add(Node::new(at, size, State::Used, stamp)));
             at += u64::from(size);
         }
-        let mut edge = |at| self.nodes.add(Node::new(at, 0, State::Edge, 0));
+        let mut edge = |at| self.nodes.add(Node::new(at, 0, State::Edge, Stamp::FREE));
         let first = left.map_or_else(|| edge(start), |edges| edges.0);
         let last = right.map_or_else(|| edge(end), |edges| edges.1);
         let mut previous = match left {
@@ -74,8 +80,12 @@ impl Fit {
         }
         self.runs.insert(self.nodes[first].start(), (first, last));
         self.total += units;
-        for block in blocks {
-            self.release(block, epoch);
+        for (count, block) in blocks.into_iter().enumerate() {
+            if count == 0 && used > 0 {
+                self.used.insert(&self.nodes, block);
+            } else {
+                self.release(block, stamp);
+            }
         }
     }
 
@@ -83,6 +93,57 @@ impl Fit {
     #[inline]
     pub(super) fn allocate(&mut self, size: u32) -> Option<u64> {
         let id = self.bins.find(&self.nodes, size)?;
+        Some(self.take(id, size))
+    }
+
+    /// As [`allocate`](Self::allocate), if the block that fits best is usable; else it is left, and its
+    /// stamp says for whom to look.
+    #[inline]
+    pub(super) fn allocate_if(
+        &mut self,
+        size: u32,
+        usable: impl Fn(Stamp) -> bool,
+    ) -> Option<Result<u64, Stamp>> {
+        let id = self.bins.find(&self.nodes, size)?;
+        let stamp = self.nodes[id].stamp();
+        Some(if usable(stamp) {
+            Ok(self.take(id, size))
+        } else {
+            Err(stamp)
+        })
+    }
+
+    /// A small block that is usable, however many others have to be looked at.
+    pub(super) fn allocate_where(
+        &mut self,
+        size: u32,
+        usable: impl Fn(Stamp) -> bool,
+    ) -> Option<u64> {
+        let mut blocks = self.bins.at_least(&self.nodes, size);
+        let id = blocks.find(|id| usable(self.nodes[*id].stamp()))?;
+        drop(blocks);
+        Some(self.take(id, size))
+    }
+
+    /// The free block that fits best: where it starts, and its stamp.
+    pub(super) fn best(&self, size: u32) -> Option<(u64, Stamp)> {
+        let id = self.bins.find(&self.nodes, size)?;
+        Some((self.nodes[id].start(), self.nodes[id].stamp()))
+    }
+
+    /// Takes a block from the beginning of the free block that starts here and has this stamp.
+    pub(super) fn allocate_at(&mut self, start: u64, stamp: Stamp, size: u32) -> bool {
+        let mut blocks = self.bins.at_least(&self.nodes, size);
+        let found = blocks.find(|id| {
+            let node = &self.nodes[*id];
+            node.start() == start && node.stamp() == stamp
+        });
+        drop(blocks);
+        found.map(|id| self.take(id, size)).is_some()
+    }
+
+    #[inline]
+    fn take(&mut self, id: Id, size: u32) -> u64 {
         self.bins.remove(&mut self.nodes, id);
         let node = self.nodes[id];
         if node.size > size {
@@ -91,7 +152,7 @@ impl Fit {
         self.nodes[id].state = State::Used;
         self.free -= u64::from(size);
         self.used.insert(&self.nodes, id);
-        Some(node.start())
+        node.start()
     }
 
     /// Makes a block that is in no list smaller; the rest becomes a free block behind it.
@@ -102,7 +163,7 @@ impl Fit {
             node.start() + u64::from(size),
             node.size - size,
             State::Free,
-            node.epoch,
+            node.stamp(),
         );
         let rest = self.nodes.add(rest);
         self.nodes[id].size = size;
@@ -118,23 +179,22 @@ impl Fit {
         Some(self.nodes[id].size)
     }
 
-    /// Takes back the used block that starts here, and says how large it was. The lane's stream may use it
-    /// until the end of this epoch.
+    /// Takes back the used block that starts here, and says how large it was.
     #[inline]
-    pub(super) fn free(&mut self, start: u64, epoch: u32) -> Option<u32> {
+    pub(super) fn free(&mut self, start: u64, stamp: Stamp) -> Option<u32> {
         let id = self.used.remove(&self.nodes, start)?;
         let size = self.nodes[id].size;
-        self.release(id, epoch);
+        self.release(id, stamp);
         Some(size)
     }
 
     /// Makes a block free, and one with its free neighbours.
     #[inline]
-    fn release(&mut self, mut id: Id, epoch: u32) {
+    fn release(&mut self, mut id: Id, stamp: Stamp) {
         let node = self.nodes[id];
         self.free += u64::from(node.size);
         let mut size = node.size;
-        let mut epoch = epoch;
+        let mut stamp = stamp;
         let before = self.nodes[node.before];
         if before.state == State::Free
             && let Some(sum) = size.checked_add(before.size)
@@ -144,7 +204,7 @@ impl Fit {
             self.nodes.remove(id);
             id = node.before;
             size = sum;
-            epoch = epoch.max(before.epoch);
+            stamp = stamp.and(before.stamp());
         }
         let after = self.nodes[node.after];
         if after.state == State::Free
@@ -154,11 +214,11 @@ impl Fit {
             self.nodes.link(id, after.after);
             self.nodes.remove(node.after);
             size = sum;
-            epoch = epoch.max(after.epoch);
+            stamp = stamp.and(after.stamp());
         }
         let node = &mut self.nodes[id];
         node.size = size;
-        node.epoch = epoch;
+        node.set_stamp(stamp);
         node.state = State::Free;
         self.bins.insert(&mut self.nodes, id);
     }
@@ -175,14 +235,14 @@ impl Fit {
                 (start + pages * PAGE_UNITS <= end).then(|| FreePages {
                     start,
                     units: end - start,
-                    epoch: node.epoch,
+                    stamp: node.stamp(),
                 })
             })
     }
 
-    /// Gives a part of a free block away that was in use before the epoch `until` only: it is not this lane's
-    /// any more. Searches the block, so this is for rare use.
-    pub(super) fn cut(&mut self, start: u64, units: u64, until: u32) -> bool {
+    /// Gives a part of the free block with this stamp away: it is not in the fit any more. Searches the
+    /// block, so this is for rare use.
+    pub(super) fn cut(&mut self, start: u64, units: u64, stamp: Stamp) -> bool {
         let end = start + units;
         let Some((&run, &(first, last))) = self.runs.range(..=start).next_back() else {
             return false;
@@ -191,7 +251,7 @@ impl Fit {
             return false;
         };
         let node = self.nodes[id];
-        if node.epoch >= until {
+        if node.stamp() != stamp {
             return false;
         }
         self.bins.remove(&mut self.nodes, id);
@@ -203,7 +263,7 @@ impl Fit {
         self.runs.remove(&run);
         let mut before = node.before;
         if left > 0 {
-            let block = Node::new(node.start(), left as u32, State::Used, node.epoch);
+            let block = Node::new(node.start(), left as u32, State::Used, node.stamp());
             let block = self.nodes.add(block);
             self.nodes.link(before, block);
             before = block;
@@ -211,16 +271,18 @@ impl Fit {
         if before == first {
             self.nodes.remove(first);
         } else {
-            let edge = self.nodes.add(Node::new(start, 0, State::Edge, 0));
+            let edge = self
+                .nodes
+                .add(Node::new(start, 0, State::Edge, Stamp::FREE));
             self.nodes.link(before, edge);
             self.runs.insert(run, (first, edge));
         }
         if left > 0 {
-            self.release(before, node.epoch);
+            self.release(before, node.stamp());
         }
         let mut after = node.after;
         if right > 0 {
-            let block = Node::new(end, right as u32, State::Used, node.epoch);
+            let block = Node::new(end, right as u32, State::Used, node.stamp());
             let block = self.nodes.add(block);
             self.nodes.link(block, after);
             after = block;
@@ -228,12 +290,12 @@ impl Fit {
         if after == last {
             self.nodes.remove(last);
         } else {
-            let edge = self.nodes.add(Node::new(end, 0, State::Edge, 0));
+            let edge = self.nodes.add(Node::new(end, 0, State::Edge, Stamp::FREE));
             self.nodes.link(edge, after);
             self.runs.insert(end, (edge, last));
         }
         if right > 0 {
-            self.release(after, node.epoch);
+            self.release(after, node.stamp());
         }
         self.nodes.remove(id);
         true
@@ -248,18 +310,13 @@ impl Fit {
         })
     }
 
-    /// The ends of all runs, and how many free units lie directly before each.
-    pub(super) fn tails(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.runs.values().map(|(_, last)| {
-            let edge = &self.nodes[*last];
-            let before = &self.nodes[edge.before];
-            let free = if before.state == State::Free {
-                before.size
-            } else {
-                0
-            };
-            (edge.start(), u64::from(free))
-        })
+    /// The free block that ends here, where a run ends: where it starts, and its stamp.
+    pub(super) fn tail(&self, end: u64) -> Option<(u64, Stamp)> {
+        let (_, (_, last)) = self.runs.range(..end).next_back()?;
+        let edge = &self.nodes[*last];
+        let before = &self.nodes[edge.before];
+        (edge.start() == end && before.state == State::Free)
+            .then(|| (before.start(), before.stamp()))
     }
 
     /// Units in free blocks.
@@ -272,19 +329,9 @@ impl Fit {
         self.total
     }
 
-    /// How many blocks are in use.
-    pub(super) fn used_blocks(&self) -> usize {
-        self.used.len()
-    }
-
     /// Units of the largest free block.
     pub(super) fn largest_free(&self) -> u64 {
-        let mut sizes = self.bins.at_least(&self.nodes, 1);
-        sizes
-            .by_ref()
-            .map(|id| u64::from(self.nodes[id].size))
-            .max()
-            .unwrap_or(0)
+        self.bins.largest(&self.nodes).map_or(0, u64::from)
     }
 
     /// Bytes of the host that the bookkeeping takes.

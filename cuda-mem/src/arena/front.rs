@@ -1,15 +1,21 @@
 //! The blocks that were freed last: they stand before the fit, which they have not gone back to, so that the
 //! next request of the same size costs next to nothing.
 //!
-//! What stands here cannot be merged with its neighbours, so it is little: one block of each of
-//! some small sizes, and one of any size.
+//! What stands here cannot be merged with its neighbours, so it is little: one block of each of some small
+//! sizes, and one large one.
 
 #![forbid(unsafe_code)]
 
 /// Places for small blocks.
 const PLACES: usize = 64;
-/// The largest block that counts as small, in units: 1 MiB.
-const SMALL: u32 = 4096;
+/// The largest block that counts as small, in units: 64 KiB.
+pub(super) const SMALL: u32 = 256;
+
+/// Whether blocks of this size are cut from pages of their lane, and not from what all lanes share.
+#[inline]
+pub(super) fn is_small(size: u32) -> bool {
+    size <= SMALL
+}
 
 /// A block in front, in units. Size 0 is none.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +26,7 @@ pub(super) struct Block {
 
 #[derive(Debug)]
 pub(super) struct Front {
-    /// The last place is that of any size.
+    /// The last place is that of the large one.
     places: [Block; PLACES + 1],
     units: u64,
 }
@@ -36,7 +42,7 @@ impl Default for Front {
 
 #[inline]
 fn place(size: u32) -> usize {
-    if size > SMALL {
+    if !is_small(size) {
         return PLACES;
     }
     // A multiplication that mixes: the high bits choose.

@@ -101,10 +101,6 @@ impl Index {
         Some(found)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// Bytes of the host that the index takes.
     pub(super) fn bytes(&self) -> usize {
         self.places.capacity() * size_of::<Id>()

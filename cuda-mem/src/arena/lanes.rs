@@ -13,7 +13,6 @@ use super::lock::Lock;
 use super::owners::LaneId;
 use super::{Inner, count, thread};
 use crate::error::{Error, Result};
-use crate::pool::ReusePolicy;
 use crate::stream::{Follower, Stream};
 
 /// A lane, on cache lines of its own.
@@ -76,7 +75,9 @@ impl Inner {
                 let id = self
                     .adopt(&mut centre, stream)
                     .unwrap_or_else(|| self.new_lane(&mut centre));
-                centre.courses[id as usize].serve(stream);
+                let course = &mut centre.courses[id as usize];
+                course.serve(stream);
+                self.note_done(course, id);
                 centre.by_stream.insert(key, id);
                 id
             }
@@ -99,29 +100,22 @@ impl Inner {
             lock: Lock::new(thread::number(), Lane::default()),
             counters: Counters::default(),
         });
-        centre.courses.push(Course::new(&self.seldom.calls));
+        centre.courses.push(Course::new(&self.clock));
+        self.limit_fronts();
         id as LaneId
     }
 
     /// A lane whose stream has ended, if all that was in it comes before what is in `stream` from now on.
     fn adopt(&self, centre: &mut Centre, stream: &Stream) -> Option<LaneId> {
+        let may_wait = self.may_wait();
         for place in 0..centre.orphans.len() {
             let id = centre.orphans[place];
-            let last = self.slot(id).lock.lock(thread::number()).epoch() - 1;
             let course = &mut centre.courses[id as usize];
-            let seen = course.settle();
-            let ready = if seen.done > last {
-                true
-            } else if seen.marked > last
-                && self
-                    .reuse
-                    .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
-            {
+            let mut ready = course.settle() == u64::MAX;
+            if !ready && may_wait {
                 count(&self.seldom.waits);
-                course.hold_back(stream, last).is_ok()
-            } else {
-                false
-            };
+                ready = course.hold_back_last(stream).unwrap_or(false);
+            }
             if ready {
                 centre.orphans.swap_remove(place);
                 return Some(id);
@@ -137,10 +131,9 @@ impl Follower for Inner {
         let Some(id) = centre.by_stream.remove(&Key::Stream(number)) else {
             return;
         };
-        let ended = self.slot(id).lock.lock(thread::number()).end_epoch();
         let course = &mut centre.courses[id as usize];
-        course.ended(ended);
         course.leave();
+        self.note_done(course, id);
         centre.orphans.push(id);
     }
 }

@@ -1,19 +1,23 @@
 //! The arena: a sub-allocator that takes large pieces of memory and hands out parts of them without asking
 //! the driver.
 //!
-//! Every stream has a lane: blocks that it can use at once, kept by best fit ([`fit`]), with the few that
-//! were freed last in front ([`front`]). A lane costs its usual thread no locked instruction ([`lock`]).
-//! What a lane lacks it takes over from others, in order, or gets from the ground ([`refill`]). The
-//! bookkeeping knows no driver and no unsafe code; `course`, `ground` and `refill` face the driver.
+//! Every stream has a lane ([`lane`]): the blocks that were freed last stand in front ([`front`]), and small
+//! blocks are cut from pages of the lane's own, so that threads with streams of their own never meet. Large
+//! blocks come from the commons ([`commons`]), where all lie side by side: as tight as if there were one stream. Both keep their blocks by best fit
+//! ([`fit`]). A free block in the commons knows who used it last ([`stamp`]); whoever else wants it looks
+//! whether that is done, or waits ([`refill`]). A lock costs its usual thread no locked instruction
+//! ([`lock`]). The bookkeeping knows no driver and no unsafe code; `course` and `ground` face the driver.
 
 mod barrier;
 mod bins;
 mod builder;
+mod commons;
 mod counters;
 mod course;
 mod end;
 mod fit;
 mod front;
+mod giving;
 mod ground;
 mod index;
 mod lane;
@@ -22,8 +26,8 @@ mod lock;
 mod node;
 mod owners;
 mod refill;
+mod stamp;
 mod stats;
-mod survey;
 mod thread;
 mod trim;
 
@@ -50,21 +54,25 @@ pub use stats::{ArenaGround, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pool::{Pool, ReusePolicy};
 use crate::report;
 use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
 use crate::stream::Stream;
 
+use commons::Commons;
+use counters::Counters;
+use course::Clock;
+use front::is_small;
 use ground::Ground;
-use lane::Freed;
 use lanes::{Centre, Slot};
+use lock::Lock;
 use owners::{LaneId, Owners};
 
 /// Blocks are multiples of so many bytes, and so aligned.
@@ -123,9 +131,16 @@ struct Inner {
     properties: MemoryProperties,
     reuse: ReusePolicy,
     ground: Arc<Ground>,
+    /// Whose the pages are that small blocks are cut from.
     owners: Owners,
     /// The lanes by number. None goes before the arena does.
     lanes: boxcar::Vec<Slot>,
+    commons: Lock<Commons>,
+    /// Of the commons.
+    counters: Counters,
+    clock: Arc<Clock>,
+    /// Larger blocks do not go in front, in units.
+    front_limit: AtomicU32,
     /// What is done seldom is done by one thread at a time.
     centre: Mutex<Centre>,
     seldom: Seldom,
@@ -139,8 +154,12 @@ struct Seldom {
     waits: AtomicU64,
     grown: AtomicU64,
     released: AtomicU64,
-    /// Driver calls of the marks.
-    calls: Arc<AtomicU64>,
+}
+
+/// There is no block in use that starts here, in units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Unknown {
+    start: u64,
 }
 
 fn count(counter: &AtomicU64) {
@@ -150,13 +169,9 @@ fn count(counter: &AtomicU64) {
 impl Inner {
     /// The stream's lane, if it is at hand.
     #[inline]
-    fn lane_at_hand(&self, stream: &Stream) -> Option<(LaneId, &Slot)> {
+    fn lane_at_hand(&self, stream: &Stream) -> Option<LaneId> {
         let note = stream.slot(self.number).load(Ordering::Relaxed);
-        if (note >> 32) as u32 != self.number {
-            return None;
-        }
-        let id = note as u32;
-        Some((id, self.lanes.get(id as usize)?))
+        ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 
     fn centre(&self) -> MutexGuard<'_, Centre> {
@@ -219,15 +234,10 @@ unsafe impl MemoryResource for Arena {
         if let Some(size) = units(layout.size())
             && size != 0
             && !report::is_forked()
-            && let Some((_, lane)) = inner.lane_at_hand(stream)
+            && let Some(id) = inner.lane_at_hand(stream)
+            && let Some(start) = inner.at_hand(id, size)
         {
-            let start = lane
-                .lock
-                .lock(thread::number())
-                .allocate(size, &lane.counters);
-            if let Some(start) = start {
-                return Ok(start * UNIT);
-            }
+            return Ok(start * UNIT);
         }
         Inner::allocate_slowly(&self.0, layout, stream)
     }
@@ -244,21 +254,16 @@ unsafe impl MemoryResource for Arena {
             return Ok(());
         }
         let Some(size) = units(layout.size()) else {
-            return Err(self.unknown(address));
+            let start = address / UNIT;
+            return Err(inner.unknown(Unknown { start }));
         };
         if !report::is_forked()
-            && let Some((id, lane)) = inner.lane_at_hand(stream)
-            && inner.owners.of(address) == Some(id)
+            && let Some(id) = inner.lane_at_hand(stream)
+            && (!is_small(size) || inner.owners.of(address) == Some(id))
         {
-            let mut bookkeeping = lane.lock.lock(thread::number());
-            let freed = bookkeeping.free(address / UNIT, size, &lane.counters);
-            drop(bookkeeping);
-            return match freed {
-                Freed::Kept => Ok(()),
-                Freed::Unknown { start } => Err(self.unknown(start * UNIT)),
-            };
+            return inner.free_at_hand(id, address / UNIT, size);
         }
-        Inner::deallocate_slowly(&self.0, address, stream)
+        Inner::deallocate_slowly(&self.0, address, size, stream)
     }
 
     fn memory_properties(&self) -> MemoryProperties {
@@ -274,15 +279,6 @@ unsafe impl MemoryResource for Arena {
 
     fn trim_to(&self, keep: u64) -> Result<()> {
         self.0.trim_to(keep)
-    }
-}
-
-impl Arena {
-    #[cold]
-    fn unknown(&self, address: u64) -> Error {
-        Error::invalid(format!(
-            "{address:#x} was not allocated from {self:?}, or was given back already"
-        ))
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+use super::stamp::Stamp;
+
 /// The number of a node. Numbers are given again once a node has gone.
 pub(super) type Id = u32;
 
@@ -21,7 +23,7 @@ pub(super) enum State {
     Vacant,
 }
 
-/// A block of memory. Kept to 32 bytes, because there is one for every live block and at most one
+/// A block of memory. Kept to 40 bytes, because there is one for every live block and at most one
 /// more for the gap behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
@@ -34,16 +36,17 @@ pub(super) struct Node {
     /// The neighbours in the list of free blocks of this class.
     pub(super) free_before: Id,
     pub(super) free_after: Id,
-    /// Up to which epoch of the lane's stream it was in use.
-    pub(super) epoch: u32,
     start_high: u16,
     pub(super) state: State,
+    /// The parts of a stamp, apart because together they would take more room.
+    users: u32,
+    ticket: u64,
 }
 
-const _: () = assert!(size_of::<Node>() == 32);
+const _: () = assert!(size_of::<Node>() == 40);
 
 impl Node {
-    pub(super) fn new(start: u64, size: u32, state: State, epoch: u32) -> Self {
+    pub(super) fn new(start: u64, size: u32, state: State, stamp: Stamp) -> Self {
         Self {
             start_low: start as u32,
             start_high: (start >> 32) as u16,
@@ -52,8 +55,9 @@ impl Node {
             after: NONE,
             free_before: NONE,
             free_after: NONE,
-            epoch,
             state,
+            users: stamp.users,
+            ticket: stamp.ticket,
         }
     }
 
@@ -61,6 +65,21 @@ impl Node {
     #[inline]
     pub(super) fn start(&self) -> u64 {
         u64::from(self.start_high) << 32 | u64::from(self.start_low)
+    }
+
+    /// Until when it was in use, if it is free.
+    #[inline]
+    pub(super) fn stamp(&self) -> Stamp {
+        Stamp {
+            ticket: self.ticket,
+            users: self.users,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_stamp(&mut self, stamp: Stamp) {
+        self.ticket = stamp.ticket;
+        self.users = stamp.users;
     }
 
     /// The unit behind its last one.

@@ -1,32 +1,58 @@
-//! What happens when a lane has no block that fits, and when a block comes back in the order of another
-//! stream than its lane's.
+//! What happens when neither the lane nor the commons has a block to use at once.
 
 use std::alloc::Layout;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::course::Seen;
-use super::lane::{Freed, Pending};
+use super::commons::{Lack, Place};
+use super::course::Course;
+use super::front::is_small;
+use super::ground::Chunk;
 use super::lanes::Centre;
 use super::owners::LaneId;
-use super::survey::Run;
+use super::stamp::Stamp;
 use super::{Inner, PAGE, PAGE_UNITS, UNIT, count, thread, units};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::pool::ReusePolicy;
 use crate::report;
 use crate::stream::Stream;
 
-/// A lane grows by an eighth of what it has, at least and at most so many pages.
+/// The arena grows by a sixteenth of what it holds, at least and at most so many pages.
 const LEAST_GROWN: u64 = 4;
 const MOST_GROWN: u64 = 16;
 
-/// So many blocks that wait for other streams are looked through when the number has doubled.
-const MANY: usize = 64;
+/// A lane takes an eighth of the pages that it has, at least one and at most so many.
+const MOST_TAKEN: u64 = 8;
 
-/// So often a request is tried that other threads of the same stream may snatch the memory from.
-const TRIES: u32 = 8;
+/// So often a request is tried that other threads may snatch the memory from.
+const TRIES: u32 = 16;
+
+/// What may be done for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    /// To look whether what is busy is done now.
+    Look,
+    /// Besides, to take another place than the best one.
+    Settle,
+    /// Besides, to make the stream wait.
+    Wait,
+}
 
 impl Inner {
+    pub(super) fn may_wait(&self) -> bool {
+        self.reuse
+            .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
+    }
+
+    fn may_look(&self) -> bool {
+        self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC)
+    }
+
+    /// Tells the commons how far a lane's stream is.
+    pub(super) fn note_done(&self, course: &Course, id: LaneId) {
+        let mut commons = self.commons.lock(thread::number());
+        commons.note_done(id, course.done());
+    }
+
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(
@@ -43,18 +69,18 @@ impl Inner {
         }
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {
-            let error = Error::new(
-                ErrorKind::OutOfMemory,
-                "a block of an arena has less than 1 TiB",
-            );
-            return Err(error.with_asked(bytes));
+            let text = "a block of an arena has less than 1 TiB";
+            return Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes));
         };
         for _ in 0..TRIES {
-            if let Some(start) = this.from_lane(id, size) {
+            if let Some(start) = this.at_hand(id, size) {
                 return Ok(start * UNIT);
             }
-            count(&this.seldom.refills);
-            if let Some(start) = this.from_others(id, size, stream) {
+            let means = [Means::Look, Means::Settle, Means::Wait];
+            let found = means
+                .into_iter()
+                .find_map(|means| this.find(id, size, stream, means));
+            if let Some(start) = found {
                 return Ok(start * UNIT);
             }
             match this.grow(id, size, stream) {
@@ -63,193 +89,273 @@ impl Inner {
                 Err(error) => return this.last_resort(id, size, stream, error),
             }
         }
-        Err(Error::new(
-            ErrorKind::OutOfMemory,
-            "other threads took all that was got for this stream",
-        )
-        .with_asked(bytes))
+        let text = "other threads took all that was got for this request";
+        Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes))
     }
 
-    /// From the lane as it is; if need be, with what stands in front put back.
-    fn from_lane(&self, id: LaneId, size: u32) -> Option<u64> {
+    /// From the lane and the commons as they are.
+    #[inline]
+    pub(super) fn at_hand(&self, id: LaneId, size: u32) -> Option<u64> {
+        let me = thread::number();
         let slot = self.slot(id);
-        let mut lane = slot.lock.lock(thread::number());
-        if let Some(start) = lane.allocate(size, &slot.counters) {
+        if let Some(start) = slot.lock.lock(me).allocate(size, &slot.counters) {
             return Some(start);
         }
-        if lane.flush() == 0 {
+        if is_small(size) {
             return None;
         }
-        lane.allocate(size, &slot.counters)
+        let mut commons = self.commons.lock(me);
+        commons.allocate(size, id, &self.counters).ok()
     }
 
-    /// From blocks of this lane that wait for other streams, or from what other lanes have to spare.
-    fn from_others(&self, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+    /// What each of the means can get.
+    fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Option<u64> {
+        let allowed = match means {
+            Means::Look | Means::Settle => self.may_look() || means == Means::Settle,
+            Means::Wait => self.may_wait(),
+        };
+        if !allowed {
+            return None;
+        }
         let mut centre = self.centre();
-        let may_wait = self
-            .reuse
-            .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES);
-        let opportunistic = self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC);
-        if self.recover(&mut centre, id, None)
-            && let Some(start) = self.from_lane(id, size)
-        {
-            return Some(start);
+        if means == Means::Settle {
+            count(&self.seldom.refills);
+            self.gather();
         }
-        let pages = u64::from(size).div_ceil(PAGE_UNITS);
-        if opportunistic && let Some(start) = self.take_over(&mut centre, id, size, pages, None) {
-            return Some(start);
+        if is_small(size) {
+            let wait = (means == Means::Wait).then_some(stream);
+            if self.recover(&mut centre, id, wait)
+                && let Some(start) = self.at_hand(id, size)
+            {
+                return Some(start);
+            }
+            return self.take_pages(&mut centre, id, size, stream, means);
         }
-        if !may_wait {
-            return None;
+        match means {
+            Means::Look => self.look(&mut centre, id, size),
+            Means::Settle => {
+                let mut commons = self.commons.lock(thread::number());
+                commons.allocate_any(size, id, &self.counters)
+            }
+            Means::Wait => self.wait(&mut centre, id, size, stream),
         }
-        if self.recover(&mut centre, id, Some(stream))
-            && let Some(start) = self.from_lane(id, size)
-        {
-            return Some(start);
-        }
-        self.take_over(&mut centre, id, size, pages, Some(stream))
     }
 
-    /// Takes free pages of other lanes, together with those of this one that lie beside them. With `stream`,
-    /// which must be the lane's, it is made to wait where they are not known to be done.
-    fn take_over(
+    /// If the best block is busy, looks whether it still is.
+    fn look(&self, centre: &mut Centre, id: LaneId, size: u32) -> Option<u64> {
+        let me = thread::number();
+        // Each round either finds the block done, or gives up.
+        loop {
+            let lack = self.commons.lock(me).allocate(size, id, &self.counters);
+            let stamp = match lack {
+                Ok(start) => {
+                    count(&self.seldom.taken_over);
+                    return Some(start);
+                }
+                Err(Lack::Nothing) => return None,
+                Err(Lack::Busy(stamp)) => stamp,
+            };
+            if !self.is_done_now(centre, stamp, id) {
+                return None;
+            }
+        }
+    }
+
+    /// Looks how far the streams are that may use a block.
+    fn is_done_now(&self, centre: &mut Centre, stamp: Stamp, own: LaneId) -> bool {
+        stamp.lanes(centre.courses.len(), own).all(|user| {
+            let course = &mut centre.courses[user as usize];
+            if course.done() < stamp.ticket {
+                course.look();
+            }
+            self.note_done(course, user);
+            course.done() >= stamp.ticket
+        })
+    }
+
+    /// Makes the stream wait for those that may use a block.
+    fn wait_for(&self, centre: &mut Centre, stamp: Stamp, own: LaneId, stream: &Stream) -> bool {
+        stamp.lanes(centre.courses.len(), own).all(|user| {
+            let course = &mut centre.courses[user as usize];
+            if course.done() >= stamp.ticket {
+                return true;
+            }
+            count(&self.seldom.waits);
+            let waits = course.hold_back(stream, stamp.ticket).unwrap_or(false);
+            self.note_done(course, user);
+            waits
+        })
+    }
+
+    fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+        let place = self.commons.lock(thread::number()).best(size)?;
+        if !self.wait_for(centre, place.stamp, id, stream) {
+            return None;
+        }
+        let mut commons = self.commons.lock(thread::number());
+        let taken = commons.allocate_at(place, size, &self.counters);
+        taken.then(|| {
+            count(&self.seldom.taken_over);
+            place.start
+        })
+    }
+
+    /// What stands in front of lanes, and their free pages, become the commons' again.
+    pub(super) fn gather(&self) {
+        let me = thread::number();
+        for (id, slot) in &self.lanes {
+            let id = id as LaneId;
+            if !slot.counters.has_spare() {
+                continue;
+            }
+            let mut lane = slot.lock.lock(me);
+            let large = lane.flush(&slot.counters);
+            let pages = lane.give_away(&slot.counters);
+            drop(lane);
+            // The lane's stream may use all that until now.
+            let stamp = Stamp::new(id, self.clock.now());
+            let mut commons = self.commons.lock(me);
+            if let Some(block) = large {
+                // One that is unknown was given back twice, and is nobody's.
+                let _ = commons.free(block.start, stamp);
+            }
+            for place in pages {
+                self.owners
+                    .note(place.start * UNIT, place.units * UNIT, None);
+                commons.add(place.start, place.units, stamp);
+            }
+        }
+    }
+
+    /// Pages of the commons for the small blocks of a lane.
+    fn take_pages(
         &self,
         centre: &mut Centre,
         id: LaneId,
         size: u32,
-        pages: u64,
-        stream: Option<&Stream>,
+        stream: &Stream,
+        means: Means,
     ) -> Option<u64> {
-        let lanes = self.by_free();
-        let waits = stream.is_some();
-        // One lane is nearly always enough, and to look at all takes long if there are many.
-        let first = lanes.iter().find(|lane| **lane != id)?;
-        let fitting = |runs: Vec<Run>| {
-            let runs = runs.into_iter().filter(|run| run.pages() >= pages);
-            runs.min_by_key(|run| (run.pages(), run.start))
+        let me = thread::number();
+        let busy = means != Means::Settle;
+        let place = self.commons.lock(me).pages(1, id, busy)?;
+        let ready = match means {
+            Means::Look => self.is_done_now(centre, place.stamp, id),
+            Means::Settle => true,
+            Means::Wait => self.wait_for(centre, place.stamp, id, stream),
         };
-        let run = match fitting(self.survey(centre, &[*first], Some(id), waits)) {
-            Some(run) => run,
-            None => fitting(self.survey(centre, &lanes, Some(id), waits))?,
-        };
-        let held = self.slot(id).counters.held() / PAGE_UNITS;
-        let run = run.first(run.pages().min(pages + held / 4));
-        self.take_run(centre, id, &run, stream, Some(size))
-    }
-
-    fn take_run(
-        &self,
-        centre: &mut Centre,
-        id: LaneId,
-        run: &Run,
-        stream: Option<&Stream>,
-        size: Option<u32>,
-    ) -> Option<u64> {
-        if !self.withdraw(run) {
+        let taken = place.units.min(self.lane_share(id));
+        if !ready
+            || !self
+                .commons
+                .lock(me)
+                .give_away(place.start, taken, place.stamp)
+        {
             return None;
         }
-        if let Some(stream) = stream {
-            for (lane, epoch) in run.debts(id) {
-                count(&self.seldom.waits);
-                if centre.courses[lane as usize]
-                    .hold_back(stream, epoch)
-                    .is_err()
-                {
-                    self.return_run(run);
-                    return None;
-                }
+        self.add_to_lane(id, place.start, taken, size)
+    }
+
+    /// More memory from the ground, and a block of it. `None` if other threads took what it was to be one
+    /// with.
+    fn grow(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        if is_small(size) {
+            return self.grow_lane(id, size, stream);
+        }
+        let needed = u64::from(size).div_ceil(PAGE_UNITS);
+        let frontier = self.ground.frontier(needed * PAGE);
+        let tail = frontier.and_then(|end| self.usable_tail(id, end / UNIT, stream));
+        let rest = match (tail, frontier) {
+            (Some(tail), Some(end)) => u64::from(size).saturating_sub(end / UNIT - tail.start),
+            _ => u64::from(size),
+        };
+        let grown = self.more(frontier, rest.div_ceil(PAGE_UNITS).max(1), stream)?;
+        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
+        let stamp = self.stamp_of_new(id);
+        let mut commons = self.commons.lock(thread::number());
+        match tail {
+            Some(tail) => {
+                commons.add(start, units, stamp);
+                let taken = commons.allocate_at(tail, size, &self.counters);
+                Ok(taken.then_some(tail.start))
+            }
+            None => {
+                commons.add_and_take(start, units, stamp, size, &self.counters);
+                Ok(Some(start))
             }
         }
-        count(&self.seldom.taken_over);
-        let units = run.end - run.start;
-        self.owners.note(run.start * UNIT, units * UNIT, Some(id));
-        self.add(id, run.start, units, run.is_known(), size)
     }
 
-    /// Ends the epoch of a lane, and finds out how far its stream is.
-    pub(super) fn advance(&self, centre: &mut Centre, id: LaneId) -> Seen {
-        let course = &mut centre.courses[id as usize];
-        if !course.serves() {
-            return course.settle();
+    /// More pages for the small blocks of a lane; the rest goes to the commons.
+    fn grow_lane(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        let grown = self.more(self.ground.frontier(PAGE), 1, stream)?;
+        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
+        let taken = units.min(self.lane_share(id));
+        let me = thread::number();
+        if units > taken {
+            let stamp = self.stamp_of_new(id);
+            let mut commons = self.commons.lock(me);
+            commons.add(start + taken, units - taken, stamp);
         }
-        let ended = self.slot(id).lock.lock(thread::number()).end_epoch();
-        course.ended(ended)
+        Ok(self.add_to_lane(id, start, taken, size))
     }
 
-    /// Adds memory to a lane and takes a block, before anybody else can.
-    pub(super) fn add(
-        &self,
-        id: LaneId,
-        start: u64,
-        units: u64,
-        known: bool,
-        size: Option<u32>,
-    ) -> Option<u64> {
-        let slot = self.slot(id);
-        let mut lane = slot.lock.lock(thread::number());
-        lane.add(start, units, known);
-        slot.counters.holds(lane.fit().total_units());
-        lane.allocate(size?, &slot.counters)
-    }
-
-    /// So many pages a lane should grow by at least, so that it need not come back soon.
-    fn extra(&self, id: LaneId) -> u64 {
-        let held = self.slot(id).counters.held();
-        (held / PAGE_UNITS / 8).clamp(LEAST_GROWN, MOST_GROWN)
-    }
-
-    /// More memory from the ground. `None` if another thread of the stream took it.
-    fn grow(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        let frontier = self
-            .take_tail(id, stream)
-            .or_else(|| self.ground.frontier(id));
-        let tail = frontier.map_or(0, |frontier| {
-            let lane = self.slot(id).lock.lock(thread::number());
-            let end = frontier / UNIT;
-            let tail = lane.fit().tails().find(|tail| tail.0 == end);
-            tail.map_or(0, |tail| tail.1)
-        });
-        let needed = u64::from(size).saturating_sub(tail).max(1);
-        let needed = needed.div_ceil(PAGE_UNITS);
-        let wanted = needed.max(self.extra(id));
-        let grown = self.ground.grow(id, frontier, wanted * PAGE, stream);
-        let grown = match grown {
-            Err(error) if wanted > needed && error.is_out_of_memory() => {
-                self.ground.grow(id, frontier, needed * PAGE, stream)
+    /// Memory from the ground: so many pages, and some more so that it need not be asked soon again.
+    fn more(&self, frontier: Option<u64>, pages: u64, stream: &Stream) -> Result<Chunk> {
+        let held = self.ground.reserved().current() / PAGE;
+        let wanted = pages.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
+        let grown = match self.ground.grow(frontier, wanted * PAGE, stream) {
+            Err(error) if wanted > pages && error.is_out_of_memory() => {
+                self.ground.grow(frontier, pages * PAGE, stream)
             }
             grown => grown,
         }?;
         count(&self.seldom.grown);
-        self.owners.note(grown.address, grown.bytes, Some(id));
-        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        // Over an upstream the memory is the stream's, and nobody else's yet.
-        let known = frontier.is_some();
-        Ok(self.add(id, start, units, known, Some(size)))
+        self.limit_fronts();
+        Ok(grown)
     }
 
-    /// The longest run of free pages that ends where the arena can grow becomes this lane's, so that it
-    /// need only grow by the rest.
-    fn take_tail(&self, id: LaneId, stream: &Stream) -> Option<u64> {
-        let frontiers = self.ground.frontiers();
-        let wait = self
-            .reuse
-            .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
-            .then_some(stream);
-        if wait.is_none() && !self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC) {
-            return None;
+    fn stamp_of_new(&self, id: LaneId) -> Stamp {
+        if self.ground.is_ordered() {
+            Stamp::new(id, self.clock.now())
+        } else {
+            Stamp::FREE
+        }
+    }
+
+    /// The free block before the place where the arena grows, if the stream may use it; it was made to wait
+    /// if need be.
+    fn usable_tail(&self, id: LaneId, end: u64, stream: &Stream) -> Option<Place> {
+        let commons = self.commons.lock(thread::number());
+        let tail = commons.tail(end)?;
+        let own = tail.stamp.is_of(id) || commons.is_done(tail.stamp, id);
+        drop(commons);
+        if own {
+            return Some(tail);
         }
         let mut centre = self.centre();
-        let runs = self.survey(&mut centre, &self.by_free(), Some(id), wait.is_some());
-        let tails = runs
-            .iter()
-            .filter(|run| frontiers.contains(&(run.end * UNIT)));
-        let tail = tails.max_by_key(|run| run.pages())?;
-        self.take_run(&mut centre, id, tail, wait, None);
-        Some(tail.end * UNIT)
+        let usable = self.may_look() && self.is_done_now(&mut centre, tail.stamp, id)
+            || self.may_wait() && self.wait_for(&mut centre, tail.stamp, id, stream);
+        usable.then_some(tail)
     }
 
-    /// The device has no more: what all lanes have to spare and is done goes back to it, so that it can
-    /// come again where it is needed.
+    /// So many units of pages a lane takes at a time.
+    fn lane_share(&self, id: LaneId) -> u64 {
+        let has = self.slot(id).counters.held() / PAGE_UNITS;
+        (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS
+    }
+
+    /// Adds pages to a lane and takes a block, before anybody else can.
+    fn add_to_lane(&self, id: LaneId, start: u64, units: u64, size: u32) -> Option<u64> {
+        self.owners.note(start * UNIT, units * UNIT, Some(id));
+        let slot = self.slot(id);
+        let mut lane = slot.lock.lock(thread::number());
+        lane.add(start, units, &slot.counters);
+        lane.allocate(size, &slot.counters)
+    }
+
+    /// The device has no more: what is spare and done goes back to it, so that it can come again where it is
+    /// needed.
     #[cold]
     fn last_resort(&self, id: LaneId, size: u32, stream: &Stream, error: Error) -> Result<u64> {
         if !error.is_out_of_memory() {
@@ -257,18 +363,17 @@ impl Inner {
         }
         let before = self.ground.reserved().current();
         self.trim_to(0)?;
-        let error = if self.ground.reserved().current() < before {
+        let mut last = error;
+        if self.ground.reserved().current() < before {
             match self.grow(id, size, stream) {
                 Ok(Some(start)) => return Ok(start * UNIT),
-                Ok(None) => error,
-                Err(error) => error,
+                Ok(None) => {}
+                Err(error) => last = error,
             }
-        } else {
-            error
-        };
+        }
         let device = stream.context().memory_info().ok();
         let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
-        Err(error
+        Err(last
             .asked(|| format!("{bytes} bytes from {self:?}"))
             .with_memory(OutOfMemory::default)
             .and_memory(|memory| {
@@ -279,90 +384,5 @@ impl Inner {
                 memory.device_free = device.map(|device| device.free);
                 memory.device_total = device.map(|device| device.total);
             }))
-    }
-
-    /// Looks through the blocks of a lane that were given back in other streams. With `stream`, which must be
-    /// the lane's, it is made to wait for those. Says whether any came free.
-    fn recover(&self, centre: &mut Centre, id: LaneId, stream: Option<&Stream>) -> bool {
-        let me = thread::number();
-        let pending = self.slot(id).lock.lock(me).take_pending();
-        if pending.is_empty() {
-            return false;
-        }
-        let mut last: BTreeMap<LaneId, u32> = BTreeMap::new();
-        for block in &pending {
-            let epoch = last.entry(block.lane).or_default();
-            *epoch = (*epoch).max(block.epoch);
-        }
-        let mut seen: BTreeMap<LaneId, Seen> = BTreeMap::new();
-        let mut waited: BTreeMap<LaneId, bool> = BTreeMap::new();
-        for (other, epoch) in last {
-            let mut now = centre.courses[other as usize].settle();
-            if now.marked <= epoch {
-                now = self.advance(centre, other);
-            }
-            seen.insert(other, now);
-            if let Some(stream) = stream
-                && now.done <= epoch
-                && now.marked > epoch
-            {
-                count(&self.seldom.waits);
-                let course = &mut centre.courses[other as usize];
-                waited.insert(other, course.hold_back(stream, epoch).is_ok());
-            }
-        }
-        let mut lane = self.slot(id).lock.lock(me);
-        let mut any = false;
-        for block in pending {
-            let known = seen
-                .get(&block.lane)
-                .is_some_and(|seen| block.epoch < seen.done);
-            if known || waited.get(&block.lane) == Some(&true) {
-                lane.is_over(block, known);
-                any = true;
-            } else {
-                lane.wait_again(block);
-            }
-        }
-        any
-    }
-
-    #[cold]
-    pub(super) fn deallocate_slowly(this: &Arc<Self>, address: u64, stream: &Stream) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let unknown = || {
-            Error::invalid(format!(
-                "{address:#x} was not allocated from {this:?}, or was given back already"
-            ))
-        };
-        let owner = this.owners.of(address).ok_or_else(unknown)?;
-        let id = this.lane_of(stream)?;
-        let me = thread::number();
-        let epoch = this.slot(id).lock.lock(me).epoch();
-        let pending = Pending {
-            start: address / UNIT,
-            lane: id,
-            epoch,
-        };
-        let slot = this.slot(owner);
-        let mut lane = slot.lock.lock(me);
-        if owner == id {
-            let Some(size) = lane.fit().size_of(pending.start) else {
-                return Err(unknown());
-            };
-            lane.free(pending.start, size, &slot.counters);
-            return Ok(());
-        }
-        if lane.free_elsewhere(pending, &slot.counters) != Freed::Kept {
-            return Err(unknown());
-        }
-        let waiting = lane.pending();
-        drop(lane);
-        if waiting >= MANY && waiting.is_power_of_two() {
-            this.recover(&mut this.centre(), owner, None);
-        }
-        Ok(())
     }
 }

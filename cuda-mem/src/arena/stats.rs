@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::counters::Counters;
 use super::ground::Ground;
 use super::{Arena, Inner, UNIT, thread};
 use crate::error::Bytes;
@@ -96,7 +95,7 @@ pub struct FreeSpace {
     pub bytes: u64,
     /// Of these, bytes of blocks that were freed last and wait for requests of their size.
     pub cached: u64,
-    /// Of these, bytes of blocks that were freed on another stream than their own, and wait for that.
+    /// Of these, bytes of small blocks that were freed on another stream than their own, and wait for that.
     pub pending: u64,
     /// Bytes of the largest free block.
     pub largest: u64,
@@ -134,17 +133,23 @@ impl Inner {
             waits: seldom(&self.seldom.waits),
             grown: seldom(&self.seldom.grown),
             released: seldom(&self.seldom.released),
-            driver_calls: self.ground.calls() + seldom(&self.seldom.calls),
+            driver_calls: self.ground.calls() + seldom(&self.clock.calls),
             lanes: self.lanes.count() as u64,
             ..ArenaStats::default()
         };
-        for (_, slot) in &self.lanes {
-            let counters = &slot.counters;
-            stats.live += Counters::read(&counters.live) * UNIT;
-            stats.live_blocks += Counters::read(&counters.blocks);
-            stats.hits += Counters::read(&counters.front);
-            stats.fits += Counters::read(&counters.fit);
+        let lanes = self.lanes.iter().map(|(_, slot)| &slot.counters);
+        let (mut units, mut blocks) = (0_u64, 0_u64);
+        for counters in lanes.chain([&self.counters]) {
+            let live = counters.live();
+            units = units.wrapping_add(live.0);
+            blocks = blocks.wrapping_add(live.1);
+            let answered = counters.answered();
+            stats.hits += answered.0;
+            stats.fits += answered.1;
         }
+        // Read while others are at work, the parts may not fit together.
+        stats.live = (units.cast_signed().max(0) as u64) * UNIT;
+        stats.live_blocks = blocks.cast_signed().max(0) as u64;
         stats
     }
 }
@@ -175,6 +180,10 @@ impl Arena {
             space.largest = space.largest.max(lane.fit().largest_free() * UNIT);
             space.bookkeeping += lane.bytes() as u64;
         }
+        let commons = self.0.commons.lock(me);
+        space.bytes += commons.fit().free_units() * UNIT;
+        space.largest = space.largest.max(commons.fit().largest_free() * UNIT);
+        space.bookkeeping += commons.fit().bytes() as u64;
         space
     }
 

@@ -1,34 +1,42 @@
 //! Memory that goes back before the arena ends.
 
-use super::{Inner, UNIT, count};
+use super::owners::LaneId;
+use super::stamp::Stamp;
+use super::{Inner, UNIT, count, thread};
 use crate::error::Result;
 
 impl Inner {
     /// Gives back chunks that nobody has anything of and whose end the host sees, until no more than `keep`
     /// bytes are held. Waits for nothing.
     pub(super) fn trim_to(&self, keep: u64) -> Result<()> {
+        let me = thread::number();
         let mut centre = self.centre();
-        for run in self
-            .survey(&mut centre, &self.by_free(), None, false)
-            .iter()
-            .rev()
-        {
-            // From the far end, so that what is kept has no gaps.
-            let chunks = self.ground.chunks_in(run.start * UNIT, run.end * UNIT);
-            for chunk in chunks.into_iter().rev() {
+        if self.ground.reserved().current() <= keep {
+            return Ok(());
+        }
+        self.gather();
+        for (id, course) in centre.courses.iter_mut().enumerate() {
+            course.look_now();
+            self.note_done(course, id as LaneId);
+        }
+        let mut places = self.commons.lock(me).done_pages();
+        // From the far end, so that what is kept has no gaps.
+        places.sort_unstable_by_key(|place| std::cmp::Reverse(place.start));
+        for place in places {
+            let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
+            for chunk in self.ground.chunks_in(from, to).into_iter().rev() {
                 if self.ground.reserved().current() <= keep {
                     return Ok(());
                 }
-                let part = run.part(chunk.address / UNIT, chunk.end() / UNIT);
-                if !self.withdraw(&part) {
+                let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
+                if !self.commons.lock(me).give_away(start, units, place.stamp) {
                     // Somebody took of it meanwhile.
-                    continue;
+                    break;
                 }
-                self.owners.note(chunk.address, chunk.bytes, None);
-                // SAFETY: the chunk is in no lane, and all that used it ended in epochs that are done.
+                // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
                 let released = unsafe { self.ground.release(chunk) };
                 if let Err(error) = released {
-                    self.return_run(&part);
+                    self.commons.lock(me).add(start, units, Stamp::FREE);
                     return Err(error);
                 }
                 count(&self.seldom.released);

@@ -9,7 +9,6 @@ pub(super) use vmm::Vmm;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::owners::LaneId;
 use crate::error::{Bytes, Error, ErrorKind, Result};
 use crate::stream::Stream;
 
@@ -33,33 +32,24 @@ pub(super) enum Ground {
 }
 
 impl Ground {
-    /// Where this lane's next chunk will be, if that can be told. Memory that ends there will be one with it.
-    pub(super) fn frontier(&self, lane: LaneId) -> Option<u64> {
+    /// Where the next chunk of so many bytes will be, if that can be told. It will be one with memory that ends
+    /// there.
+    pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
         match self {
-            Self::Vmm(vmm) => vmm.frontier(lane),
+            Self::Vmm(vmm) => vmm.frontier(bytes),
             Self::Upstream(_) => None,
         }
     }
 
-    /// All places where more memory can join what is there.
-    pub(super) fn frontiers(&self) -> Vec<u64> {
-        match self {
-            Self::Vmm(vmm) => vmm.frontiers(),
-            Self::Upstream(_) => Vec::new(),
-        }
+    /// Whether new memory is that of the stream that it was asked for, and not of all.
+    pub(super) fn is_ordered(&self) -> bool {
+        matches!(self, Self::Upstream(_))
     }
 
-    /// More memory: so many bytes, a multiple of the page, at this frontier if there is room, else wherever
-    /// the lane grows. What comes to `stream` from now on may use it, and nobody else does.
-    pub(super) fn grow(
-        &self,
-        lane: LaneId,
-        frontier: Option<u64>,
-        bytes: u64,
-        stream: &Stream,
-    ) -> Result<Chunk> {
+    /// More memory: so many bytes, a multiple of the page; at this frontier if there is still room.
+    pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         match self {
-            Self::Vmm(vmm) => vmm.grow(lane, frontier, bytes, stream),
+            Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream),
             Self::Upstream(upstream) => upstream.grow(bytes, stream),
         }
     }

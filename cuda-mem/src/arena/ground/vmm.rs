@@ -1,4 +1,4 @@
-//! Physical memory behind addresses of our own choice: each lane grows without gaps.
+//! Physical memory behind addresses of our own choice, so that it grows without gaps.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use cuda_driver_sys::{
 
 use super::{Chunk, Reserved, chunks_in, full};
 use crate::arena::PAGE;
-use crate::arena::owners::{LaneId, Owners};
+use crate::arena::owners::Owners;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::Location;
@@ -20,12 +20,16 @@ use crate::recording;
 use crate::report;
 use crate::stream::Stream;
 
+/// A zone has addresses for so many times the memory of the device, because memory that goes back from the
+/// middle leaves addresses unused.
+const ZONE: u64 = 4;
+
 #[derive(Debug)]
 pub(in crate::arena) struct Vmm {
     device: Device,
     prop: CUmemAllocationProp,
     access: Vec<CUmemAccessDesc>,
-    /// How many addresses a lane gets at a time, in bytes: addresses cost nothing.
+    /// How many addresses are reserved at a time, in bytes: they cost nothing.
     zone: u64,
     max: u64,
     state: Mutex<State>,
@@ -40,9 +44,8 @@ unsafe impl Sync for Vmm {}
 
 #[derive(Debug, Default)]
 struct State {
-    /// All reservations, and the zone that each lane grows in.
+    /// All reservations. There is a second one only when the first is used up.
     zones: Vec<Zone>,
-    of_lane: BTreeMap<LaneId, usize>,
     /// What is mapped: address → bytes.
     chunks: BTreeMap<u64, u64>,
 }
@@ -94,7 +97,7 @@ impl Vmm {
             device,
             prop,
             access: access.collect(),
-            zone: device.total_memory()?.next_multiple_of(PAGE),
+            zone: (device.total_memory()? * ZONE).next_multiple_of(PAGE),
             max,
             state: Mutex::default(),
             reserved: Reserved::default(),
@@ -118,28 +121,17 @@ impl Vmm {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(super) fn frontier(&self, lane: LaneId) -> Option<u64> {
+    pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
         let state = self.state();
-        let zone = &state.zones[*state.of_lane.get(&lane)?];
+        let zone = state.zones.iter().find(|zone| zone.room() >= bytes)?;
         Some(zone.frontier)
-    }
-
-    pub(super) fn frontiers(&self) -> Vec<u64> {
-        let state = self.state();
-        state.zones.iter().map(|zone| zone.frontier).collect()
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
         chunks_in(&self.state().chunks, from, to)
     }
 
-    pub(super) fn grow(
-        &self,
-        lane: LaneId,
-        frontier: Option<u64>,
-        bytes: u64,
-        stream: &Stream,
-    ) -> Result<Chunk> {
+    pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         if bytes.saturating_add(self.reserved.current()) > self.max {
             return Err(full(self.max, &self.reserved));
         }
@@ -151,7 +143,7 @@ impl Vmm {
             .position(|zone| Some(zone.frontier) == frontier && zone.room() >= bytes);
         let index = match wished {
             Some(index) => index,
-            None => self.zone_for(&mut state, lane, bytes)?,
+            None => self.zone_for(&mut state, bytes)?,
         };
         let address = state.zones[index].frontier;
         let chunk = Chunk { address, bytes };
@@ -162,13 +154,10 @@ impl Vmm {
         Ok(chunk)
     }
 
-    /// A zone of this lane with so much room.
-    fn zone_for(&self, state: &mut State, lane: LaneId, bytes: u64) -> Result<usize> {
-        if let Some(&index) = state.of_lane.get(&lane) {
-            let zone = &state.zones[index];
-            if zone.room() >= bytes {
-                return Ok(index);
-            }
+    /// A zone with so much room.
+    fn zone_for(&self, state: &mut State, bytes: u64) -> Result<usize> {
+        if let Some(index) = state.zones.iter().position(|zone| zone.room() >= bytes) {
+            return Ok(index);
         }
         let size = self.zone.max(bytes);
         let length = usize::try_from(size).map_err(|_| too_many(size))?;
@@ -185,7 +174,6 @@ impl Vmm {
             return Err(too_many(address));
         }
         state.zones.push(zone);
-        state.of_lane.insert(lane, state.zones.len() - 1);
         Ok(state.zones.len() - 1)
     }
 

@@ -1,0 +1,170 @@
+//! What happens to a block that cannot simply go in front of its stream's lane.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::front::{self, Block, is_small};
+use super::lane::Pending;
+use super::lanes::Centre;
+use super::owners::LaneId;
+use super::stamp::Stamp;
+use super::{Inner, UNIT, Unknown, count, thread};
+use crate::error::{Error, Result};
+use crate::report;
+use crate::stream::Stream;
+
+/// So many blocks that wait for other streams are looked through, and again whenever the number has doubled.
+const MANY: usize = 64;
+
+/// What stands in front of all lanes is at most one part in so many of what the arena holds.
+const FRONTED: u64 = 128;
+
+impl Inner {
+    /// Decides anew which blocks may stand in front, because there are more lanes or more memory. With one lane
+    /// all may: nobody else could use them.
+    pub(super) fn limit_fronts(&self) {
+        let lanes = self.lanes.count() as u64;
+        let limit = if lanes <= 1 {
+            u32::MAX
+        } else {
+            let held = self.ground.reserved().current() / UNIT;
+            u32::try_from(held / (lanes * FRONTED)).unwrap_or(u32::MAX)
+        };
+        let limit = limit.max(front::SMALL);
+        self.front_limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// A block made room in front of this lane for another one.
+    #[inline]
+    pub(super) fn settle(&self, id: LaneId, block: Block) -> Result<(), Unknown> {
+        let me = thread::number();
+        if is_small(block.size) {
+            return self.slot(id).lock.lock(me).settle(block.start);
+        }
+        let stamp = Stamp::new(id, self.clock.now());
+        self.commons.lock(me).free(block.start, stamp)
+    }
+
+    #[cold]
+    pub(super) fn deallocate_slowly(
+        this: &Arc<Self>,
+        address: u64,
+        size: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let id = this.lane_of(stream)?;
+        let start = address / UNIT;
+        if !is_small(size) {
+            return this.free_at_hand(id, start, size);
+        }
+        let Some(owner) = this.owners.of(address) else {
+            return Err(this.unknown(Unknown { start }));
+        };
+        if owner == id {
+            return this.free_at_hand(id, start, size);
+        }
+        let pending = Pending {
+            start,
+            lane: id,
+            ticket: this.clock.now(),
+        };
+        let slot = this.slot(owner);
+        let mut lane = slot.lock.lock(thread::number());
+        lane.free_elsewhere(pending, &slot.counters)
+            .map_err(|unknown| this.unknown(unknown))?;
+        let waiting = lane.pending();
+        drop(lane);
+        if waiting >= MANY && waiting.is_power_of_two() {
+            this.recover(&mut this.centre(), owner, None);
+        }
+        Ok(())
+    }
+
+    /// Puts a block in front of the lane.
+    #[inline]
+    pub(super) fn free_at_hand(&self, id: LaneId, start: u64, size: u32) -> Result<()> {
+        let me = thread::number();
+        if size > self.front_limit.load(Ordering::Relaxed) {
+            let stamp = Stamp::new(id, self.clock.now());
+            let mut commons = self.commons.lock(me);
+            self.counters.came_back(size);
+            let freed = commons.free(start, stamp);
+            drop(commons);
+            return freed.map_err(|unknown| self.unknown(unknown));
+        }
+        let slot = self.slot(id);
+        let mut lane = slot.lock.lock(me);
+        let Some(old) = lane.free(start, size, &slot.counters) else {
+            return Ok(());
+        };
+        let settled = if is_small(old.size) {
+            lane.settle(old.start)
+        } else {
+            drop(lane);
+            self.settle(id, old)
+        };
+        settled.map_err(|unknown| self.unknown(unknown))
+    }
+
+    #[cold]
+    pub(super) fn unknown(&self, unknown: Unknown) -> Error {
+        Error::invalid(format!(
+            "{:#x} was not allocated from {self:?}, or was given back already",
+            unknown.start * UNIT
+        ))
+    }
+
+    /// Looks through the blocks of a lane that were given back in other streams. With `stream`, which must be
+    /// the lane's, it is made to wait for those. Says whether any came free.
+    pub(super) fn recover(&self, centre: &mut Centre, id: LaneId, stream: Option<&Stream>) -> bool {
+        let me = thread::number();
+        let pending = self.slot(id).lock.lock(me).take_pending();
+        if pending.is_empty() {
+            return false;
+        }
+        let mut last: BTreeMap<LaneId, u64> = BTreeMap::new();
+        for block in &pending {
+            let ticket = last.entry(block.lane).or_default();
+            *ticket = block.ticket.max(*ticket);
+        }
+        // What was given back there with this ticket or an earlier one is over.
+        let over: BTreeMap<LaneId, u64> = last
+            .into_iter()
+            .map(|(other, ticket)| {
+                let course = &mut centre.courses[other as usize];
+                let mut over = course.done();
+                if over < ticket {
+                    over = course.look();
+                }
+                if over < ticket
+                    && let Some(stream) = stream
+                {
+                    count(&self.seldom.waits);
+                    if course.hold_back(stream, ticket).unwrap_or(false) {
+                        over = ticket;
+                    }
+                }
+                (other, over)
+            })
+            .collect();
+        let mut lane = self.slot(id).lock.lock(me);
+        let mut any = false;
+        for block in pending {
+            if over
+                .get(&block.lane)
+                .is_some_and(|over| block.ticket <= *over)
+            {
+                // It was known when it was given back.
+                let _ = lane.settle(block.start);
+                any = true;
+            } else {
+                lane.wait_again(block);
+            }
+        }
+        any
+    }
+}
