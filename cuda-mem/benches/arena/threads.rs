@@ -13,7 +13,7 @@ use crate::subjects::{NAMES, Subject, layout};
 
 pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads together, from one shared \
      resource: all threads start at a barrier after 1000 pairs of warm-up, each makes 1,000,000 pairs (the \
-     pool: 20,000 in all, on one stream: 200,000 in all) and times them; the slowest thread counts; median of 5 runs. 'own': a stream \
+     pool: 20,000 in all, the arena on one stream or mixed: 200,000 in all) and times them; the slowest thread counts; median of 5 runs. 'own': a stream \
      for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
      to 32 blocks alive. linear: over so many times one thread's rate";
 

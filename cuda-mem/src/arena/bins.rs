@@ -13,7 +13,7 @@ const LISTS: usize = 1 << SPLIT;
 const CLASSES: usize = (32 - SPLIT as usize) + 1;
 
 /// How many blocks of a list are looked at for the best one. More finds tighter places and takes longer.
-const LOOK: usize = 4;
+const LOOK: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Bins {
@@ -63,17 +63,18 @@ impl Bins {
 
     #[inline]
     pub(super) fn remove(&mut self, nodes: &mut Nodes, id: Id) {
-        let node = nodes[id];
-        if node.free_after != NONE {
-            nodes[node.free_after].free_before = node.free_before;
+        let node = &nodes[id];
+        let (size, before, after) = (node.size, node.free_before, node.free_after);
+        if after != NONE {
+            nodes[after].free_before = before;
         }
-        if node.free_before != NONE {
-            nodes[node.free_before].free_after = node.free_after;
+        if before != NONE {
+            nodes[before].free_after = after;
             return;
         }
-        let (class, list) = place(node.size);
-        self.heads[class][list] = node.free_after;
-        if node.free_after == NONE {
+        let (class, list) = place(size);
+        self.heads[class][list] = after;
+        if after == NONE {
             self.lists[class] &= !(1 << list);
             if self.lists[class] == 0 {
                 self.classes &= !(1 << class);

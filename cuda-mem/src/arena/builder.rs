@@ -9,6 +9,7 @@ use super::ground::{Ground, Upstream, Vmm};
 use super::lanes::Centre;
 use super::lock::Lock;
 use super::owners::Owners;
+use super::slots::Slots;
 use super::{Arena, Inner, Seldom, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -145,7 +146,7 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         reuse,
         ground: Arc::new(ground),
         owners: Owners::default(),
-        lanes: boxcar::Vec::new(),
+        lanes: Slots::default(),
         commons: Lock::new(thread::number(), Commons::default()),
         counters: Counters::default(),
         clock: Arc::default(),

@@ -31,6 +31,7 @@ fn add(counter: &AtomicU64, change: u64) {
     counter.store(value.wrapping_add(change), Ordering::Relaxed);
 }
 
+#[inline]
 fn read(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
@@ -71,6 +72,12 @@ impl Counters {
     #[inline]
     pub(super) fn fronts(&self, units: u32) {
         self.fronted.store(u64::from(units), Ordering::Relaxed);
+    }
+
+    /// Units of the large block in front.
+    #[inline]
+    pub(super) fn fronted(&self) -> u64 {
+        read(&self.fronted)
     }
 
     /// The lane has so many units in pages.

@@ -142,34 +142,26 @@ impl Fit {
         found.map(|id| self.take(id, size)).is_some()
     }
 
+    /// Takes a block from the beginning of a free one; the rest stays free.
     #[inline]
     fn take(&mut self, id: Id, size: u32) -> u64 {
-        self.bins.remove(&mut self.nodes, id);
-        let node = self.nodes[id];
-        if node.size > size {
-            self.split(id, size);
+        let nodes = &mut self.nodes;
+        self.bins.remove(nodes, id);
+        let node = &mut nodes[id];
+        let (start, rest, after) = (node.start(), node.size - size, node.after);
+        node.state = State::Used;
+        if rest > 0 {
+            node.size = size;
+            let stamp = node.stamp();
+            let rest = Node::new(start + u64::from(size), rest, State::Free, stamp);
+            let rest = nodes.add(rest);
+            nodes.link(rest, after);
+            nodes.link(id, rest);
+            self.bins.insert(nodes, rest);
         }
-        self.nodes[id].state = State::Used;
         self.free -= u64::from(size);
-        self.used.insert(&self.nodes, id);
-        node.start()
-    }
-
-    /// Makes a block that is in no list smaller; the rest becomes a free block behind it.
-    #[inline]
-    fn split(&mut self, id: Id, size: u32) {
-        let node = self.nodes[id];
-        let rest = Node::new(
-            node.start() + u64::from(size),
-            node.size - size,
-            State::Free,
-            node.stamp(),
-        );
-        let rest = self.nodes.add(rest);
-        self.nodes[id].size = size;
-        self.nodes.link(rest, node.after);
-        self.nodes.link(id, rest);
-        self.bins.insert(&mut self.nodes, rest);
+        self.used.insert(nodes, id);
+        start
     }
 
     /// How large the used block is that starts here.
@@ -190,37 +182,42 @@ impl Fit {
 
     /// Makes a block free, and one with its free neighbours.
     #[inline]
-    fn release(&mut self, mut id: Id, stamp: Stamp) {
-        let node = self.nodes[id];
-        self.free += u64::from(node.size);
-        let mut size = node.size;
-        let mut stamp = stamp;
-        let before = self.nodes[node.before];
-        if before.state == State::Free
-            && let Some(sum) = size.checked_add(before.size)
+    fn release(&mut self, mut id: Id, mut stamp: Stamp) {
+        let nodes = &mut self.nodes;
+        let Node {
+            mut size,
+            before,
+            after,
+            ..
+        } = nodes[id];
+        self.free += u64::from(size);
+        let left = &nodes[before];
+        if left.state == State::Free
+            && let Some(sum) = size.checked_add(left.size)
         {
-            self.bins.remove(&mut self.nodes, node.before);
-            self.nodes.link(node.before, node.after);
-            self.nodes.remove(id);
-            id = node.before;
             size = sum;
-            stamp = stamp.and(before.stamp());
+            stamp = stamp.and(left.stamp());
+            self.bins.remove(nodes, before);
+            nodes.link(before, after);
+            nodes.remove(id);
+            id = before;
         }
-        let after = self.nodes[node.after];
-        if after.state == State::Free
-            && let Some(sum) = size.checked_add(after.size)
+        let right = &nodes[after];
+        if right.state == State::Free
+            && let Some(sum) = size.checked_add(right.size)
         {
-            self.bins.remove(&mut self.nodes, node.after);
-            self.nodes.link(id, after.after);
-            self.nodes.remove(node.after);
             size = sum;
-            stamp = stamp.and(after.stamp());
+            stamp = stamp.and(right.stamp());
+            let next = right.after;
+            self.bins.remove(nodes, after);
+            nodes.link(id, next);
+            nodes.remove(after);
         }
-        let node = &mut self.nodes[id];
+        let node = &mut nodes[id];
         node.size = size;
         node.set_stamp(stamp);
         node.state = State::Free;
-        self.bins.insert(&mut self.nodes, id);
+        self.bins.insert(nodes, id);
     }
 
     /// The whole pages of free blocks that have at least so many of them in a row.

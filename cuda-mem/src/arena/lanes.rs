@@ -6,22 +6,11 @@ use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
-use super::counters::Counters;
 use super::course::Course;
-use super::lane::Lane;
-use super::lock::Lock;
 use super::owners::LaneId;
 use super::{Inner, count, thread};
 use crate::error::{Error, Result};
 use crate::stream::{Follower, Stream};
-
-/// A lane, on cache lines of its own.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(super) struct Slot {
-    pub(super) lock: Lock<Lane>,
-    pub(super) counters: Counters,
-}
 
 /// Whose a lane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,13 +85,10 @@ impl Inner {
     }
 
     fn new_lane(&self, centre: &mut Centre) -> LaneId {
-        let id = self.lanes.push(Slot {
-            lock: Lock::new(thread::number(), Lane::default()),
-            counters: Counters::default(),
-        });
+        let id = self.lanes.push(thread::number());
         centre.courses.push(Course::new(&self.clock));
         self.limit_fronts();
-        id as LaneId
+        id
     }
 
     /// A lane whose stream has ended, if all that was in it comes before what is in `stream` from now on.

@@ -26,6 +26,7 @@ mod lock;
 mod node;
 mod owners;
 mod refill;
+mod slots;
 mod stamp;
 mod stats;
 mod thread;
@@ -71,9 +72,10 @@ use counters::Counters;
 use course::Clock;
 use front::is_small;
 use ground::Ground;
-use lanes::{Centre, Slot};
+use lanes::Centre;
 use lock::Lock;
 use owners::{LaneId, Owners};
+use slots::{Slot, Slots};
 
 /// Blocks are multiples of so many bytes, and so aligned.
 const UNIT: u64 = 256;
@@ -133,8 +135,7 @@ struct Inner {
     ground: Arc<Ground>,
     /// Whose the pages are that small blocks are cut from.
     owners: Owners,
-    /// The lanes by number. None goes before the arena does.
-    lanes: boxcar::Vec<Slot>,
+    lanes: Slots,
     commons: Lock<Commons>,
     /// Of the commons.
     counters: Counters,
@@ -178,8 +179,9 @@ impl Inner {
         self.centre.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     fn slot(&self, lane: LaneId) -> &Slot {
-        &self.lanes[lane as usize]
+        self.lanes.get(lane)
     }
 }
 

@@ -98,11 +98,13 @@ impl Inner {
     pub(super) fn at_hand(&self, id: LaneId, size: u32) -> Option<u64> {
         let me = thread::number();
         let slot = self.slot(id);
-        if let Some(start) = slot.lock.lock(me).allocate(size, &slot.counters) {
-            return Some(start);
-        }
-        if is_small(size) {
-            return None;
+        let large = !is_small(size);
+        // Of large blocks one at most stands in front, and its size is known without the lock.
+        if !large || slot.counters.fronted() == u64::from(size) {
+            let found = slot.lock.lock(me).allocate(size, &slot.counters);
+            if found.is_some() || !large {
+                return found;
+            }
         }
         let mut commons = self.commons.lock(me);
         commons.allocate(size, id, &self.counters).ok()
@@ -203,8 +205,7 @@ impl Inner {
     /// What stands in front of lanes, and their free pages, become the commons' again.
     pub(super) fn gather(&self) {
         let me = thread::number();
-        for (id, slot) in &self.lanes {
-            let id = id as LaneId;
+        for (id, slot) in self.lanes.iter() {
             if !slot.counters.has_spare() {
                 continue;
             }

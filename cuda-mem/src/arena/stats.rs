@@ -171,7 +171,7 @@ impl Arena {
     pub fn free_space(&self) -> FreeSpace {
         let me = thread::number();
         let mut space = FreeSpace::default();
-        for (_, slot) in &self.0.lanes {
+        for (_, slot) in self.0.lanes.iter() {
             let lane = slot.lock.lock(me);
             let waiting = lane.pending_units();
             space.cached += lane.front_units() * UNIT;
