@@ -5,6 +5,7 @@
 //! skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
 //! hardware can show are test programs of their own, in `tests/`.
 
+pub mod arena;
 pub mod contract;
 pub mod hold;
 pub mod lab;

@@ -111,11 +111,11 @@ impl Commons {
         counters.took_fit(size);
     }
 
-    /// The smallest place with so many free pages. Busy ones only if `busy`.
-    pub(super) fn pages(&self, pages: u64, own: LaneId, busy: bool) -> Option<FreePages> {
+    /// A small place with a free page. Busy ones only if `busy`.
+    pub(super) fn pages(&self, own: LaneId, busy: bool) -> Option<FreePages> {
         let usable =
             |place: &FreePages| busy || place.stamp.is_of(own) || self.is_done(place.stamp, own);
-        self.fit.free_pages(pages).find(usable)
+        self.fit.free_pages(1).find(usable)
     }
 
     /// All free pages that are done.

@@ -7,18 +7,17 @@
 //! then on all come through the gate, an ordinary spin lock, until one thread has come so often in a row that
 //! the lane becomes its own.
 
-use std::cell::UnsafeCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use super::barrier;
-use super::sync::{AtomicBool, AtomicU64, Ordering, relax};
+use super::sync::{AtomicBool, AtomicU64, Ordering, UnsafeCell, relax};
 
 /// Nobody's number; threads count from 1.
 const NOBODY: u64 = 0;
 
 /// So often in a row a thread comes through the gate before the lane becomes its own, at first.
-const FIRST_ROW: u32 = 256;
+const FIRST_ROW: u32 = if cfg!(loom) { 1 } else { 256 };
 /// Twice as often after each time that the lane was taken away, up to this.
 const LONGEST_ROW: u32 = 1 << 20;
 

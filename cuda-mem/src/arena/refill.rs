@@ -26,16 +26,18 @@ const MOST_TAKEN: u64 = 8;
 /// So often a request is tried that other threads may snatch the memory from.
 const TRIES: u32 = 16;
 
-/// What may be done for a request.
+/// What can be done for a request, what disturbs least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// To look whether what is busy is done now.
+    /// To look whether the best place, which is busy, is done now.
     Look,
-    /// Besides, to take another place than the best one.
-    Settle,
-    /// Besides, to make the stream wait.
+    /// To take in what lanes have to spare, and to take another place than the best one.
+    Gather,
+    /// To make the stream wait.
     Wait,
 }
+
+const MEANS: [Means; 3] = [Means::Look, Means::Gather, Means::Wait];
 
 impl Inner {
     pub(super) fn may_wait(&self) -> bool {
@@ -76,8 +78,7 @@ impl Inner {
             if let Some(start) = this.at_hand(id, size) {
                 return Ok(start * UNIT);
             }
-            let means = [Means::Look, Means::Settle, Means::Wait];
-            let found = means
+            let found = MEANS
                 .into_iter()
                 .find_map(|means| this.find(id, size, stream, means));
             if let Some(start) = found {
@@ -112,15 +113,11 @@ impl Inner {
 
     /// What each of the means can get.
     fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Option<u64> {
-        let allowed = match means {
-            Means::Look | Means::Settle => self.may_look() || means == Means::Settle,
-            Means::Wait => self.may_wait(),
-        };
-        if !allowed {
+        if means == Means::Wait && !self.may_wait() {
             return None;
         }
         let mut centre = self.centre();
-        if means == Means::Settle {
+        if means == Means::Gather {
             count(&self.seldom.refills);
             self.gather();
         }
@@ -133,14 +130,19 @@ impl Inner {
             }
             return self.take_pages(&mut centre, id, size, stream, means);
         }
-        match means {
-            Means::Look => self.look(&mut centre, id, size),
-            Means::Settle => {
-                let mut commons = self.commons.lock(thread::number());
-                commons.allocate_any(size, id, &self.counters)
-            }
-            Means::Wait => self.wait(&mut centre, id, size, stream),
+        if means == Means::Wait {
+            return self.wait(&mut centre, id, size, stream);
         }
+        if self.may_look()
+            && let Some(start) = self.look(&mut centre, id, size)
+        {
+            return Some(start);
+        }
+        if means == Means::Look {
+            return None;
+        }
+        let mut commons = self.commons.lock(thread::number());
+        commons.allocate_any(size, id, &self.counters)
     }
 
     /// If the best block is busy, looks whether it still is.
@@ -238,22 +240,24 @@ impl Inner {
         means: Means,
     ) -> Option<u64> {
         let me = thread::number();
-        let busy = means != Means::Settle;
-        let place = self.commons.lock(me).pages(1, id, busy)?;
-        let ready = match means {
-            Means::Look => self.is_done_now(centre, place.stamp, id),
-            Means::Settle => true,
-            Means::Wait => self.wait_for(centre, place.stamp, id, stream),
+        let free = self.commons.lock(me).pages(id, false);
+        let place = match free {
+            Some(place) => place,
+            None => {
+                let busy = self.commons.lock(me).pages(id, true)?;
+                let ready = match means {
+                    Means::Wait => self.wait_for(centre, busy.stamp, id, stream),
+                    _ => self.may_look() && self.is_done_now(centre, busy.stamp, id),
+                };
+                ready.then_some(busy)?
+            }
         };
         let taken = place.units.min(self.lane_share(id));
-        if !ready
-            || !self
-                .commons
-                .lock(me)
-                .give_away(place.start, taken, place.stamp)
-        {
+        let mut commons = self.commons.lock(me);
+        if !commons.give_away(place.start, taken, place.stamp) {
             return None;
         }
+        drop(commons);
         self.add_to_lane(id, place.start, taken, size)
     }
 

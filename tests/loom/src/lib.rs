@@ -1,0 +1,72 @@
+//! Runs the lock of the arena under every order of its steps that the memory model allows, with
+//! [loom](https://docs.rs/loom).
+//!
+//! The source of the lock is compiled a second time here, over atomics, cells and barriers of loom. Without
+//! `--cfg loom` this package is empty:
+//!
+//! ```sh
+//! RUSTFLAGS="--cfg loom" cargo test -p cuda-mem-loom --release
+//! ```
+
+#![cfg(all(loom, test))]
+
+// The tests need not use all of it.
+#[allow(dead_code)]
+#[path = "../../../cuda-mem/src/arena/lock.rs"]
+mod lock;
+
+mod tests;
+
+/// What the lock is made of.
+mod sync {
+    use loom::cell;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Each `get` counts as a write, so two that no order keeps apart are told.
+    pub(super) struct UnsafeCell<T>(cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self(cell::UnsafeCell::new(value))
+        }
+
+        pub(super) fn get(&self) -> *mut T {
+            self.0.with_mut(|value| value)
+        }
+    }
+
+    pub(super) fn relax(_: &mut u32) {
+        loom::thread::yield_now();
+    }
+}
+
+/// What the two halves mean to the memory model: a full barrier each.
+mod barrier {
+    use std::cell::Cell;
+
+    use loom::sync::atomic::{Ordering, fence};
+
+    thread_local! {
+        /// Loom runs all threads of a model on one thread of the system, so this is the test's own.
+        static BROKEN: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// For the rest of this test the light half is no barrier at all.
+    pub(crate) fn break_light() {
+        BROKEN.set(true);
+    }
+
+    pub(crate) fn is_there() -> bool {
+        true
+    }
+
+    pub(crate) fn light() {
+        if !BROKEN.get() {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn heavy() {
+        fence(Ordering::SeqCst);
+    }
+}

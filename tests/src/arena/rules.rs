@@ -1,0 +1,329 @@
+//! What a user of an arena can count on.
+
+use std::alloc::Layout;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource, Resource, ReusePolicy, Stream};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+
+/// An arena and two streams.
+struct Scene {
+    arena: Arena,
+    resource: Resource,
+    a: Stream,
+    b: Stream,
+}
+
+fn scene(lab: &Lab, reuse: ReusePolicy, max: u64) -> Result<Scene> {
+    let builder = Arena::builder(&lab.device()?).reuse(reuse).max_bytes(max);
+    let arena = builder.build()?;
+    Ok(Scene {
+        resource: Resource::from(arena.clone()),
+        arena,
+        a: lab.stream()?,
+        b: lab.stream()?,
+    })
+}
+
+impl Scene {
+    fn new(lab: &Lab, reuse: ReusePolicy) -> Result<Self> {
+        scene(lab, reuse, u64::MAX)
+    }
+
+    fn on_a(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
+        Ok(self.resource.alloc(&self.a, bytes)?)
+    }
+
+    fn on_b(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
+        Ok(self.resource.alloc(&self.b, bytes)?)
+    }
+}
+
+fn overlap(one: (u64, usize), other: (u64, usize)) -> bool {
+    one.0 < other.0 + other.1 as u64 && other.0 < one.0 + one.1 as u64
+}
+
+pub(super) fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for bytes in [1000, 40 << 10, MIB, 30 * MIB] {
+        let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+        let _held = hold(&scene.a)?;
+        let first = scene.on_a(bytes)?;
+        let address = first.as_raw();
+        drop(first);
+        let calls = scene.arena.stats().driver_calls;
+        let again = scene.on_a(bytes)?;
+        ensure!(again.as_raw() == address, "{bytes} bytes: another place");
+        drop(again);
+        // A little less is cut from the same memory, once it has gone back among its neighbours.
+        let less = scene.on_a(bytes - 300)?;
+        let taken = (less.as_raw(), bytes - 300);
+        let stats = scene.arena.stats();
+        ensure!(stats.hits == 1, "{bytes} bytes: {stats}");
+        ensure!(
+            bytes < 2 * MIB || stats.driver_calls > calls || overlap(taken, (address, bytes)),
+            "{bytes} bytes: {stats}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for bytes in [1000, 8 * MIB] {
+        let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+        let _held = hold(&scene.a)?;
+        let first = scene.on_a(bytes)?;
+        let place = (first.as_raw(), bytes);
+        drop(first);
+        let other = scene.on_b(bytes)?;
+        ensure!(
+            !overlap(place, (other.as_raw(), bytes)),
+            "given to another stream"
+        );
+        let stats = scene.arena.stats();
+        ensure!(stats.waits == 0, "{stats}");
+        ensure!(other.stream().is_done()?, "the other stream waits");
+    }
+    Ok(())
+}
+
+pub(super) fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let scene = Scene::new(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
+    let held = hold(&scene.a)?;
+    let first = scene.on_a(32 * MIB)?;
+    let place = (first.as_raw(), 32 * MIB);
+    drop(first);
+    let mut other = scene.on_b(20 * MIB)?;
+    let stats = scene.arena.stats();
+    ensure!((stats.waits > 0, stats.grown) == (true, 1), "{stats}");
+    ensure!(
+        overlap(place, (other.as_raw(), 20 * MIB)),
+        "not what came free"
+    );
+    other.fill(7)?;
+    ensure!(!scene.b.is_done()?, "the other stream does not wait");
+    drop(held);
+    ensure!(
+        other.to_vec()?.iter().all(|byte| *byte == 7),
+        "not what was written"
+    );
+    Ok(())
+}
+
+pub(super) fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::DETERMINISTIC)?;
+    let place = (scene.on_a(8 * MIB)?.as_raw(), 8 * MIB);
+    scene.a.synchronize()?;
+    let other = scene.on_b(8 * MIB)?;
+    ensure!(
+        !overlap(place, (other.as_raw(), 8 * MIB)),
+        "given to another stream"
+    );
+    let stats = scene.arena.stats();
+    ensure!((stats.taken_over, stats.waits) == (0, 0), "{stats}");
+    Ok(())
+}
+
+pub(super) fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+    let address = scene.on_a(8 * MIB)?.as_raw();
+    scene.a.synchronize()?;
+    let other = scene.on_b(8 * MIB)?;
+    let stats = scene.arena.stats();
+    ensure!(other.as_raw() == address, "another place: {stats}");
+    ensure!((stats.grown, stats.waits) == (1, 0), "{stats}");
+    Ok(())
+}
+
+pub(super) fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+    for bytes in [1000, 8 * MIB] {
+        let buffer = scene.on_a(bytes)?;
+        let place = (buffer.as_raw(), bytes);
+        let held = hold(&scene.b)?;
+        buffer.free_on(&scene.b).map_err(|failed| failed.error)?;
+        ensure!(scene.arena.stats().live == 0, "{}", scene.arena.stats());
+        let meanwhile = scene.on_a(bytes)?;
+        ensure!(
+            !overlap(place, (meanwhile.as_raw(), bytes)),
+            "{bytes} bytes: the other stream may still use it"
+        );
+        drop(meanwhile);
+        drop(held);
+        scene.b.synchronize()?;
+        scene.a.synchronize()?;
+        scene.arena.trim_to(0)?;
+        let stats = scene.arena.stats();
+        ensure!(
+            stats.reserved == 0,
+            "{bytes} bytes: it did not come back: {stats}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    for _ in 0..20 {
+        let stream = lab.stream()?;
+        for bytes in [500, 5000, 3 * MIB] {
+            let mut buffer = scene.resource.alloc::<u8>(&stream, bytes)?;
+            buffer.fill(3)?;
+        }
+    }
+    let stats = scene.arena.stats();
+    ensure!(stats.lanes <= 2, "{} lanes", stats.lanes);
+    ensure!(stats.grown <= 2, "{stats}");
+    Ok(())
+}
+
+pub(super) fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
+    let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 16 << 20)?;
+    let first = scene.on_a(12 * MIB)?;
+    let Err(error) = scene.resource.alloc::<u8>(&scene.a, 8 * MIB) else {
+        anyhow::bail!("more than the arena may hold");
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    let memory = error.out_of_memory().cloned().unwrap_or_default();
+    ensure!(memory.asked == 8 << 20, "{memory:?}");
+    ensure!(memory.pool_used == Some(12 << 20), "{memory:?}");
+    ensure!(
+        memory.pool_reserved.is_some_and(|bytes| bytes <= 16 << 20),
+        "{memory:?}"
+    );
+    drop(first);
+    drop(scene.on_b(8 * MIB)?);
+    ensure!(
+        scene.arena.stats().reserved_peak <= 16 << 20,
+        "{}",
+        scene.arena.stats()
+    );
+    Ok(())
+}
+
+pub(super) fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    let held = hold(&scene.a)?;
+    for bytes in [700, 100 << 10, 64 * MIB] {
+        drop(scene.on_a(bytes)?);
+    }
+    let before = scene.arena.stats().reserved;
+    scene.arena.trim_to(0)?;
+    ensure!(
+        scene.arena.stats().reserved == before,
+        "memory went from under a stream that may use it: {}",
+        scene.arena.stats()
+    );
+    drop(held);
+    scene.a.synchronize()?;
+    scene.arena.trim_to(0)?;
+    ensure!(scene.arena.stats().reserved == 0, "{}", scene.arena.stats());
+    let mut again = scene.on_a(MIB)?;
+    again.fill(9)?;
+    ensure!(
+        again.to_vec()?.iter().all(|byte| *byte == 9),
+        "not what was written"
+    );
+    Ok(())
+}
+
+pub(super) fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
+    let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 48 << 20)?;
+    let blocks: Result<Vec<_>> = (0..4).map(|_| scene.on_a(10 * MIB)).collect();
+    let [first, second, third, fourth] =
+        <[_; 4]>::try_from(blocks?).map_err(|_| anyhow::anyhow!("four blocks"))?;
+    drop((first, third));
+    scene.a.synchronize()?;
+    // There is room, but nowhere so much in a row.
+    let large = scene.on_a(22 * MIB)?;
+    let stats = scene.arena.stats();
+    ensure!(
+        stats.released > 0 && stats.reserved_peak <= 48 << 20,
+        "{stats}"
+    );
+    drop((second, fourth, large));
+    Ok(())
+}
+
+pub(super) fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
+    let Scene {
+        arena, resource, a, ..
+    } = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    let mut buffer = resource.alloc::<u32>(&a, 1 << 20)?;
+    drop((arena, resource));
+    buffer.fill(5)?;
+    ensure!(
+        buffer.to_vec()?.iter().all(|word| *word == 5),
+        "not what was written"
+    );
+    Ok(())
+}
+
+pub(super) fn numbers_add_up(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    let sizes = [1, 256, 257, 70_000, MIB, 5 * MIB];
+    let blocks: Result<Vec<_>> = sizes.into_iter().map(|bytes| scene.on_a(bytes)).collect();
+    let blocks = blocks?;
+    let rounded: usize = sizes.iter().map(|bytes| bytes.next_multiple_of(256)).sum();
+    let stats = scene.arena.stats();
+    ensure!(
+        stats.live == rounded as u64,
+        "{stats}, not {rounded} bytes live"
+    );
+    ensure!(stats.live_blocks == sizes.len() as u64, "{stats}");
+    ensure!(stats.free() == stats.reserved - stats.live, "{stats}");
+    let space = scene.arena.free_space();
+    ensure!(space.bytes == stats.free(), "{space:?} of {stats}");
+    ensure!((0.0..=1.0).contains(&space.wholeness()), "{space:?}");
+    drop(blocks);
+    let stats = scene.arena.stats();
+    ensure!((stats.live, stats.live_blocks) == (0, 0), "{stats}");
+    ensure!(
+        stats.hits + stats.fits + stats.grown >= sizes.len() as u64,
+        "{stats}"
+    );
+    let space = scene.arena.free_space();
+    ensure!(
+        space.bytes == stats.reserved && space.cached > 0,
+        "{space:?} of {stats}"
+    );
+    Ok(())
+}
+
+pub(super) fn misuse_is_an_error(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    let other = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    let layout = Layout::from_size_align(4096, 256)?;
+    let address = other.arena.allocate(layout, &scene.a)?;
+    // SAFETY: nothing uses the memory; the arena is to see that it is not its own.
+    let refused = unsafe { scene.arena.deallocate(address, layout, &scene.a) };
+    let Err(error) = refused else {
+        anyhow::bail!("took memory of another arena");
+    };
+    ensure!(
+        error.kind() == ErrorKind::InvalidValue && error.had_no_effect(),
+        "{error}"
+    );
+    // SAFETY: allocated there as this layout.
+    unsafe { other.arena.deallocate(address, layout, &scene.a) }?;
+    let aligned = Layout::from_size_align(4096, 4096)?;
+    ensure!(
+        scene.arena.allocate(aligned, &scene.a).is_err(),
+        "more alignment than there is"
+    );
+    let huge = Layout::from_size_align(1 << 50, 256)?;
+    let Err(error) = scene.arena.allocate(huge, &scene.a) else {
+        anyhow::bail!("a pebibyte");
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    ensure!(scene.arena.stats().live == 0, "{}", scene.arena.stats());
+    Ok(())
+}
