@@ -101,7 +101,7 @@ fn run(args: &Args) -> Result<()> {
     let path = args.trace.clone().unwrap_or_else(recorded);
     let trace = Trace::read(&path).map_err(|error| Misuse(error.to_string()))?;
     let most = args.first.map_or(Ok(usize::MAX), usize::try_from)?;
-    let plan = Plan::new(&trace, most);
+    let plan = Plan::new(&trace, most)?;
 
     let backend = backend::open()?;
     let device = device(backend.driver, args.device)?;

@@ -68,7 +68,7 @@ impl Bench<'_> {
                     median_ns: times.median,
                     p99_ns: times.p99,
                     worst_ns: times.worst,
-                    peak_used: peaks.map_or(asked, |peaks| peaks.used.high),
+                    peak_used: peaks.and_then(|peaks| peaks.used_high).unwrap_or(asked),
                     peak_reserved: peaks.map_or(asked, |peaks| peaks.reserved.high),
                     peaks_known: peaks.is_some(),
                     driver_calls,
@@ -330,7 +330,7 @@ impl Watch for Sampler<'_> {
         let levels = self.made.levels()?;
         let asked = self.asked[index];
         self.curve.push(levels.map_or((asked, asked), |levels| {
-            (levels.used.current, levels.reserved.current)
+            (levels.used, levels.reserved.current)
         }));
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! One pass over the plan, watched in one way or another.
 
+use std::alloc::Layout;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, Scope};
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{DeviceBuffer, Resource, Stream};
+use cuda_mem::{MemoryResource, Resource, Stream};
 use indicatif::ProgressBar;
 
 use crate::plan::{Plan, Step, Turn};
@@ -20,8 +21,57 @@ pub(crate) trait Watch: Send {
     fn turn_ends(&mut self) {}
 }
 
-/// What is alive, by slot.
-type Live = Vec<Option<DeviceBuffer<u8>>>;
+/// A block that is alive. Address 0 is none.
+#[derive(Clone, Copy)]
+struct Block {
+    address: u64,
+    layout: Layout,
+    stream: usize,
+}
+
+const NO_BLOCK: Block = Block {
+    address: 0,
+    layout: Layout::new::<()>(),
+    stream: 0,
+};
+
+/// What is alive, by slot. Blocks and not buffers, so that what is timed is the resource alone. What is left is
+/// freed in the end, also when a pass fails.
+struct Live<'a> {
+    blocks: Vec<Block>,
+    stage: Stage<'a>,
+}
+
+impl<'a> Live<'a> {
+    fn new(stage: Stage<'a>) -> Self {
+        Self {
+            blocks: vec![NO_BLOCK; stage.plan.slots],
+            stage,
+        }
+    }
+
+    fn end(&mut self) -> Result<()> {
+        for block in &mut self.blocks {
+            let Block {
+                address,
+                layout,
+                stream,
+            } = std::mem::replace(block, NO_BLOCK);
+            let stream = &self.stage.streams[stream];
+            // SAFETY: allocated there as this layout and forgotten; no work uses it.
+            unsafe { self.stage.resource.deallocate(address, layout, stream) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("a block could not be freed: {error:#}");
+        }
+    }
+}
 
 /// Everything that a pass needs.
 #[derive(Clone, Copy)]
@@ -33,19 +83,19 @@ pub(crate) struct Stage<'a> {
 }
 
 /// What goes from thread to thread. Whoever has it is alone, so that nobody needs a lock.
-struct Baton<W> {
-    live: Live,
+struct Baton<'a, W> {
+    live: Live<'a>,
     watch: W,
     turn: Turn,
 }
 
 /// A thread of the log, and what it gives back.
-struct Worker<W> {
-    give: Sender<Baton<W>>,
-    back: Receiver<(Baton<W>, Result<()>)>,
+struct Worker<'a, W> {
+    give: Sender<Baton<'a, W>>,
+    back: Receiver<(Baton<'a, W>, Result<()>)>,
 }
 
-impl Stage<'_> {
+impl<'a> Stage<'a> {
     /// Makes `passes` passes. Before each of them `begin` makes its watch, and after it `end` gets the watch
     /// back; what is left alive is freed then. The threads stay the same.
     pub(crate) fn passes<W: Watch>(
@@ -55,18 +105,14 @@ impl Stage<'_> {
         mut end: impl FnMut(W) -> Result<()>,
     ) -> Result<()> {
         thread::scope(|scope| {
-            let workers: Vec<Worker<W>> = match self.plan.threads {
+            let workers: Vec<Worker<'a, W>> = match self.plan.threads {
                 0 | 1 => Vec::new(),
                 threads => (0..threads).map(|_| self.worker(scope)).collect(),
             };
             for _ in 0..passes {
-                let mut live = Live::new();
-                live.resize_with(self.plan.slots, || None);
-                let (live, watch) = self.pass(&workers, live, begin()?)?;
+                let (mut live, watch) = self.pass(&workers, Live::new(self), begin()?)?;
                 end(watch)?;
-                for buffer in live.into_iter().flatten() {
-                    buffer.free()?;
-                }
+                live.end()?;
                 for stream in self.streams {
                     stream.synchronize()?;
                 }
@@ -75,11 +121,11 @@ impl Stage<'_> {
         })
     }
 
-    fn worker<'scope, W: Watch + 'scope>(self, scope: &'scope Scope<'scope, '_>) -> Worker<W>
+    fn worker<'scope, W: Watch + 'scope>(self, scope: &'scope Scope<'scope, '_>) -> Worker<'a, W>
     where
-        Self: 'scope,
+        'a: 'scope,
     {
-        let (give, given) = channel::<Baton<W>>();
+        let (give, given) = channel::<Baton<'a, W>>();
         let (send, back) = channel();
         scope.spawn(move || {
             // What a driver does at the first call of a thread is no part of an operation.
@@ -97,10 +143,10 @@ impl Stage<'_> {
 
     fn pass<W: Watch>(
         self,
-        workers: &[Worker<W>],
-        mut live: Live,
+        workers: &[Worker<'a, W>],
+        mut live: Live<'a>,
         mut watch: W,
-    ) -> Result<(Live, W)> {
+    ) -> Result<(Live<'a>, W)> {
         for turn in &self.plan.turns {
             if let Some(worker) = workers.get(turn.thread) {
                 let baton = Baton {
@@ -123,35 +169,49 @@ impl Stage<'_> {
     }
 
     #[inline]
-    fn turn<W: Watch>(self, turn: &Turn, live: &mut Live, watch: &mut W) -> Result<()> {
+    fn turn<W: Watch>(self, turn: &Turn, live: &mut Live<'_>, watch: &mut W) -> Result<()> {
         watch.turn_begins();
         let steps = &self.plan.steps[turn.steps.clone()];
         for (index, step) in turn.steps.clone().zip(steps) {
-            match *step {
-                Step::Allocate {
-                    slot,
-                    bytes,
-                    stream,
-                } => match self.resource.alloc(&self.streams[stream], bytes) {
-                    Ok(buffer) => live[slot] = Some(buffer),
-                    Err(error) => return Err(failed(error, index)),
-                },
-                Step::Free { slot, on } => {
-                    let Some(buffer) = live[slot].take() else {
-                        continue;
-                    };
-                    let freed = match on {
-                        None => buffer.free(),
-                        Some(stream) => buffer.free_on(&self.streams[stream]),
-                    };
-                    if let Err(error) = freed {
-                        return Err(failed(error.error, index));
-                    }
-                }
-            }
+            self.step(*step, &mut live.blocks)
+                .map_err(|error| failed(error, index))?;
             watch.done(index)?;
         }
         watch.turn_ends();
+        Ok(())
+    }
+
+    #[inline]
+    fn step(self, step: Step, blocks: &mut [Block]) -> cuda_mem::Result<()> {
+        match step {
+            Step::Allocate {
+                slot,
+                layout,
+                stream,
+            } => {
+                let address = self.resource.allocate(layout, &self.streams[stream])?;
+                blocks[slot] = Block {
+                    address,
+                    layout,
+                    stream,
+                };
+            }
+            Step::Free { slot, on } => {
+                let block = blocks[slot];
+                let mut stream = &self.streams[block.stream];
+                if let Some(on) = on {
+                    // The other stream comes after all uses, as a program would see to.
+                    self.streams[on].wait_for(stream)?;
+                    stream = &self.streams[on];
+                }
+                blocks[slot].address = 0;
+                // SAFETY: allocated here as this layout, and forgotten; no work uses it.
+                unsafe {
+                    self.resource
+                        .deallocate(block.address, block.layout, stream)
+                }?;
+            }
+        }
         Ok(())
     }
 }

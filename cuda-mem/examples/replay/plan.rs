@@ -1,7 +1,10 @@
 //! A log as turns: who does what, and in which order.
 
+use std::alloc::Layout;
 use std::ops::Range;
 
+use anyhow::{Context as _, Result};
+use cuda_mem::RESOURCE_ALIGNMENT;
 use cuda_mem_trace::{Op, Trace};
 
 /// The most operations of a turn. The progress moves between turns.
@@ -12,7 +15,7 @@ const LONGEST: usize = 4096;
 pub(crate) enum Step {
     Allocate {
         slot: usize,
-        bytes: usize,
+        layout: Layout,
         stream: usize,
     },
     Free {
@@ -20,6 +23,10 @@ pub(crate) enum Step {
         /// The log's stream, if it is another one than that of the allocation.
         on: Option<usize>,
     },
+}
+
+fn layout(bytes: usize) -> Result<Layout> {
+    Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).with_context(|| format!("{bytes} bytes"))
 }
 
 /// Operations that one thread makes one after the other.
@@ -48,7 +55,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Of the first `most` operations.
-    pub(crate) fn new(trace: &Trace, most: usize) -> Self {
+    pub(crate) fn new(trace: &Trace, most: usize) -> Result<Self> {
         let count = trace.ops.len().min(most);
         let mut plan = Self {
             steps: Vec::with_capacity(count),
@@ -81,7 +88,7 @@ impl Plan {
                     alive += bytes as u64;
                     Step::Allocate {
                         slot,
-                        bytes,
+                        layout: layout(bytes)?,
                         stream,
                     }
                 }
@@ -105,7 +112,7 @@ impl Plan {
             .map(|turn| turn.thread + 1)
             .max()
             .unwrap_or(0);
-        plan
+        Ok(plan)
     }
 
     fn add_to_turns(&mut self, index: usize, thread: usize) {

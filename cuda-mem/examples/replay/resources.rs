@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use anyhow::Result;
 use cuda_mem::{
-    AllocationType, Device, DirectResource, Location, ManagedResource, MemoryPool, MemoryResource,
-    PinnedResource, Pool, Resource, Usage,
+    AllocationType, Arena, Device, DirectResource, Location, ManagedResource, MemoryPool,
+    MemoryResource, PinnedResource, Pool, Resource, Usage,
 };
 
 /// A resource by its name on the command line.
@@ -21,10 +21,17 @@ const fn kind(name: &'static str, make: fn(Device) -> Result<Made>) -> Kind {
 }
 
 /// What is not a pool and counts for itself adds to `Made::plain` what reads and resets its numbers:
-/// `.counted(move || Ok(Levels { used, reserved }), move || …)`.
+/// `.counted(move || Ok(Levels { … }), move || …)`.
 pub(crate) const KINDS: &[Kind] = &[
     kind("pool", |device| {
         Ok(Made::pool(MemoryPool::builder(&device).build()?))
+    }),
+    kind("arena", |device| {
+        Ok(Made::arena(Arena::builder(&device).build()?))
+    }),
+    kind("arena-over-pool", |device| {
+        let pool = MemoryPool::builder(&device).build()?;
+        Ok(Made::arena(Arena::over(pool)))
     }),
     kind("default-pool", |device| {
         let pool = device.default_pool()?;
@@ -66,7 +73,9 @@ impl Kind {
 /// Bytes handed out and bytes held.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Levels {
-    pub(crate) used: Usage,
+    pub(crate) used: u64,
+    /// `None` if nobody keeps it.
+    pub(crate) used_high: Option<u64>,
     pub(crate) reserved: Usage,
 }
 
@@ -107,11 +116,34 @@ impl Made {
             move || {
                 let stats = read.stats()?;
                 Ok(Levels {
-                    used: stats.used,
+                    used: stats.used.current,
+                    used_high: Some(stats.used.high),
                     reserved: stats.reserved,
                 })
             },
             move || Ok(reset.reset_high_marks()?),
+        )
+    }
+
+    /// An arena counts what it holds, and what is alive now.
+    fn arena(arena: Arena) -> Self {
+        let (read, reset) = (arena.clone(), arena.clone());
+        Self::plain(arena).counted(
+            move || {
+                let stats = read.stats();
+                Ok(Levels {
+                    used: stats.live,
+                    used_high: None,
+                    reserved: Usage {
+                        current: stats.reserved,
+                        high: stats.reserved_peak,
+                    },
+                })
+            },
+            move || {
+                reset.reset_peak();
+                Ok(())
+            },
         )
     }
 

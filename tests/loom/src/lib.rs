@@ -19,8 +19,31 @@ mod tests;
 
 /// What the lock is made of.
 mod sync {
-    use loom::cell;
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+    use loom::{cell, sync::atomic};
+
+    pub(super) struct AtomicBool(atomic::AtomicBool);
+
+    impl AtomicBool {
+        pub(super) fn new(value: bool) -> Self {
+            Self(atomic::AtomicBool::new(value))
+        }
+
+        pub(super) fn load(&self, order: Ordering) -> bool {
+            self.0.load(order)
+        }
+
+        pub(super) fn store(&self, value: bool, order: Ordering) {
+            self.0.store(value, order);
+        }
+
+        /// Loom lets a store that follows come before a swap that has read what was there earlier, which
+        /// no machine does. So a swap that changes nothing is no write here.
+        pub(super) fn swap(&self, value: bool, order: Ordering) -> bool {
+            let swapped = self.0.compare_exchange(!value, value, order, order);
+            swapped.unwrap_or_else(|there| there)
+        }
+    }
 
     /// Each `get` counts as a write, so two that no order keeps apart are told.
     pub(super) struct UnsafeCell<T>(cell::UnsafeCell<T>);
@@ -35,7 +58,12 @@ mod sync {
         }
     }
 
-    pub(super) fn relax(_: &mut u32) {
+    /// Where threads only let each other go first, without end, there is nothing new to be seen.
+    pub(super) fn relax(tries: &mut u32) {
+        *tries += 1;
+        if *tries > 4 {
+            loom::skip_branch();
+        }
         loom::thread::yield_now();
     }
 }

@@ -156,8 +156,7 @@ pub(super) fn run(lab: &'static Lab, seed: u64) -> Result<Tally> {
         let ends = workers.into_iter().map(|worker| {
             worker
                 .join()
-                .map_err(|_| anyhow!("a thread panicked"))
-                .flatten()
+                .unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
         });
         ends.collect()
     });
