@@ -57,6 +57,9 @@ impl<'a> Live<'a> {
                 layout,
                 stream,
             } = std::mem::replace(block, NO_BLOCK);
+            if address == 0 {
+                continue;
+            }
             let stream = &self.stage.streams[stream];
             // SAFETY: allocated there as this layout and forgotten; no work uses it.
             unsafe { self.stage.resource.deallocate(address, layout, stream) }?;
@@ -189,7 +192,11 @@ impl<'a> Stage<'a> {
                 layout,
                 stream,
             } => {
-                let address = self.resource.allocate(layout, &self.streams[stream])?;
+                // No bytes ask nobody, as with buffers.
+                let address = match layout.size() {
+                    0 => 0,
+                    _ => self.resource.allocate(layout, &self.streams[stream])?,
+                };
                 blocks[slot] = Block {
                     address,
                     layout,
@@ -203,6 +210,9 @@ impl<'a> Stage<'a> {
                     // The other stream comes after all uses, as a program would see to.
                     self.streams[on].wait_for(stream)?;
                     stream = &self.streams[on];
+                }
+                if block.address == 0 {
+                    return Ok(());
                 }
                 blocks[slot].address = 0;
                 // SAFETY: allocated here as this layout, and forgotten; no work uses it.

@@ -52,6 +52,13 @@ pub(crate) fn plan(programs: &[String], data: &Path, only: &[String]) -> Plan {
     jobs.push(job(example, &["--json", "--trace", &trace], Expect::Json));
     jobs.push(job(example, &["--trace", &trace], Expect::Nothing));
     jobs.extend(named("example-doctor").map(|name| job(name, &["--measure"], Expect::Nothing)));
+    jobs.extend(named("example-replay").map(|name| {
+        job(
+            name,
+            &["--resource", "pool", "--resource", "arena", &trace],
+            Expect::Nothing,
+        )
+    }));
     jobs.extend(named("bench-").map(|name| job(name, &["--json"], Expect::Json)));
 
     let wanted = |name: &str| only.is_empty() || only.iter().any(|text| name.contains(text));
