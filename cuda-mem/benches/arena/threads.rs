@@ -42,6 +42,9 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
                     .map(|_| run(device, subject, streams, threads))
                     .collect();
                 let million = middle(runs?);
+                eprintln!(
+                    "{subject}, {streams}, {threads} threads: {million:.2} million pairs a second"
+                );
                 if threads == 1 {
                     single = million;
                 }
@@ -82,7 +85,7 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                     let stream = stream?;
                     if mixed {
                         let mut mix = Mix::new(thread as u64 + 1);
-                        mix.run(&resource, &stream, 10_000)?;
+                        mix.run(&resource, &stream, 1000)?;
                         start.wait();
                         let begin = Instant::now();
                         mix.run(&resource, &stream, pairs)?;

@@ -1,12 +1,11 @@
 //! Making an arena.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use super::commons::Commons;
 use super::counters::Counters;
 use super::ground::{Ground, Upstream, Vmm};
-use super::lanes::Centre;
 use super::lock::Lock;
 use super::owners::Owners;
 use super::slots::Slots;
@@ -57,8 +56,8 @@ impl ArenaBuilder {
     /// With [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC) it goes when the host happens to see
     /// that it is done there, with
     /// [`ALLOW_INTERNAL_DEPENDENCIES`](ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES) the stream may be made to
-    /// wait for that rather than that the arena grows. With neither every stream keeps what it has, and a
-    /// program takes the same memory in every run. An arena does not see which events the program waits for,
+    /// wait for that rather than that the arena grows. With neither every stream keeps what it has while it
+    /// lives. An arena does not see which events the program waits for,
     /// so [`FOLLOW_EVENT_DEPENDENCIES`](ReusePolicy::FOLLOW_EVENT_DEPENDENCIES) changes nothing.
     pub fn reuse(mut self, policy: ReusePolicy) -> Self {
         self.reuse = policy;
@@ -151,7 +150,7 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         counters: Counters::default(),
         clock: Arc::default(),
         front_limit: AtomicU32::new(u32::MAX),
-        centre: Mutex::new(Centre::default()),
+        hall: Arc::default(),
         seldom: Seldom::default(),
     }))
 }

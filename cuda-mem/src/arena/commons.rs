@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::counters::Counters;
-use super::fit::{Fit, FreePages};
+use super::fit::{Fit, FreePages, Joins};
 use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{PAGE_UNITS, Unknown};
@@ -94,8 +94,8 @@ impl Commons {
     }
 
     /// Takes memory in.
-    pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp) {
-        self.fit.add_run(start, units, stamp, 0);
+    pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp, joins: Joins) {
+        self.fit.add(start, units, stamp, 0, joins);
     }
 
     /// Takes memory in and hands out a block at its beginning.
@@ -104,10 +104,11 @@ impl Commons {
         start: u64,
         units: u64,
         stamp: Stamp,
+        joins: Joins,
         size: u32,
         counters: &Counters,
     ) {
-        self.fit.add_run(start, units, stamp, size);
+        self.fit.add(start, units, stamp, size, joins);
         counters.took_fit(size);
     }
 
@@ -158,5 +159,11 @@ impl Commons {
 
 fn is_done(done: &[u64], stamp: Stamp, own: LaneId) -> bool {
     let mut users = stamp.lanes(done.len(), own);
-    users.all(|lane| done[lane as usize] >= stamp.ticket)
+    users.all(|lane| {
+        let done = done.get(lane as usize);
+        done.is_some_and(|done| *done >= stamp.ticket)
+    })
 }
+
+#[cfg(test)]
+mod tests;

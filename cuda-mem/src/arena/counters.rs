@@ -105,3 +105,6 @@ impl Counters {
         (read(&self.front), read(&self.fit))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,10 +32,12 @@ impl Served {
         if thread.is_some_and(|thread| thread != std::thread::current().id()) {
             return None;
         }
-        // SAFETY: the stream is live, because its end is told to the arena before it comes.
+        // SAFETY: the stream is live, because its end is told to the centre before it comes, also while the
+        // arena ends.
         let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
+        let _current = stream.enter().ok()?;
         // Asking a captured stream anything else would make the capture worthless (R113).
-        // SAFETY: as above.
+        // SAFETY: as above; a default stream's context is current.
         let captured = unsafe { recording::is_captured(self.context.driver().table(), self.raw) };
         (!captured).then_some(stream)
     }
@@ -46,6 +48,8 @@ impl Served {
 pub(super) struct Clock {
     present: AtomicU64,
     pub(super) calls: AtomicU64,
+    /// How often a stream was made to wait for another one.
+    pub(super) waits: AtomicU64,
 }
 
 impl Clock {
@@ -65,12 +69,38 @@ impl Clock {
     }
 }
 
+/// Runs a call that does no harm to captures of other streams, so that the driver believes it (R110).
+fn harmlessly<T>(context: &Context, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    if recording::any() {
+        return recording::harmlessly(context.driver().table(), call);
+    }
+    call()
+}
+
+/// A mark, and the ticket that it took.
+#[derive(Debug)]
+struct Mark {
+    ticket: u64,
+    event: Event,
+    context: Context,
+}
+
+impl Mark {
+    fn is_done(&self) -> bool {
+        harmlessly(&self.context, || self.event.is_done()).unwrap_or(false)
+    }
+
+    fn hold_back(&self, stream: &Stream) -> Result<()> {
+        harmlessly(&self.context, || stream.wait_event(&self.event))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Course {
     clock: Arc<Clock>,
     served: Option<Served>,
     /// Marks that the host has not seen done, by their tickets.
-    marks: VecDeque<(u64, Event)>,
+    marks: VecDeque<Mark>,
     /// Marks that can be set again.
     spare: Vec<Event>,
     /// What was given back with this ticket or an earlier one is done.
@@ -84,6 +114,8 @@ pub(super) struct Course {
 
 /// Marks that are kept to be set again.
 const SPARE: usize = 16;
+/// Marks that are out at a time. Then the last one is moved.
+const MARKS: usize = 8;
 /// After looks in vain at most 2 to this power are left out.
 const LONGEST_REST: u32 = 6;
 
@@ -106,8 +138,9 @@ impl Course {
         let raw = stream.as_raw();
         let own = raw == CU_STREAM_PER_THREAD;
         if self.done == u64::MAX {
-            // Nobody served the lane, and all is done that was before.
-            self.done = self.clock.now() - 1;
+            // Nobody served the lane, and all is done that was before. A ticket is taken, so that no block gets
+            // a stamp from now on that one of before may have.
+            self.done = self.clock.take();
         }
         self.served = Some(Served {
             context: stream.context().clone(),
@@ -118,29 +151,39 @@ impl Course {
         self.spare.clear();
     }
 
-    /// The stream is at its end. Nothing comes to it after the mark that this sets. If it cannot be set,
-    /// nobody will ever know when all is done.
+    /// The stream is at its end, if one is served. Nothing comes to it after the mark that this sets. If it
+    /// cannot be set, nobody will ever know when all is done.
     pub(super) fn leave(&mut self) {
+        if self.served.is_none() {
+            return;
+        }
         let before = self.clock.now();
         self.mark();
         self.served = None;
-        let marked = self.marks.back().map_or(self.done, |mark| mark.0);
+        let marked = self.marks.back().map_or(self.done, |mark| mark.ticket);
         self.is_lost = marked < before;
         self.settle();
     }
 
+    /// Whether the stream ended, and the end could not be marked.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
     /// What is done, as far as marks tell.
     pub(super) fn settle(&mut self) -> u64 {
-        while let Some((ticket, event)) = self.marks.front() {
+        while let Some(mark) = self.marks.front() {
             self.clock.count(1);
-            if !event.is_done().unwrap_or(false) {
+            if !mark.is_done() {
                 return self.done;
             }
-            self.done = *ticket;
+            self.done = mark.ticket;
             self.reuse_first();
         }
         if self.served.is_none() && !self.is_lost {
             self.done = u64::MAX;
+            // They would keep a context.
+            self.spare.clear();
         }
         self.done
     }
@@ -179,70 +222,83 @@ impl Course {
         let Some(stream) = self.served.as_ref().and_then(Served::view) else {
             return;
         };
+        let context = stream.context();
         let ticket = self.clock.take();
         self.clock.count(2);
-        if stream.is_done().unwrap_or(false) {
+        if harmlessly(context, || stream.is_done()).unwrap_or(false) {
             self.done = ticket;
             while !self.marks.is_empty() {
                 self.reuse_first();
             }
             return;
         }
-        let event = match self.spare.pop() {
+        // Waits that were issued for a mark stay as they are when it is moved.
+        let moved = (self.marks.len() >= MARKS).then(|| self.marks.pop_back());
+        let event = moved
+            .flatten()
+            .map(|mark| mark.event)
+            .or_else(|| self.spare.pop());
+        let event = match event {
             Some(event) => Ok(event),
-            None => stream.context().event(),
+            None => harmlessly(context, || context.event()),
         };
         self.clock.count(1);
         if let Ok(event) = event
-            && event.record(stream).is_ok()
+            && harmlessly(context, || event.record(stream)).is_ok()
         {
-            self.marks.push_back((ticket, event));
+            let context = context.clone();
+            self.marks.push_back(Mark {
+                ticket,
+                event,
+                context,
+            });
         }
     }
 
     /// The first mark is done; its event can mark another place.
     fn reuse_first(&mut self) {
-        if let Some((_, event)) = self.marks.pop_front()
+        if let Some(mark) = self.marks.pop_front()
             && self.spare.len() < SPARE
         {
-            self.spare.push(event);
+            self.spare.push(mark.event);
         }
     }
 
-    /// Makes a stream wait for what was given back with this ticket or earlier ones. Says whether it does.
+    /// Makes a stream wait for what was given back with this ticket or earlier ones. Says whether it comes
+    /// after that.
     pub(super) fn hold_back(&mut self, stream: &Stream, ticket: u64) -> Result<bool> {
-        if self.done < ticket && self.marks.back().is_none_or(|mark| mark.0 < ticket) {
+        if self.done < ticket && self.marks.back().is_none_or(|mark| mark.ticket < ticket) {
             self.mark();
         }
         if self.done >= ticket {
             return Ok(true);
         }
-        match self.marks.iter().find(|mark| mark.0 >= ticket) {
-            Some((_, event)) => {
-                self.clock.count(1);
-                stream.wait_event(event).map(|()| true)
-            }
+        match self.marks.iter().find(|mark| mark.ticket >= ticket) {
+            Some(mark) => self.wait(mark, stream),
             None => Ok(false),
         }
     }
 
-    /// Makes a stream wait for all that was in the stream that ended.
-    pub(super) fn hold_back_last(&mut self, stream: &Stream) -> Result<bool> {
+    /// Makes a stream wait for all that was in the stream that ended. Says whether it comes after that.
+    pub(super) fn hold_back_last(&self, stream: &Stream) -> Result<bool> {
         match self.marks.back() {
-            Some((_, event)) => {
-                self.clock.count(1);
-                stream.wait_event(event).map(|()| true)
-            }
-            // The end could not be marked.
-            None => Ok(false),
+            Some(mark) if !self.is_lost => self.wait(mark, stream),
+            _ => Ok(false),
         }
+    }
+
+    fn wait(&self, mark: &Mark, stream: &Stream) -> Result<bool> {
+        self.clock.count(1);
+        mark.hold_back(stream)?;
+        self.clock.waits.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
     }
 
     pub(super) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Whether the stream has ended, or all marks are done.
+    /// Whether all marks are done.
     pub(super) fn is_over(&mut self) -> bool {
         self.settle();
         self.marks.is_empty()

@@ -1,11 +1,11 @@
 //! The end of an arena.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::Inner;
 use super::course::Course;
 use super::ground::Ground;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::later::{self, Outcome, Pending};
 use crate::report;
 
@@ -22,16 +22,26 @@ impl Pending for Remains {
     }
 
     fn try_release(&mut self) -> Outcome {
+        if self.courses.iter().any(Course::is_lost) {
+            // Nobody will know when it is not in use any more, so it stays.
+            return Outcome::GivenUp(Error::memory_in_use());
+        }
         if !self.courses.iter_mut().all(Course::is_over) {
             return Outcome::NotYet;
         }
+        let mut failed = None;
         for chunk in self.ground.chunks_in(0, u64::MAX) {
             // SAFETY: the arena has no handles, so nobody has anything of it, and all marks are done.
-            if let Err(error) = unsafe { self.ground.release(chunk) } {
-                return Outcome::GivenUp(error);
+            match unsafe { self.ground.release(chunk) } {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
+                Err(error) => failed = Some(error),
             }
         }
-        Outcome::Done
+        match failed {
+            Some(error) => Outcome::GivenUp(error),
+            None => Outcome::Done,
+        }
     }
 }
 
@@ -41,20 +51,20 @@ impl Drop for Inner {
         if report::is_forked() {
             return;
         }
+        // Streams that end meanwhile wait for this, and find nothing of theirs afterwards.
+        let centre = {
+            let mut centre = self.hall.centre();
+            for course in &mut centre.courses {
+                course.leave();
+            }
+            std::mem::take(&mut *centre)
+        };
         let stats = self.stats();
         if stats.live_blocks > 0 {
             // Somebody has addresses without a handle. Their memory stays.
             let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
             report::failed("arena", &Error::still_allocated(blocks, stats.live));
             return;
-        }
-        let centre = self
-            .centre
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut centre = std::mem::take(centre);
-        for course in &mut centre.courses {
-            course.leave();
         }
         let mut remains = Remains {
             ground: Arc::clone(&self.ground),

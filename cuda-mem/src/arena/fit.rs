@@ -1,7 +1,8 @@
 //! Best fit among free blocks, in constant time: the bookkeeping alone.
 //!
 //! Memory comes and goes as runs of whole pages; runs that touch become one, so a block may lie across
-//! what were two of them. Neighbouring free blocks are always merged. All numbers are in units.
+//! what were two of them. Neighbouring free blocks are merged, unless they come from more than a TiB that was
+//! free at once. All numbers are in units.
 
 #![forbid(unsafe_code)]
 
@@ -34,13 +35,28 @@ pub(super) struct FreePages {
     pub(super) stamp: Stamp,
 }
 
+/// On which sides a block may go on into the run that touches there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Joins {
+    pub(super) left: bool,
+    pub(super) right: bool,
+}
+
+impl Joins {
+    #[cfg(test)]
+    pub(super) const BOTH: Self = Self {
+        left: true,
+        right: true,
+    };
+}
+
 impl Fit {
     /// Takes a run of memory in, of which the first `used` units are a block in use from the beginning.
-    pub(super) fn add_run(&mut self, start: u64, units: u64, stamp: Stamp, used: u32) {
+    pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp, used: u32, joins: Joins) {
         let end = start + units;
         let left = self.runs.range(..start).next_back().map(|run| *run.1);
-        let left = left.filter(|edges| self.nodes[edges.1].start() == start);
-        let right = self.runs.get(&end).copied();
+        let left = left.filter(|edges| joins.left && self.nodes[edges.1].start() == start);
+        let right = self.runs.get(&end).filter(|_| joins.right).copied();
         // A run may be larger than a node can say.
         let mut blocks = Vec::new();
         let mut at = start;
@@ -87,6 +103,12 @@ impl Fit {
                 self.release(block, stamp);
             }
         }
+    }
+
+    /// As [`add`](Self::add), joined with whatever it touches.
+    #[cfg(test)]
+    pub(super) fn add_run(&mut self, start: u64, units: u64, stamp: Stamp, used: u32) {
+        self.add(start, units, stamp, used, Joins::BOTH);
     }
 
     /// Takes a block of so many units, at least one.
@@ -336,3 +358,6 @@ impl Fit {
         self.nodes.bytes() + self.used.bytes() + size_of::<Self>()
     }
 }
+
+#[cfg(test)]
+mod tests;

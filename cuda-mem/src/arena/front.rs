@@ -84,3 +84,6 @@ impl Front {
         self.units
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,9 +9,10 @@ use super::lane::Pending;
 use super::lanes::Centre;
 use super::owners::LaneId;
 use super::stamp::Stamp;
-use super::{Inner, UNIT, Unknown, count, thread};
+use super::{Inner, UNIT, Unknown, thread};
 use crate::error::{Error, Result};
 use crate::report;
+use crate::resource::refuse_captured;
 use crate::stream::Stream;
 
 /// So many blocks that wait for other streams are looked through, and again whenever the number has doubled.
@@ -35,15 +36,11 @@ impl Inner {
         self.front_limit.store(limit, Ordering::Relaxed);
     }
 
-    /// A block made room in front of this lane for another one.
+    /// A large block made room in front of this lane for another one.
     #[inline]
-    pub(super) fn settle(&self, id: LaneId, block: Block) -> Result<(), Unknown> {
-        let me = thread::number();
-        if is_small(block.size) {
-            return self.slot(id).lock.lock(me).settle(block.start);
-        }
+    fn settle(&self, id: LaneId, block: Block) -> Result<(), Unknown> {
         let stamp = Stamp::new(id, self.clock.now());
-        self.commons.lock(me).free(block.start, stamp)
+        self.commons.lock(thread::number()).free(block.start, stamp)
     }
 
     #[cold]
@@ -56,6 +53,7 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
+        refuse_captured(stream.as_ref())?;
         let id = this.lane_of(stream)?;
         let start = address / UNIT;
         if !is_small(size) {
@@ -74,10 +72,10 @@ impl Inner {
         };
         let slot = this.slot(owner);
         let mut lane = slot.lock.lock(thread::number());
-        lane.free_elsewhere(pending, &slot.counters)
-            .map_err(|unknown| this.unknown(unknown))?;
+        let freed = lane.free_elsewhere(pending, &slot.counters);
         let waiting = lane.pending();
         drop(lane);
+        freed.map_err(|unknown| this.unknown(unknown))?;
         if waiting >= MANY && waiting.is_power_of_two() {
             this.recover(&mut this.centre(), owner, None);
         }
@@ -91,8 +89,10 @@ impl Inner {
         if size > self.front_limit.load(Ordering::Relaxed) {
             let stamp = Stamp::new(id, self.clock.now());
             let mut commons = self.commons.lock(me);
-            self.counters.came_back(size);
             let freed = commons.free(start, stamp);
+            if freed.is_ok() {
+                self.counters.came_back(size);
+            }
             drop(commons);
             return freed.map_err(|unknown| self.unknown(unknown));
         }
@@ -102,12 +102,24 @@ impl Inner {
             return Ok(());
         };
         let settled = if is_small(old.size) {
-            lane.settle(old.start)
+            let settled = lane.settle(old.start);
+            drop(lane);
+            settled
         } else {
             drop(lane);
             self.settle(id, old)
         };
-        settled.map_err(|unknown| self.unknown(unknown))
+        if let Err(unknown) = settled {
+            self.report_unknown(unknown);
+        }
+        Ok(())
+    }
+
+    /// A block that was given back earlier turns out to be none. Whoever comes by now has nothing to do with
+    /// that, so it goes to the hook.
+    #[cold]
+    fn report_unknown(&self, unknown: Unknown) {
+        report::failed("arena", &self.unknown(unknown));
     }
 
     #[cold]
@@ -137,13 +149,12 @@ impl Inner {
             .map(|(other, ticket)| {
                 let course = &mut centre.courses[other as usize];
                 let mut over = course.done();
-                if over < ticket {
+                if over < ticket && self.may_look() {
                     over = course.look();
                 }
                 if over < ticket
                     && let Some(stream) = stream
                 {
-                    count(&self.seldom.waits);
                     if course.hold_back(stream, ticket).unwrap_or(false) {
                         over = ticket;
                     }

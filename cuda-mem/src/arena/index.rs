@@ -106,3 +106,6 @@ impl Index {
         self.places.capacity() * size_of::<Id>()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 
 use super::Unknown;
 use super::counters::Counters;
-use super::fit::{Fit, FreePages};
+use super::fit::{Fit, FreePages, Joins};
 use super::front::{Block, Front, is_small};
 use super::owners::LaneId;
 use super::stamp::Stamp;
@@ -112,8 +112,8 @@ impl Lane {
     }
 
     /// Takes pages in.
-    pub(super) fn add(&mut self, start: u64, units: u64, counters: &Counters) {
-        self.fit.add_run(start, units, Stamp::FREE, 0);
+    pub(super) fn add(&mut self, start: u64, units: u64, joins: Joins, counters: &Counters) {
+        self.fit.add(start, units, Stamp::FREE, 0, joins);
         counters.holds(self.fit.total_units());
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
 use super::course::Course;
 use super::owners::LaneId;
-use super::{Inner, count, thread};
+use super::{Inner, thread};
 use crate::error::{Error, Result};
 use crate::stream::{Follower, Stream};
 
@@ -41,10 +41,21 @@ pub(super) struct Centre {
     orphans: Vec<LaneId>,
 }
 
+/// The centre, apart from the rest of the arena: streams have to be heard when they end also while that is
+/// on its way out.
+#[derive(Debug, Default)]
+pub(super) struct Hall(Mutex<Centre>);
+
+impl Hall {
+    pub(super) fn centre(&self) -> MutexGuard<'_, Centre> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Inner {
     /// The stream's lane. A stream that is new takes over that of one which has ended, with all memory in it,
     /// if there is one.
-    pub(super) fn lane_of(self: &Arc<Self>, stream: &Stream) -> Result<LaneId> {
+    pub(super) fn lane_of(&self, stream: &Stream) -> Result<LaneId> {
         if let Some(device) = self.device
             && stream.device() != device
             && !self.properties.reaches(stream.device())
@@ -73,8 +84,8 @@ impl Inner {
         };
         drop(centre);
         if known.is_none() && matches!(key, Key::Stream(_)) {
-            let follower: Weak<Self> = Arc::downgrade(self);
-            stream.follow(follower);
+            let hall: Weak<Hall> = Arc::downgrade(&self.hall);
+            stream.follow(hall);
         }
         // What only one thread may name is not at hand, so that each use is checked.
         if stream.as_raw() != CU_STREAM_PER_THREAD {
@@ -99,7 +110,6 @@ impl Inner {
             let course = &mut centre.courses[id as usize];
             let mut ready = course.settle() == u64::MAX;
             if !ready && may_wait {
-                count(&self.seldom.waits);
                 ready = course.hold_back_last(stream).unwrap_or(false);
             }
             if ready {
@@ -111,7 +121,7 @@ impl Inner {
     }
 }
 
-impl Follower for Inner {
+impl Follower for Hall {
     fn stream_ends(&self, number: u64) {
         let mut centre = self.centre();
         let Some(id) = centre.by_stream.remove(&Key::Stream(number)) else {
@@ -119,7 +129,9 @@ impl Follower for Inner {
         };
         let course = &mut centre.courses[id as usize];
         course.leave();
-        self.note_done(course, id);
-        centre.orphans.push(id);
+        // Whoever cannot know when all is done leaves its memory to nobody.
+        if !course.is_lost() {
+            centre.orphans.push(id);
+        }
     }
 }

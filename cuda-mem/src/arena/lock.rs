@@ -6,6 +6,10 @@
 //! makes all processors pass a barrier ([`barrier::heavy`]), and waits until the owner is not busy. From
 //! then on all come through the gate, an ordinary spin lock, until one thread has come so often in a row that
 //! the lane becomes its own.
+//!
+//! A thread may be stopped between its look at the owner and its mark, for as long as the system likes, and
+//! mark itself busy when the lane has long been another's. So each term of ownership has a mark of its own,
+//! and there are only so many terms; a lane that has had them all is nobody's for good.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -21,10 +25,14 @@ const FIRST_ROW: u32 = if cfg!(loom) { 1 } else { 256 };
 /// Twice as often after each time that the lane was taken away, up to this.
 const LONGEST_ROW: u32 = 1 << 20;
 
+/// Terms of ownership.
+const TERMS: usize = 8;
+
 pub(super) struct Lock<T> {
+    /// The owner's number times [`TERMS`], and the number of its term.
     owner: AtomicU64,
-    /// Only the owner writes it.
-    busy: AtomicBool,
+    /// By term. Only the owner of that term writes it.
+    busy: [AtomicBool; TERMS],
     gate: AtomicBool,
     /// Changed behind the closed gate only.
     turn: UnsafeCell<Turn>,
@@ -36,6 +44,8 @@ struct Turn {
     last: u64,
     row: u32,
     needed: u32,
+    /// Terms so far.
+    terms: u64,
 }
 
 // SAFETY: the value is reached by one thread at a time, see `lock`; it is not shared, so `Send` is enough.
@@ -44,15 +54,20 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     /// The lock is the own of this thread at first.
     pub(super) fn new(thread: u64, value: T) -> Self {
-        let owner = if barrier::is_there() { thread } else { NOBODY };
+        let owner = if barrier::is_there() {
+            thread * TERMS as u64
+        } else {
+            NOBODY
+        };
         Self {
             owner: AtomicU64::new(owner),
-            busy: AtomicBool::new(false),
+            busy: std::array::from_fn(|_| AtomicBool::new(false)),
             gate: AtomicBool::new(false),
             turn: UnsafeCell::new(Turn {
                 last: NOBODY,
                 row: 0,
                 needed: FIRST_ROW,
+                terms: 1,
             }),
             value: UnsafeCell::new(value),
         }
@@ -64,20 +79,28 @@ impl<T> Lock<T> {
     /// [`thread_number`]: super::thread::number
     #[inline]
     pub(super) fn lock(&self, thread: u64) -> Guard<'_, T> {
-        // Acquire: whoever gave the lane (back) to this thread wrote to the value before.
-        if self.owner.load(Ordering::Acquire) == thread {
-            self.busy.store(true, Ordering::Relaxed);
+        // Acquire: whoever gave the lane to this thread wrote to the value before.
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner / TERMS as u64 == thread {
+            let busy = self.mark(owner);
+            busy.store(true, Ordering::Relaxed);
             barrier::light();
             // Either this sees that the lane was taken away, or whoever did that sees that it is busy.
-            if self.owner.load(Ordering::Acquire) == thread {
+            if self.owner.load(Ordering::Relaxed) == owner {
                 return Guard {
                     lock: self,
-                    gate: false,
+                    busy: Some(busy),
                 };
             }
-            self.busy.store(false, Ordering::Release);
+            busy.store(false, Ordering::Release);
         }
         self.lock_gate(thread)
+    }
+
+    /// The mark of a term.
+    #[inline]
+    fn mark(&self, owner: u64) -> &AtomicBool {
+        &self.busy[owner as usize % TERMS]
     }
 
     #[cold]
@@ -90,10 +113,11 @@ impl<T> Lock<T> {
         }
         // SAFETY: the gate is closed, and only those behind it use the turn.
         let turn = unsafe { &mut *self.turn.get() };
-        if self.owner.load(Ordering::Relaxed) != NOBODY {
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner != NOBODY {
             self.owner.store(NOBODY, Ordering::Relaxed);
             barrier::heavy();
-            while self.busy.load(Ordering::Acquire) {
+            while self.mark(owner).load(Ordering::Acquire) {
                 relax(&mut tries);
             }
             turn.needed = (turn.needed * 2).min(LONGEST_ROW);
@@ -107,7 +131,7 @@ impl<T> Lock<T> {
         }
         Guard {
             lock: self,
-            gate: true,
+            busy: None,
         }
     }
 
@@ -116,9 +140,11 @@ impl<T> Lock<T> {
     fn open_gate(&self) {
         // SAFETY: the gate is closed by this thread.
         let turn = unsafe { &mut *self.turn.get() };
-        if turn.row >= turn.needed && barrier::is_there() {
+        if turn.row >= turn.needed && turn.terms < TERMS as u64 && barrier::is_there() {
             turn.row = 0;
-            self.owner.store(turn.last, Ordering::Release);
+            let owner = turn.last * TERMS as u64 + turn.terms;
+            turn.terms += 1;
+            self.owner.store(owner, Ordering::Release);
         }
         self.gate.store(false, Ordering::Release);
     }
@@ -127,8 +153,8 @@ impl<T> Lock<T> {
 /// The value, until it is dropped.
 pub(super) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// Came through the gate, and not as the owner.
-    gate: bool,
+    /// The owner's mark; none of those who came through the gate.
+    busy: Option<&'a AtomicBool>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -152,10 +178,9 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if self.gate {
-            self.lock.open_gate();
-        } else {
-            self.lock.busy.store(false, Ordering::Release);
+        match self.busy {
+            Some(busy) => busy.store(false, Ordering::Release),
+            None => self.lock.open_gate(),
         }
     }
 }
@@ -165,3 +190,8 @@ impl<T> fmt::Debug for Lock<T> {
         f.debug_struct("Lock").finish_non_exhaustive()
     }
 }
+
+// Loom compiles this file too, and has tests of its own.
+#[cfg(all(test, not(loom)))]
+#[path = "lock/tests.rs"]
+mod tests;

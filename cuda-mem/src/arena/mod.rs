@@ -25,6 +25,8 @@ mod lanes;
 mod lock;
 mod node;
 mod owners;
+#[cfg(test)]
+mod random;
 mod refill;
 mod slots;
 mod stamp;
@@ -57,7 +59,7 @@ pub use stats::{ArenaGround, ArenaStats, FreeSpace};
 use std::alloc::Layout;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -73,7 +75,7 @@ use counters::Counters;
 use course::Clock;
 use front::is_small;
 use ground::Ground;
-use lanes::Centre;
+use lanes::{Centre, Hall};
 use lock::Lock;
 use owners::{LaneId, Owners};
 use slots::{Slot, Slots};
@@ -144,7 +146,7 @@ struct Inner {
     /// Larger blocks do not go in front, in units.
     front_limit: AtomicU32,
     /// What is done seldom is done by one thread at a time.
-    centre: Mutex<Centre>,
+    hall: Arc<Hall>,
     seldom: Seldom,
 }
 
@@ -153,7 +155,6 @@ struct Inner {
 struct Seldom {
     refills: AtomicU64,
     taken_over: AtomicU64,
-    waits: AtomicU64,
     grown: AtomicU64,
     released: AtomicU64,
 }
@@ -177,7 +178,7 @@ impl Inner {
     }
 
     fn centre(&self) -> MutexGuard<'_, Centre> {
-        self.centre.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hall.centre()
     }
 
     #[inline]

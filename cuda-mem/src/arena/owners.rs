@@ -65,3 +65,6 @@ impl Owners {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

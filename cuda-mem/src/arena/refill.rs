@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::commons::{Lack, Place};
 use super::course::Course;
+use super::fit::Joins;
 use super::front::is_small;
 use super::ground::Chunk;
 use super::lanes::Centre;
@@ -14,6 +15,7 @@ use super::{Inner, PAGE, PAGE_UNITS, UNIT, count, thread, units};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::pool::ReusePolicy;
 use crate::report;
+use crate::resource::refuse_captured;
 use crate::stream::Stream;
 
 /// The arena grows by a sixteenth of what it holds, at least and at most so many pages.
@@ -45,7 +47,7 @@ impl Inner {
             .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
     }
 
-    fn may_look(&self) -> bool {
+    pub(super) fn may_look(&self) -> bool {
         self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC)
     }
 
@@ -65,10 +67,12 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let id = this.lane_of(stream)?;
         if layout.size() == 0 {
             return Ok(0);
         }
+        drop(stream.enter()?);
+        refuse_captured(stream.as_ref())?;
+        let id = this.lane_of(stream)?;
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {
             let text = "a block of an arena has less than 1 TiB";
@@ -184,7 +188,6 @@ impl Inner {
             if course.done() >= stamp.ticket {
                 return true;
             }
-            count(&self.seldom.waits);
             let waits = course.hold_back(stream, stamp.ticket).unwrap_or(false);
             self.note_done(course, user);
             waits
@@ -222,11 +225,27 @@ impl Inner {
                 // One that is unknown was given back twice, and is nobody's.
                 let _ = commons.free(block.start, stamp);
             }
+            drop(commons);
             for place in pages {
                 self.owners
                     .note(place.start * UNIT, place.units * UNIT, None);
-                commons.add(place.start, place.units, stamp);
+                self.add_to_commons(place.start, place.units, stamp);
             }
+        }
+    }
+
+    /// Takes memory into the commons.
+    pub(super) fn add_to_commons(&self, start: u64, units: u64, stamp: Stamp) {
+        let joins = self.joins(start, units);
+        let mut commons = self.commons.lock(thread::number());
+        commons.add(start, units, stamp, joins);
+    }
+
+    /// Whether a block may go on before and behind this memory: not from one block of an upstream to another.
+    fn joins(&self, start: u64, units: u64) -> Joins {
+        Joins {
+            left: !self.ground.is_wall(start * UNIT),
+            right: !self.ground.is_wall((start + units) * UNIT),
         }
     }
 
@@ -277,15 +296,16 @@ impl Inner {
         let grown = self.more(frontier, rest.div_ceil(PAGE_UNITS).max(1), stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let stamp = self.stamp_of_new(id);
+        let joins = self.joins(start, units);
         let mut commons = self.commons.lock(thread::number());
         match tail {
             Some(tail) => {
-                commons.add(start, units, stamp);
+                commons.add(start, units, stamp, joins);
                 let taken = commons.allocate_at(tail, size, &self.counters);
                 Ok(taken.then_some(tail.start))
             }
             None => {
-                commons.add_and_take(start, units, stamp, size, &self.counters);
+                commons.add_and_take(start, units, stamp, joins, size, &self.counters);
                 Ok(Some(start))
             }
         }
@@ -296,11 +316,8 @@ impl Inner {
         let grown = self.more(self.ground.frontier(PAGE), 1, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let taken = units.min(self.lane_share(id));
-        let me = thread::number();
         if units > taken {
-            let stamp = self.stamp_of_new(id);
-            let mut commons = self.commons.lock(me);
-            commons.add(start + taken, units - taken, stamp);
+            self.add_to_commons(start + taken, units - taken, self.stamp_of_new(id));
         }
         Ok(self.add_to_lane(id, start, taken, size))
     }
@@ -354,8 +371,9 @@ impl Inner {
     fn add_to_lane(&self, id: LaneId, start: u64, units: u64, size: u32) -> Option<u64> {
         self.owners.note(start * UNIT, units * UNIT, Some(id));
         let slot = self.slot(id);
+        let joins = self.joins(start, units);
         let mut lane = slot.lock.lock(thread::number());
-        lane.add(start, units, &slot.counters);
+        lane.add(start, units, joins, &slot.counters);
         lane.allocate(size, &slot.counters)
     }
 
@@ -366,15 +384,20 @@ impl Inner {
         if !error.is_out_of_memory() {
             return Err(error);
         }
-        let before = self.ground.reserved().current();
-        self.trim_to(0)?;
+        // Its own errors are no news here.
+        let _ = self.trim_to(0);
         let mut last = error;
-        if self.ground.reserved().current() < before {
-            match self.grow(id, size, stream) {
-                Ok(Some(start)) => return Ok(start * UNIT),
-                Ok(None) => {}
-                Err(error) => last = error,
-            }
+        // What was looked at may be done after all, and what went back may come again elsewhere.
+        if let Some(start) = MEANS
+            .into_iter()
+            .find_map(|means| self.find(id, size, stream, means))
+        {
+            return Ok(start * UNIT);
+        }
+        match self.grow(id, size, stream) {
+            Ok(Some(start)) => return Ok(start * UNIT),
+            Ok(None) => {}
+            Err(error) => last = error,
         }
         let device = stream.context().memory_info().ok();
         let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);

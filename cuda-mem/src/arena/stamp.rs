@@ -73,20 +73,26 @@ impl Stamp {
     /// The lanes that may have used it, of so many that there are, without `own` where it is sure that it is
     /// no other.
     pub(super) fn lanes(self, count: usize, own: LaneId) -> impl Iterator<Item = LaneId> {
+        let set = self.users & SET != 0;
+        let all = match self.users {
+            0 => 0..0,
+            _ if set => 0..count as LaneId,
+            // There may be many lanes, and this is asked often.
+            users => users - 1..users,
+        };
         let alone = count <= REMAINDERS as usize;
-        (0..count as LaneId).filter(move |lane| {
-            if self.users & SET == 0 {
-                return self.users == lane + 1 && *lane != own;
-            }
-            let used = self.users & 1 << (lane % REMAINDERS) != 0;
-            used && !(alone && *lane == own)
+        all.filter(move |lane| {
+            let used = !set || self.users & 1 << (lane % REMAINDERS) != 0;
+            used && !(*lane == own && (alone || !set))
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::random::cases;
     use super::*;
+    use proptest::prelude::*;
 
     fn lanes(stamp: Stamp, count: usize, own: LaneId) -> Vec<LaneId> {
         stamp.lanes(count, own).collect()
@@ -116,5 +122,44 @@ mod tests {
         );
         assert!(Stamp::FREE.is_of(1));
         assert_eq!(lanes(Stamp::FREE, 100, 1), []);
+    }
+
+    #[test]
+    fn a_merged_stamp_covers_every_use_for_everybody() {
+        let uses = prop::collection::vec((0_u32..100, 0_u64..20), 0..6);
+        let order = any::<bool>();
+        cases(2000, &(uses, order, 0_u32..100), |(uses, left, own)| {
+            let mut stamp = Stamp::FREE;
+            for (lane, ticket) in &uses {
+                let new = Stamp::new(*lane, *ticket);
+                stamp = if left { stamp.and(new) } else { new.and(stamp) };
+            }
+            let others = uses.iter().any(|(lane, _)| *lane != own);
+            prop_assert!(
+                !others || !stamp.is_of(own),
+                "{stamp:?} is not {own}'s alone"
+            );
+            let last = uses.iter().map(|(_, ticket)| *ticket).max();
+            prop_assert_eq!(stamp.ticket, last.unwrap_or(0));
+            let most = uses.iter().map(|(lane, _)| *lane + 1).max().unwrap_or(0);
+            for count in [most, most + 1, 30, 31, 32, 100] {
+                let told: Vec<_> = stamp.lanes(count as usize, own).collect();
+                prop_assert!(told.is_sorted_by(|a, b| a < b), "each once: {:?}", told);
+                for (lane, _) in uses.iter().filter(|(lane, _)| *lane < count) {
+                    prop_assert!(
+                        *lane == own || told.contains(lane),
+                        "{stamp:?} forgets {lane} of {count} for {own}"
+                    );
+                    // Its own number may stand for another one.
+                    let another = uses
+                        .iter()
+                        .any(|(user, _)| user % 31 == lane % 31 && user != lane);
+                    prop_assert!(
+                        !(count > most && another) || told.iter().any(|user| user != lane)
+                    );
+                }
+            }
+            Ok(())
+        });
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use super::ground::Ground;
 use super::{Arena, Inner, UNIT, thread};
 use crate::error::Bytes;
+use crate::report;
 use crate::resource::Resource;
 
 /// Where an arena gets its memory from.
@@ -44,7 +45,7 @@ pub struct ArenaStats {
     pub hits: u64,
     /// Requests that other free memory of the stream answered.
     pub fits: u64,
-    /// Requests that the stream's own memory could not answer: the misses.
+    /// How often what all streams have to spare was looked through for a request: the misses.
     pub refills: u64,
     /// How often memory that was freed on other streams was taken over.
     pub taken_over: u64,
@@ -99,7 +100,7 @@ pub struct FreeSpace {
     pub pending: u64,
     /// Bytes of the largest free block.
     pub largest: u64,
-    /// Bytes of host memory that the bookkeeping of all streams takes.
+    /// Bytes of host memory that the bookkeeping of all blocks takes.
     pub bookkeeping: u64,
 }
 
@@ -130,7 +131,7 @@ impl Inner {
             reserved_peak: self.ground.reserved().peak(),
             refills: seldom(&self.seldom.refills),
             taken_over: seldom(&self.seldom.taken_over),
-            waits: seldom(&self.seldom.waits),
+            waits: seldom(&self.clock.waits),
             grown: seldom(&self.seldom.grown),
             released: seldom(&self.seldom.released),
             driver_calls: self.ground.calls() + seldom(&self.clock.calls),
@@ -169,8 +170,12 @@ impl Arena {
     /// How the free memory lies. Stops each stream's users for a moment while it looks.
     #[must_use]
     pub fn free_space(&self) -> FreeSpace {
-        let me = thread::number();
         let mut space = FreeSpace::default();
+        // In a fork nobody may be left to unlock anything.
+        if report::is_forked() {
+            return space;
+        }
+        let me = thread::number();
         for (_, slot) in self.0.lanes.iter() {
             let lane = slot.lock.lock(me);
             let waiting = lane.pending_units();

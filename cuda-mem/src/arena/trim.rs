@@ -1,10 +1,12 @@
 //! Memory that goes back before the arena ends.
 
+use super::ground::Chunk;
 use super::lanes::Centre;
 use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{Inner, UNIT, count, thread};
-use crate::error::Result;
+use crate::error::{Error, Result, took_effect};
+use crate::report;
 
 impl Inner {
     fn look_at_all(&self, centre: &mut Centre) {
@@ -15,12 +17,35 @@ impl Inner {
     }
 
     /// Gives back chunks that nobody has anything of and whose end the host sees, until no more than `keep`
-    /// bytes are held. Waits for nothing.
+    /// bytes are held. Waits for nothing, unless the upstream does.
     pub(super) fn trim_to(&self, keep: u64) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let chunks = self.take_chunks(keep);
+        // Nothing is locked here: an upstream may do what it likes.
+        let mut failed = Ok(());
+        for chunk in chunks {
+            // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
+            let released = unsafe { self.ground.release(chunk) };
+            if took_effect(&released) {
+                count(&self.seldom.released);
+            } else {
+                self.add_to_commons(chunk.address / UNIT, chunk.bytes / UNIT, Stamp::FREE);
+            }
+            failed = failed.and(released);
+        }
+        failed
+    }
+
+    /// Takes chunks out of the bookkeeping that can be given back.
+    fn take_chunks(&self, keep: u64) -> Vec<Chunk> {
         let me = thread::number();
         let mut centre = self.centre();
-        if self.ground.reserved().current() <= keep {
-            return Ok(());
+        let mut held = self.ground.reserved().current();
+        let mut chunks = Vec::new();
+        if held <= keep {
+            return chunks;
         }
         self.look_at_all(&mut centre);
         for (id, _) in self.lanes.iter() {
@@ -35,23 +60,19 @@ impl Inner {
         for place in places {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
             for chunk in self.ground.chunks_in(from, to).into_iter().rev() {
-                if self.ground.reserved().current() <= keep {
-                    return Ok(());
+                if held <= keep {
+                    return chunks;
                 }
                 let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
-                if !self.commons.lock(me).give_away(start, units, place.stamp) {
+                let taken = self.commons.lock(me).give_away(start, units, place.stamp);
+                if !taken {
                     // Somebody took of it meanwhile.
                     break;
                 }
-                // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
-                let released = unsafe { self.ground.release(chunk) };
-                if let Err(error) = released {
-                    self.commons.lock(me).add(start, units, Stamp::FREE);
-                    return Err(error);
-                }
-                count(&self.seldom.released);
+                held = held.saturating_sub(chunk.bytes);
+                chunks.push(chunk);
             }
         }
-        Ok(())
+        chunks
     }
 }

@@ -99,7 +99,7 @@ impl<T: Pod> DeviceBuffer<T> {
 /// # Safety
 ///
 /// As [`MemoryResource::deallocate`].
-pub(super) unsafe fn give_back(
+pub(crate) unsafe fn give_back(
     resource: &dyn MemoryResource,
     address: CUdeviceptr,
     layout: Layout,

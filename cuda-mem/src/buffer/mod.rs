@@ -12,7 +12,7 @@ mod read_loan;
 
 pub(crate) use alloc::bytes_of;
 pub(crate) use held::explain_refusal;
-pub(crate) use home::Keep;
+pub(crate) use home::{Keep, give_back};
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
 

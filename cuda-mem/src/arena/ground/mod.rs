@@ -41,6 +41,14 @@ impl Ground {
         }
     }
 
+    /// Whether a block of an upstream begins here: a block of ours must not lie across that.
+    pub(super) fn is_wall(&self, address: u64) -> bool {
+        match self {
+            Self::Vmm(_) => false,
+            Self::Upstream(upstream) => upstream.is_wall(address),
+        }
+    }
+
     /// Whether new memory is that of the stream that it was asked for, and not of all.
     pub(super) fn is_ordered(&self) -> bool {
         matches!(self, Self::Upstream(_))
@@ -100,9 +108,17 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    fn add(&self, bytes: u64) {
-        let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(now, Ordering::Relaxed);
+    /// Adds, unless there would be more than `max`.
+    fn add(&self, bytes: u64, max: u64) -> Result<()> {
+        let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
+        let relaxed = Ordering::Relaxed;
+        match self.current.fetch_update(relaxed, relaxed, sum) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, relaxed);
+                Ok(())
+            }
+            Err(_) => Err(full(max, self)),
+        }
     }
 
     fn subtract(&self, bytes: u64) {

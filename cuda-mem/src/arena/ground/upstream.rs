@@ -4,10 +4,11 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Chunk, Reserved, chunks_in, full};
+use super::{Chunk, Reserved, chunks_in};
 use crate::arena::PAGE;
 use crate::arena::owners::Owners;
-use crate::error::{Error, Result};
+use crate::buffer::give_back;
+use crate::error::{Error, Result, took_effect};
 use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
 use crate::stream::{Inside, Stream};
 
@@ -60,20 +61,32 @@ impl Upstream {
         Ok(self.state().own.get_or_insert(own).clone())
     }
 
+    /// Whether a block of the resource begins here.
+    pub(super) fn is_wall(&self, address: u64) -> bool {
+        self.state().chunks.contains_key(&address)
+    }
+
     pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
-        if bytes.saturating_add(self.reserved.current()) > self.max {
-            return Err(full(self.max, &self.reserved));
-        }
         let own = self.own_stream(stream)?;
-        // The upstream may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
+        self.reserved.add(bytes, self.max)?;
+        let grown = self.grow_reserved(bytes, stream, &own);
+        if grown.is_err() {
+            self.reserved.subtract(bytes);
+        }
+        grown
+    }
+
+    /// The bytes count as reserved.
+    fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
+        // The resource may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
         let _inside = Inside::enter();
-        let (address, layout) = self.take(bytes, &own)?;
+        let (address, layout) = self.take(bytes, own)?;
         let chunk = Chunk {
             address: address.next_multiple_of(PAGE),
             bytes,
         };
         let ready = if Owners::can_note(chunk.end()) {
-            stream.wait_for(&own)
+            stream.wait_for(own)
         } else {
             Err(Error::invalid(format!(
                 "{address:#x} is beyond the addresses that an arena can keep account of"
@@ -81,13 +94,12 @@ impl Upstream {
         };
         if let Err(error) = ready {
             // SAFETY: the block came from there just now, and nobody used it.
-            let _ = unsafe { self.resource.deallocate(address, layout, &own) };
+            let _ = unsafe { give_back(&*self.resource.inner, address, layout, own) };
             return Err(error);
         }
         let mut state = self.state();
         state.chunks.insert(chunk.address, chunk.bytes);
         state.blocks.insert(chunk.address, (address, layout));
-        self.reserved.add(layout.size() as u64);
         Ok(chunk)
     }
 
@@ -106,7 +118,7 @@ impl Upstream {
         }
         // Not at the start of a page, so there must be room to begin at one.
         // SAFETY: the block came from there just now, and nobody used it.
-        unsafe { self.resource.deallocate(address, exact, own) }?;
+        unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
         let wider = layout(bytes.saturating_add(PAGE))?;
         Ok((self.resource.allocate(wider, own)?, wider))
     }
@@ -115,20 +127,25 @@ impl Upstream {
     ///
     /// As [`Ground::release`](super::Ground::release).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        // Out of the account before the call: the resource may hand the same block out again at once.
         let (block, own) = {
-            let state = self.state();
-            (state.blocks.get(&chunk.address).copied(), state.own.clone())
+            let mut state = self.state();
+            let block = state.blocks.remove(&chunk.address);
+            state.chunks.remove(&chunk.address);
+            (block, state.own.clone())
         };
         let (Some((address, layout)), Some(own)) = (block, own) else {
             return Ok(());
         };
-        let _inside = Inside::enter();
         // SAFETY: the block came from there as this layout, and the caller vouches that nothing uses it.
-        unsafe { self.resource.deallocate(address, layout, &own) }?;
-        let mut state = self.state();
-        state.chunks.remove(&chunk.address);
-        state.blocks.remove(&chunk.address);
-        self.reserved.subtract(layout.size() as u64);
-        Ok(())
+        let released = unsafe { give_back(&*self.resource.inner, address, layout, &own) };
+        if took_effect(&released) {
+            self.reserved.subtract(chunk.bytes);
+        } else {
+            let mut state = self.state();
+            state.chunks.insert(chunk.address, chunk.bytes);
+            state.blocks.insert(chunk.address, (address, layout));
+        }
+        released
     }
 }

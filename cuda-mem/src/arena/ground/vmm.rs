@@ -9,7 +9,7 @@ use cuda_driver_sys::{
     CUmemAllocationType,
 };
 
-use super::{Chunk, Reserved, chunks_in, full};
+use super::{Chunk, Reserved, chunks_in};
 use crate::arena::PAGE;
 use crate::arena::owners::Owners;
 use crate::device::Device;
@@ -132,9 +132,16 @@ impl Vmm {
     }
 
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
-        if bytes.saturating_add(self.reserved.current()) > self.max {
-            return Err(full(self.max, &self.reserved));
+        self.reserved.add(bytes, self.max)?;
+        let grown = self.grow_reserved(frontier, bytes, stream);
+        if grown.is_err() {
+            self.reserved.subtract(bytes);
         }
+        grown
+    }
+
+    /// The bytes count as reserved.
+    fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let _current = stream.context().bind()?;
         let mut state = self.state();
         let wished = state
@@ -150,7 +157,6 @@ impl Vmm {
         self.kept_out_of_captures(|| self.map(chunk))?;
         state.zones[index].frontier += bytes;
         state.chunks.insert(address, bytes);
-        self.reserved.add(bytes);
         Ok(chunk)
     }
 

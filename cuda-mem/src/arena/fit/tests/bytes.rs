@@ -1,0 +1,122 @@
+//! What the bookkeeping takes of the host.
+
+use super::super::super::random::Random;
+use super::super::*;
+use super::model::HUGE;
+
+/// So many blocks where bytes are counted.
+const MANY: u64 = if cfg!(miri) { 300 } else { 100_000 };
+
+/// A fit with many live blocks of sizes up to this, and these blocks.
+fn many(largest: u64, random: &mut Random) -> (Fit, Vec<u64>) {
+    let mut fit = Fit::default();
+    let mut end = 0;
+    let mut blocks = Vec::new();
+    for _ in 0..MANY {
+        let size = 1 + random.below(largest) as u32;
+        let start = fit.allocate(size).unwrap_or_else(|| {
+            let units = 16 * PAGE_UNITS.max(largest.next_multiple_of(PAGE_UNITS));
+            fit.add_run(end, units, Stamp::FREE, 0);
+            end += units;
+            fit.allocate(size).expect("there is room now")
+        });
+        blocks.push(start);
+    }
+    (fit, blocks)
+}
+
+#[test]
+fn a_live_block_takes_less_than_a_hundred_bytes_of_the_host() {
+    // The lists are as large whatever is in them.
+    let bytes = |fit: &Fit| fit.bytes() - size_of::<Fit>();
+    for largest in [4, 256, 5000] {
+        let mut random = Random::new(largest);
+        let (mut fit, blocks) = many(largest, &mut random);
+        assert!(
+            bytes(&fit) as u64 <= 96 * MANY,
+            "{largest}: {}",
+            bytes(&fit)
+        );
+        for start in blocks.iter().step_by(3) {
+            fit.free(*start, Stamp::FREE).expect("it is live");
+        }
+        let live = MANY - MANY.div_ceil(3);
+        assert!(
+            bytes(&fit) as u64 <= 96 * live,
+            "{largest}: {}",
+            bytes(&fit)
+        );
+        // Again as many, in the gaps or behind.
+        for start in blocks.iter().step_by(3) {
+            let size = 1 + random.below(largest) as u32;
+            if fit.allocate(size).is_none() {
+                fit.add_run(
+                    (1 << 37) + start * largest,
+                    16 * PAGE_UNITS,
+                    Stamp::FREE,
+                    size,
+                );
+            }
+        }
+        assert!(
+            bytes(&fit) as u64 <= 96 * MANY,
+            "{largest}: {}",
+            bytes(&fit)
+        );
+    }
+}
+
+#[test]
+fn a_byte_that_is_free_or_large_costs_nothing() {
+    // The lists grow by an eighth at a time.
+    let same = |fit: &Fit, other: &Fit| {
+        let (one, other) = (fit.bytes(), other.bytes());
+        assert!(one.abs_diff(other) <= other / 8 + 4096, "{one} and {other}");
+    };
+    let (small, _) = many(1, &mut Random::new(1));
+    // The same number of blocks, a thousand times as large.
+    let mut fit = Fit::default();
+    fit.add_run(0, MANY * 1000, Stamp::FREE, 0);
+    for _ in 0..MANY {
+        fit.allocate(1000).expect("there is room");
+    }
+    same(&fit, &small);
+    fit.add_run(HUGE, 1 << 37, Stamp::FREE, 0);
+    same(&fit, &small);
+}
+
+#[test]
+fn numbers_of_nodes_are_given_again() {
+    let mut fit = Fit::default();
+    let round = |fit: &mut Fit| {
+        for place in 0..8 {
+            fit.add_run(place * 2 * PAGE_UNITS, PAGE_UNITS, Stamp::FREE, 10);
+        }
+        for place in 0..7 {
+            let start = (place * 2 + 1) * PAGE_UNITS;
+            fit.add_run(start, PAGE_UNITS, Stamp::new(place as u32, 1), 0);
+        }
+        let blocks: Vec<_> = (0..100).filter_map(|_| fit.allocate(50)).collect();
+        for start in blocks
+            .into_iter()
+            .chain((0..8).map(|at| at * 2 * PAGE_UNITS))
+        {
+            fit.free(start, Stamp::FREE).expect("it is live");
+        }
+        for place in [1, 0, 14, 7, 8, 3] {
+            let start = place * PAGE_UNITS;
+            let (_, stamp) = fit.best(1).expect("there is free memory");
+            fit.cut(start, PAGE_UNITS, stamp);
+        }
+        while let Some(place) = { fit.free_pages(1).next() } {
+            assert!(fit.cut(place.start, place.units, place.stamp));
+        }
+        assert_eq!(fit.total_units(), 0);
+    };
+    round(&mut fit);
+    let bytes = fit.bytes();
+    for _ in 0..if cfg!(miri) { 1 } else { 1000 } {
+        round(&mut fit);
+    }
+    assert_eq!(fit.bytes(), bytes);
+}

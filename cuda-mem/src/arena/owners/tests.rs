@@ -1,0 +1,42 @@
+use std::collections::HashMap;
+
+use super::super::random::Random;
+use super::*;
+
+const END: u64 = 1 << 48;
+
+#[test]
+fn it_knows_what_a_map_of_pages_knows() {
+    let mut random = Random::new(3);
+    let owners = Owners::default();
+    let mut model: HashMap<u64, Option<LaneId>> = HashMap::new();
+    let leaf = LEAF as u64;
+    // Around the borders of leaves and at both ends of the addresses.
+    let places = [leaf - 4, END / PAGE - 8, 0, 5 * leaf - 4];
+    // Each leaf that is touched takes Miri seconds.
+    let some = if cfg!(miri) { 1 } else { 4 };
+    for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
+        let near = places[random.below(some) as usize];
+        let first = near + random.below(8);
+        let pages = random.below(8).min(END / PAGE - first);
+        let lane = [None, Some(0), Some(7), Some(u32::MAX - 1)][random.below(4) as usize];
+        owners.note(first * PAGE, pages * PAGE, lane);
+        for page in first..first + pages {
+            model.insert(page, lane);
+        }
+        let page = near + random.below(16);
+        let known = model.get(&page).copied().flatten();
+        let address = page * PAGE + random.below(PAGE);
+        assert_eq!(owners.of(address), known, "{address:#x}");
+    }
+}
+
+#[test]
+fn addresses_that_cannot_be_noted_have_no_owner() {
+    let owners = Owners::default();
+    assert!(Owners::can_note(END) && !Owners::can_note(END + 1));
+    owners.note(END, PAGE, Some(1));
+    for address in [0, END - 1, END, END + 5, u64::MAX] {
+        assert_eq!(owners.of(address), None, "{address:#x}");
+    }
+}
