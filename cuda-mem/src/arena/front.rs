@@ -1,15 +1,15 @@
 //! The blocks that were freed last: they stand before the fit, which they have not gone back to, so that the
 //! next request of the same size costs next to nothing.
 //!
-//! What stands here cannot be merged with its neighbours, so it is little: one block of each of some small
-//! sizes, and one large one.
+//! What stands here cannot be merged with its neighbours, so it is little: one block of each small size, and
+//! one large one.
 
 #![forbid(unsafe_code)]
 
-/// Places for small blocks.
-const PLACES: usize = 64;
-/// The largest block that counts as small, in units: 64 KiB.
-pub(super) const SMALL: u32 = 256;
+/// The largest block that counts as small, in units: 16 KiB.
+pub(super) const SMALL: u32 = 64;
+/// Places for small blocks: one for each size.
+const PLACES: usize = SMALL as usize;
 
 /// Whether blocks of this size are cut from pages of their lane, and not from what all lanes share.
 #[inline]
@@ -42,11 +42,12 @@ impl Default for Front {
 
 #[inline]
 fn place(size: u32) -> usize {
-    if !is_small(size) {
-        return PLACES;
+    debug_assert_ne!(size, 0);
+    if is_small(size) {
+        size as usize - 1
+    } else {
+        PLACES
     }
-    // A multiplication that mixes: the high bits choose.
-    (size.wrapping_mul(0x9e37_79b1) >> (32 - PLACES.trailing_zeros())) as usize
 }
 
 impl Front {

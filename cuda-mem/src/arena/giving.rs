@@ -154,10 +154,9 @@ impl Inner {
                 }
                 if over < ticket
                     && let Some(stream) = stream
+                    && course.hold_back(stream, ticket).unwrap_or(false)
                 {
-                    if course.hold_back(stream, ticket).unwrap_or(false) {
-                        over = ticket;
-                    }
+                    over = ticket;
                 }
                 (other, over)
             })

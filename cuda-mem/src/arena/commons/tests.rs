@@ -128,13 +128,13 @@ impl World {
         self.live.push((start, size, lane));
     }
 
-    fn from_lane(&mut self, lane: LaneId, size: u32) -> Option<u64> {
+    fn at_hand(&mut self, lane: LaneId, size: u32) -> Option<u64> {
         let (lane, counters) = &mut self.lanes[lane as usize];
         lane.allocate(size, counters)
     }
 
     fn small(&mut self, lane: LaneId, size: u32) -> u64 {
-        if let Some(start) = self.from_lane(lane, size) {
+        if let Some(start) = self.at_hand(lane, size) {
             return start;
         }
         let busy = self.random.below(3) == 0;
@@ -154,11 +154,11 @@ impl World {
         self.owners.note(start * UNIT, units * UNIT, Some(lane));
         let (to, counters) = &mut self.lanes[lane as usize];
         to.add(start, units, Joins::BOTH, counters);
-        self.from_lane(lane, size).expect("there is a page now")
+        self.at_hand(lane, size).expect("there is a page now")
     }
 
     fn large(&mut self, lane: LaneId, size: u32) -> u64 {
-        if let Some(start) = self.from_lane(lane, size) {
+        if let Some(start) = self.at_hand(lane, size) {
             return start;
         }
         match self.commons.allocate(size, lane, &self.counters) {

@@ -19,8 +19,8 @@ fn what_one_place_gives_and_another_takes_back_sums_up_to_nothing() {
 fn a_lane_has_spare_memory_if_a_page_may_be_free_or_a_large_block_is_in_front() {
     let counters = Counters::default();
     counters.holds(2 * PAGE_UNITS);
-    for _ in 0..PAGE_UNITS / 256 {
-        counters.took_fit(256);
+    for _ in 0..PAGE_UNITS / 64 {
+        counters.took_fit(64);
     }
     assert!(counters.has_spare(), "as much as a page is not in use");
     counters.took_fit(1);

@@ -8,11 +8,14 @@ use crate::arena::owners::LaneId;
 /// A point in the order of all streams: for each, how much of it comes before.
 type Point = Vec<u64>;
 
+/// The last step of a stream that used a piece.
+type Use = Option<(LaneId, u64)>;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
     Held,
     /// Until this step of this stream.
-    Free(Option<(LaneId, u64)>),
+    Free(Use),
 }
 
 pub(super) struct Truth {
@@ -51,7 +54,7 @@ impl Truth {
     }
 
     /// Takes out a part that must be free, and says who used what of it last.
-    fn carve(&mut self, start: u64, units: u64) -> Vec<(u64, u64, Option<(LaneId, u64)>)> {
+    fn carve(&mut self, start: u64, units: u64) -> Vec<(u64, u64, Use)> {
         let end = start + units;
         let mut uses = Vec::new();
         let mut at = start;
@@ -76,7 +79,7 @@ impl Truth {
         uses
     }
 
-    fn is_before(&self, last: Option<(LaneId, u64)>, lane: LaneId) -> bool {
+    fn is_before(&self, last: Use, lane: LaneId) -> bool {
         last.is_none_or(|(user, step)| {
             let user_at = user as usize;
             step <= self.points[lane as usize][user_at] || step <= self.host[user_at]
