@@ -2,9 +2,12 @@
 //! user can count on, step by step.
 
 mod annotated;
+mod captures;
+mod ends;
 mod log;
 mod program;
 mod rules;
+mod upstream;
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +15,12 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::lab::{Backend, Lab};
 use crate::run::Test;
-use crate::tests;
+use crate::{tests, tests_alone};
 
 /// What a user can count on.
 #[must_use]
 pub fn all() -> Vec<Test> {
-    tests! {
+    let mut all = tests! {
         rules: memory_is_reused_at_once_on_its_stream,
             what_is_busy_is_not_given_to_others,
             a_stream_waits_rather_than_that_the_arena_grows,
@@ -31,7 +34,29 @@ pub fn all() -> Vec<Test> {
             the_arena_ends_when_its_last_block_does,
             numbers_add_up,
             misuse_is_an_error;
-    }
+        ends: a_lane_whose_end_is_unknown_goes_to_nobody,
+            an_arena_dropped_elsewhere_leaves_memory_in_use_alone;
+        upstream: a_block_lies_in_one_block_of_the_upstream,
+            a_block_that_comes_again_at_once_is_not_lost,
+            memory_that_the_upstream_refuses_stays_usable,
+            an_upstream_that_panics_is_given_nothing_twice,
+            a_panic_of_the_upstream_leaves_the_arena_as_it_was,
+            threads_together_hold_no_more_than_the_arena_may,
+            memory_that_is_done_is_found_before_memory_is_out,
+            a_refused_free_changes_no_number;
+    };
+    // Captures forbid things to the whole process; the others look at what the whole process holds.
+    all.extend(tests_alone! {
+        ends: streams_may_end_while_their_arena_ends,
+            an_arena_keeps_no_context_of_streams_that_ended;
+        captures: misses_of_other_streams_do_not_spoil_a_capture,
+            a_trim_does_not_spoil_a_capture,
+            a_stream_that_ends_does_not_spoil_a_capture,
+            an_arena_that_ends_does_not_spoil_a_capture,
+            a_stream_that_somebody_captures_is_refused,
+            what_a_captured_stream_freed_goes_to_others_afterwards;
+    });
+    all
 }
 
 /// How many random programs run.
@@ -78,6 +103,9 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
     for seed in first..first + count {
         if seconds.is_some_and(|seconds| start.elapsed() >= seconds) {
             break;
+        }
+        if loud {
+            println!("program {seed}, {:.3} s", start.elapsed().as_secs_f64());
         }
         let tally =
             program::run(Lab::get()?, seed).with_context(|| format!("program {SEED}={seed}"))?;

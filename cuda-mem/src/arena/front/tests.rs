@@ -19,7 +19,7 @@ fn each_block_is_handed_out_once_and_in_its_size() {
     let mut front = Front::default();
     let mut inside: HashMap<u64, u32> = HashMap::new();
     let mut answered = 0;
-    for start in 0..if cfg!(miri) { 500 } else { 100_000 } {
+    for start in 0..if cfg!(miri) { 200 } else { 100_000 } {
         let size = size(&mut random);
         match random.below(200) {
             0 => {
@@ -52,7 +52,7 @@ fn each_block_is_handed_out_once_and_in_its_size() {
         let units: u64 = inside.values().map(|size| u64::from(*size)).sum();
         assert_eq!(front.units(), units);
     }
-    assert!(answered > 20, "{answered}");
+    assert!(answered > 5, "{answered}");
 }
 
 #[test]

@@ -108,14 +108,17 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Adds, unless there would be more than `max`.
-    fn add(&self, bytes: u64, max: u64) -> Result<()> {
+    /// Adds, unless there would be more than `max`; until the claim is dropped, or for good if it is kept.
+    fn claim(&self, bytes: u64, max: u64) -> Result<Claim<'_>> {
         let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
         let relaxed = Ordering::Relaxed;
         match self.current.fetch_update(relaxed, relaxed, sum) {
             Ok(before) => {
                 self.peak.fetch_max(before + bytes, relaxed);
-                Ok(())
+                Ok(Claim {
+                    reserved: self,
+                    bytes,
+                })
             }
             Err(_) => Err(full(max, self)),
         }
@@ -135,6 +138,26 @@ impl Reserved {
 
     pub(super) fn reset_peak(&self) {
         self.peak.store(self.current(), Ordering::Relaxed);
+    }
+}
+
+/// Bytes that count as held before they are, so that threads together hold no more than they may. Given up
+/// also by a panic of an upstream.
+struct Claim<'a> {
+    reserved: &'a Reserved,
+    bytes: u64,
+}
+
+impl Claim<'_> {
+    /// The bytes are there.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.reserved.subtract(self.bytes);
     }
 }
 

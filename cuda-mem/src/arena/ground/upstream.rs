@@ -68,12 +68,10 @@ impl Upstream {
 
     pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let own = self.own_stream(stream)?;
-        self.reserved.add(bytes, self.max)?;
-        let grown = self.grow_reserved(bytes, stream, &own);
-        if grown.is_err() {
-            self.reserved.subtract(bytes);
-        }
-        grown
+        let claim = self.reserved.claim(bytes, self.max)?;
+        let grown = self.grow_reserved(bytes, stream, &own)?;
+        claim.keep();
+        Ok(grown)
     }
 
     /// The bytes count as reserved.

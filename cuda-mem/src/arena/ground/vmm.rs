@@ -132,12 +132,10 @@ impl Vmm {
     }
 
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
-        self.reserved.add(bytes, self.max)?;
-        let grown = self.grow_reserved(frontier, bytes, stream);
-        if grown.is_err() {
-            self.reserved.subtract(bytes);
-        }
-        grown
+        let claim = self.reserved.claim(bytes, self.max)?;
+        let grown = self.grow_reserved(frontier, bytes, stream)?;
+        claim.keep();
+        Ok(grown)
     }
 
     /// The bytes count as reserved.

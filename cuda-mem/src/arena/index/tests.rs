@@ -20,12 +20,12 @@ fn it_finds_what_a_hash_map_finds() {
     let mut random = Random::new(1);
     let (mut nodes, mut index) = (Nodes::default(), Index::default());
     let mut model = HashMap::new();
-    let steps: u32 = if cfg!(miri) { 1000 } else { 200_000 };
+    let steps: u32 = if cfg!(miri) { 300 } else { 200_000 };
     for step in 0..steps {
         let start = start(&mut random);
         assert_eq!(index.find(&nodes, start), model.get(&start).copied());
         // Times of growth and times of decline.
-        let grows = step / 500 % 2 == 0;
+        let grows = (step / (steps / 3).min(500)).is_multiple_of(2);
         if random.below(4) == 0 || model.contains_key(&start) && !grows {
             let removed = index.remove(&nodes, start);
             assert_eq!(removed, model.remove(&start));

@@ -15,7 +15,7 @@ fn it_knows_what_a_map_of_pages_knows() {
     let places = [leaf - 4, END / PAGE - 8, 0, 5 * leaf - 4];
     // Each leaf that is touched takes Miri seconds.
     let some = if cfg!(miri) { 1 } else { 4 };
-    for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
+    for _ in 0..if cfg!(miri) { 30 } else { 20_000 } {
         let near = places[random.below(some) as usize];
         let first = near + random.below(8);
         let pages = random.below(8).min(END / PAGE - first);

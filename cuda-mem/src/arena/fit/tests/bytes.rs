@@ -5,7 +5,7 @@ use super::super::*;
 use super::model::HUGE;
 
 /// So many blocks where bytes are counted.
-const MANY: u64 = if cfg!(miri) { 300 } else { 100_000 };
+const MANY: u64 = if cfg!(miri) { 200 } else { 100_000 };
 
 /// A fit with many live blocks of sizes up to this, and these blocks.
 fn many(largest: u64, random: &mut Random) -> (Fit, Vec<u64>) {

@@ -1,0 +1,222 @@
+//! Arenas beside captures, which forbid things to the whole process, so these bodies run alone.
+
+use std::alloc::Layout;
+use std::ptr::null_mut;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
+use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, Stream, drop_counts};
+
+use super::ends::overlap;
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+
+const MODES: [CaptureMode; 3] = [
+    CaptureMode::Global,
+    CaptureMode::ThreadLocal,
+    CaptureMode::Relaxed,
+];
+
+/// The mode of a capture in which other streams may do anything.
+const RELAXED: u32 = 2;
+
+/// Begins a capture as a program without this crate does.
+fn begin(stream: &Stream, mode: u32) -> Result<()> {
+    let table = stream.device().driver().table();
+    let begin = table.cuStreamBeginCapture_v2.context("no capture")?;
+    // SAFETY: the stream is live.
+    let code = unsafe { begin(stream.as_raw(), CUstreamCaptureMode(mode)) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
+    Ok(())
+}
+
+/// Ends such a capture, which must be as good as before; the graph is destroyed.
+fn end(stream: &Stream) -> Result<()> {
+    let table = stream.device().driver().table();
+    let (end, destroy) = (table.cuStreamEndCapture, table.cuGraphDestroy);
+    let (end, destroy) = (end.context("no capture")?, destroy.context("no graphs")?);
+    let mut graph: CUgraph = null_mut();
+    // SAFETY: the stream is live, and `graph` is valid for a write.
+    let code = unsafe { end(stream.as_raw(), &raw mut graph) };
+    if !graph.is_null() {
+        // SAFETY: the graph was handed out just now.
+        unsafe { destroy(graph) };
+    }
+    ensure!(
+        code == CUresult::CUDA_SUCCESS,
+        "the capture is lost: {code}"
+    );
+    Ok(())
+}
+
+pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    for mode in MODES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        drop(resource.alloc::<u8>(&a, 8 * MIB)?);
+        drop(resource.alloc::<u8>(&b, 1000)?);
+        let held = hold(&a)?;
+        let before = arena.stats();
+        let (_graph, after) = captured
+            .capture(mode, |capture| {
+                // Looks at the other stream and waits for it, and then the arena grows.
+                drop(resource.alloc::<u8>(&b, 8 * MIB)?);
+                drop(resource.alloc::<u8>(&a, 9 * MIB)?);
+                let after = arena.stats();
+                capture.alloc::<u8>(10)?;
+                Ok(after)
+            })
+            .with_context(|| format!("{mode:?}"))?;
+        ensure!(
+            after.waits > before.waits && after.grown > before.grown,
+            "{mode:?}: {before}, then {after}"
+        );
+        drop(held);
+    }
+    Ok(())
+}
+
+pub(super) fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    for mode in MODES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        drop(resource.alloc::<u8>(&stream, 8 * MIB)?);
+        stream.synchronize()?;
+        captured
+            .capture(mode, |capture| {
+                arena.trim_to(0)?;
+                capture.alloc::<u8>(10).map(drop)
+            })
+            .with_context(|| format!("{mode:?}"))?;
+        ensure!(
+            arena.stats().reserved == 0,
+            "{mode:?}: nothing went back: {}",
+            arena.stats()
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    for mode in MODES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
+        let held = hold(&stream)?;
+        // Its end is marked.
+        captured
+            .capture(mode, |capture| {
+                drop(stream);
+                capture.alloc::<u8>(10).map(drop)
+            })
+            .with_context(|| format!("{mode:?}"))?;
+        drop(held);
+        let next = lab.stream()?;
+        drop(Resource::from(arena.clone()).alloc::<u8>(&next, 8 * MIB)?);
+        ensure!(
+            arena.stats().grown == 1,
+            "{mode:?}: the memory went to nobody: {}",
+            arena.stats()
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    for mode in MODES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
+        captured
+            .capture(mode, |capture| {
+                drop(arena);
+                capture.alloc::<u8>(10).map(drop)
+            })
+            .with_context(|| format!("{mode:?}"))?;
+        let context = lab.context()?;
+        for _ in 0..100 {
+            // What was refused in the capture is tried again, but not each time.
+            context.synchronize()?;
+            if drop_counts().waiting == 0 {
+                break;
+            }
+        }
+        ensure!(drop_counts().waiting == 0, "{mode:?}: {:?}", drop_counts());
+        if let Ok(control) = lab.control() {
+            let left = control.live().mappings;
+            ensure!(left == 0, "{mode:?}: {left} mappings are left");
+        }
+    }
+    Ok(())
+}
+
+/// What stands in front would be served; only what needs the slow way is seen.
+pub(super) fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let layout = Layout::from_size_align(1000, 256)?;
+    for mode in 0..3 {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (known, new) = (lab.stream()?, lab.stream()?);
+        let address = arena.allocate(layout, &known)?;
+        for (stream, bytes) in [(&new, 1000), (&new, 8 * MIB), (&known, 32 * MIB)] {
+            begin(stream, mode)?;
+            let refused = resource.alloc::<u8>(stream, bytes);
+            end(stream).with_context(|| format!("mode {mode}, {bytes} bytes"))?;
+            let Err(error) = refused else {
+                bail!("mode {mode}: {bytes} bytes on a captured stream");
+            };
+            ensure!(error.kind() == ErrorKind::Capturing, "mode {mode}: {error}");
+        }
+        begin(&new, mode)?;
+        // SAFETY: allocated as this layout, and not used.
+        let freed = unsafe { arena.deallocate(address, layout, &new) };
+        end(&new).with_context(|| format!("mode {mode}, a free"))?;
+        let Err(error) = freed else {
+            bail!("mode {mode}: freed on a captured stream");
+        };
+        ensure!(
+            error.kind() == ErrorKind::Capturing && error.had_no_effect(),
+            "mode {mode}: {error}"
+        );
+        ensure!(arena.stats().live_blocks == 1, "{}", arena.stats());
+        // SAFETY: as above; it was refused.
+        unsafe { arena.deallocate(address, layout, &known) }?;
+        ensure!(arena.stats().live_blocks == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
+
+pub(super) fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (captured, other) = (lab.stream()?, lab.stream()?);
+    let first = resource.alloc::<u8>(&captured, 8 * MIB)?;
+    let place = (first.as_raw(), 8 * MIB);
+    drop(first);
+    begin(&captured, RELAXED)?;
+    // To ask the captured stream would be the end of the capture.
+    let meanwhile = resource.alloc::<u8>(&other, 8 * MIB);
+    end(&captured)?;
+    let meanwhile = meanwhile?;
+    ensure!(
+        !overlap(place, (meanwhile.as_raw(), 8 * MIB)),
+        "nobody could know that it is done"
+    );
+    let after = resource.alloc::<u8>(&other, 8 * MIB)?;
+    ensure!(
+        after.as_raw() == place.0,
+        "another place: {}",
+        arena.stats()
+    );
+    Ok(())
+}

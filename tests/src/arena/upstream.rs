@@ -1,0 +1,467 @@
+//! Where the memory comes from: resources below an arena, also bad ones, and how much it may be.
+//!
+//! A direct resource waits for the whole device when it frees, so nobody may hold a stream meanwhile.
+
+use std::alloc::Layout;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use cuda_mem::{
+    Arena, DeviceBuffer, DirectResource, Error, ErrorKind, MemoryProperties, MemoryResource,
+    Resource, ReusePolicy, Stream,
+};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+const PAGE: u64 = 2 << 20;
+
+/// Hands out one large block from its beginning on, part by part, without a gap.
+#[derive(Debug)]
+struct SideBySide {
+    next: AtomicU64,
+    /// Where the parts begin, and how large they are.
+    parts: Mutex<Vec<(u64, usize)>>,
+    memory: DeviceBuffer<u8>,
+    properties: MemoryProperties,
+}
+
+// SAFETY: each address is handed out once, within a block that lives as long as this.
+unsafe impl MemoryResource for SideBySide {
+    fn allocate(&self, layout: Layout, _: &Stream) -> cuda_mem::Result<u64> {
+        let bytes = layout.size() as u64;
+        let start = self.next.fetch_add(bytes, Ordering::Relaxed);
+        if start + bytes > self.memory.as_raw() + self.memory.len() as u64 {
+            return Err(Error::new(ErrorKind::OutOfMemory, "the block is used up"));
+        }
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.push((start, layout.size()));
+        Ok(start)
+    }
+
+    unsafe fn deallocate(&self, _: u64, _: Layout, _: &Stream) -> cuda_mem::Result<()> {
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.properties
+    }
+}
+
+pub(super) fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let direct = DirectResource::new(lab.device()?);
+    let properties = direct.memory_properties();
+    let memory = Resource::new(direct).alloc::<u8>(&stream, 160 * MIB)?;
+    let below = Arc::new(SideBySide {
+        next: AtomicU64::new(memory.as_raw().next_multiple_of(PAGE)),
+        parts: Mutex::default(),
+        memory,
+        properties,
+    });
+    let arena = Arena::over(Arc::clone(&below));
+    let resource = Resource::from(arena.clone());
+    // A second stream, so that blocks do not stand in front.
+    let _other = resource.alloc::<u8>(&other, 1000)?;
+    let is_whole = |buffer: &DeviceBuffer<u8>| {
+        let (start, end) = (buffer.as_raw(), buffer.as_raw() + buffer.len() as u64);
+        let parts = below.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        parts
+            .iter()
+            .any(|(from, bytes)| *from <= start && end <= from + *bytes as u64)
+    };
+    for sizes in [[8, 8, 14], [3, 8, 9], [13, 2, 15], [1, 7, 20]] {
+        let [first, second, large] = sizes.map(|mib| mib * MIB);
+        let first = resource.alloc::<u8>(&stream, first)?;
+        let second = resource.alloc::<u8>(&stream, second)?;
+        ensure!(is_whole(&first) && is_whole(&second), "{sizes:?} MiB");
+        // Now they are free, side by side.
+        drop((first, second));
+        let large = resource.alloc::<u8>(&stream, large)?;
+        ensure!(is_whole(&large), "{sizes:?} MiB: across two blocks");
+    }
+    Ok(())
+}
+
+fn wait_until(flag: &AtomicBool) {
+    let begin = Instant::now();
+    while !flag.load(Ordering::SeqCst) && begin.elapsed() < Duration::from_secs(3) {
+        std::thread::yield_now();
+    }
+}
+
+/// Hands out again at once what it is given back, to a thread that has been waiting for it.
+#[derive(Debug)]
+struct Handover {
+    direct: DirectResource,
+    spare: Mutex<Vec<(u64, Layout)>>,
+    live: AtomicU64,
+    armed: AtomicBool,
+    asked: AtomicBool,
+    given_back: AtomicBool,
+    handed_out: AtomicBool,
+}
+
+// SAFETY: an address is handed out as it came from the direct resource, and again only when it came back.
+unsafe impl MemoryResource for Handover {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        if self.armed.load(Ordering::SeqCst) {
+            self.asked.store(true, Ordering::SeqCst);
+            wait_until(&self.given_back);
+        }
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = spare.iter().position(|(_, free)| *free == layout);
+        let found = place.map(|place| spare.swap_remove(place).0);
+        drop(spare);
+        let address = match found {
+            Some(address) => address,
+            None => self.direct.allocate(layout, stream)?,
+        };
+        self.live.fetch_add(1, Ordering::SeqCst);
+        Ok(address)
+    }
+
+    unsafe fn deallocate(&self, address: u64, layout: Layout, _: &Stream) -> cuda_mem::Result<()> {
+        self.live.fetch_sub(1, Ordering::SeqCst);
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.push((address, layout));
+        drop(spare);
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.given_back.store(true, Ordering::SeqCst);
+            // The arena has the block again before this returns.
+            wait_until(&self.handed_out);
+        }
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.direct.memory_properties()
+    }
+}
+
+pub(super) fn a_block_that_comes_again_at_once_is_not_lost(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let below = Arc::new(Handover {
+        direct: DirectResource::new(lab.device()?),
+        spare: Mutex::default(),
+        live: AtomicU64::new(0),
+        armed: AtomicBool::new(false),
+        asked: AtomicBool::new(false),
+        given_back: AtomicBool::new(false),
+        handed_out: AtomicBool::new(false),
+    });
+    let arena = Arena::over(Arc::clone(&below));
+    let (a, b) = (lab.stream()?, lab.stream()?);
+    let layout = Layout::from_size_align(8 * MIB, 256)?;
+    let first = arena.allocate(layout, &a)?;
+    let second = arena.allocate(layout, &b)?;
+    below.armed.store(true, Ordering::SeqCst);
+    let grows = std::thread::spawn({
+        let (arena, b, below) = (arena.clone(), b.clone(), Arc::clone(&below));
+        move || {
+            let third = arena.allocate(layout, &b);
+            below.handed_out.store(true, Ordering::SeqCst);
+            third
+        }
+    });
+    wait_until(&below.asked);
+    // SAFETY: allocated as this layout, and not used.
+    unsafe { arena.deallocate(first, layout, &a) }?;
+    a.synchronize()?;
+    arena.trim_to(0)?;
+    let third = grows
+        .join()
+        .map_err(|_| anyhow!("the other thread panicked"))??;
+    ensure!(third == first, "not the block that came back");
+    for address in [second, third] {
+        // SAFETY: allocated as this layout, and not used.
+        unsafe { arena.deallocate(address, layout, &b) }?;
+    }
+    b.synchronize()?;
+    arena.trim_to(0)?;
+    let stats = arena.stats();
+    drop(arena);
+    let live = below.live.load(Ordering::SeqCst);
+    let mut spare = below.spare.lock().unwrap_or_else(PoisonError::into_inner);
+    for (address, layout) in spare.drain(..) {
+        // SAFETY: it came from there as this layout, and is nobody's now.
+        unsafe { below.direct.deallocate(address, layout, &a) }?;
+    }
+    ensure!(live == 0, "the arena kept {live} blocks: {stats}");
+    ensure!(stats.reserved == 0, "{stats}");
+    Ok(())
+}
+
+/// How a resource behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    Good,
+    Refuses,
+    PanicsWhenAsked,
+    /// When the memory is free already.
+    PanicsWhenGiven,
+}
+
+/// A resource that does not always do as it should.
+#[derive(Debug)]
+struct Moody {
+    direct: DirectResource,
+    mood: Mutex<Mood>,
+    allocated: AtomicU64,
+    freed: AtomicU64,
+}
+
+impl Moody {
+    fn mood(&self) -> Mood {
+        *self.mood.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, mood: Mood) {
+        *self.mood.lock().unwrap_or_else(PoisonError::into_inner) = mood;
+    }
+
+    /// Panics in this mood, without the noise.
+    fn panic_as(&self, mood: Mood) {
+        if self.mood() == mood {
+            std::panic::resume_unwind(Box::new("as a resource may"));
+        }
+    }
+
+    /// Blocks that came and went.
+    fn counts(&self) -> (u64, u64) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
+        (count(&self.allocated), count(&self.freed))
+    }
+}
+
+// SAFETY: memory is the direct resource's, and what is refused was not freed.
+unsafe impl MemoryResource for Moody {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        self.panic_as(Mood::PanicsWhenAsked);
+        let address = self.direct.allocate(layout, stream)?;
+        self.allocated.fetch_add(1, Ordering::SeqCst);
+        Ok(address)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        if self.mood() == Mood::Refuses {
+            return Err(Error::new(ErrorKind::NotPermitted, "not now"));
+        }
+        // SAFETY: the caller's.
+        unsafe { self.direct.deallocate(address, layout, stream) }?;
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        self.panic_as(Mood::PanicsWhenGiven);
+        Ok(())
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.direct.memory_properties()
+    }
+}
+
+fn moody(lab: &Lab) -> Result<(Arc<Moody>, Arena)> {
+    let below = Arc::new(Moody {
+        direct: DirectResource::new(lab.device()?),
+        mood: Mutex::new(Mood::Good),
+        allocated: AtomicU64::new(0),
+        freed: AtomicU64::new(0),
+    });
+    Ok((Arc::clone(&below), Arena::over(below)))
+}
+
+pub(super) fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (below, arena) = moody(lab)?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    for bytes in [1000, 8 * MIB] {
+        drop(resource.alloc::<u8>(&stream, bytes)?);
+    }
+    stream.synchronize()?;
+    let before = arena.stats();
+    below.set(Mood::Refuses);
+    for _ in 0..3 {
+        let Err(error) = arena.trim_to(0) else {
+            anyhow::bail!("the refusal is not told");
+        };
+        ensure!(error.kind() == ErrorKind::NotPermitted, "{error}");
+    }
+    let after = arena.stats();
+    ensure!(
+        (after.reserved, after.released) == (before.reserved, before.released),
+        "{before}, then {after}"
+    );
+    let mut buffer = resource.alloc::<u8>(&stream, 8 * MIB)?;
+    buffer.fill(4)?;
+    ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 4));
+    ensure!(arena.stats().grown == before.grown, "{}", arena.stats());
+    drop(buffer);
+    below.set(Mood::Good);
+    stream.synchronize()?;
+    drop((resource, arena, stream));
+    let (allocated, freed) = below.counts();
+    ensure!(allocated == freed, "{allocated} came, {freed} went");
+    Ok(())
+}
+
+pub(super) fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (below, arena) = moody(lab)?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    drop(resource.alloc::<u8>(&stream, MIB)?);
+    stream.synchronize()?;
+    below.set(Mood::PanicsWhenGiven);
+    ensure!(arena.trim_to(0).is_err(), "the panic is not told");
+    below.set(Mood::Good);
+    ensure!(below.counts() == (1, 1), "{:?}", below.counts());
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    // Not what the upstream has again.
+    let mut buffer = resource.alloc::<u8>(&stream, MIB)?;
+    buffer.fill(5)?;
+    ensure!(below.counts() == (2, 1), "{:?}", below.counts());
+    drop(buffer);
+    stream.synchronize()?;
+    drop((resource, arena, stream));
+    ensure!(below.counts() == (2, 2), "{:?}", below.counts());
+    Ok(())
+}
+
+pub(super) fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (below, arena) = moody(lab)?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    below.set(Mood::PanicsWhenAsked);
+    for bytes in [1000, 8 * MIB] {
+        let asked = || resource.alloc::<u8>(&stream, bytes).map(drop);
+        let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(asked));
+        ensure!(!matches!(asked, Ok(Ok(()))), "{bytes} bytes from nowhere");
+    }
+    below.set(Mood::Good);
+    let stats = arena.stats();
+    ensure!((stats.reserved, stats.live_blocks) == (0, 0), "{stats}");
+    for bytes in [1000, 8 * MIB] {
+        let mut buffer = resource.alloc::<u8>(&stream, bytes)?;
+        buffer.fill(6)?;
+        ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 6));
+    }
+    stream.synchronize()?;
+    drop((resource, arena, stream));
+    let (allocated, freed) = below.counts();
+    ensure!(allocated == freed, "{allocated} came, {freed} went");
+    Ok(())
+}
+
+pub(super) fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
+    for _ in 0..20 {
+        let arena = Arena::builder(&lab.device()?).max_bytes(16 << 20).build()?;
+        let resource = Resource::from(arena.clone());
+        let streams: Result<Vec<_>> = (0..4).map(|_| lab.stream()).collect();
+        let streams = streams?;
+        let together = Barrier::new(streams.len());
+        let served: cuda_mem::Result<Vec<_>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = streams
+                .iter()
+                .map(|stream| {
+                    scope.spawn(|| {
+                        together.wait();
+                        let asked = || resource.alloc::<u8>(stream, 6 * MIB);
+                        let got: Vec<_> = (0..4).map(|_| asked()).collect();
+                        // Nobody lets go before all have asked.
+                        together.wait();
+                        let mut served = 0;
+                        for buffer in got {
+                            match buffer {
+                                Ok(_) => served += 1,
+                                Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
+                                Err(error) => return Err(error),
+                            }
+                        }
+                        Ok(served)
+                    })
+                })
+                .collect();
+            let other = |_| Err(Error::new(ErrorKind::Other, "a thread panicked"));
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.unwrap_or_else(other)).collect()
+        });
+        let served: i32 = served?.into_iter().sum();
+        let stats = arena.stats();
+        ensure!(stats.reserved_peak <= 16 << 20, "{stats}");
+        ensure!(served <= 2, "{served} blocks of 6 MiB in 16 MiB");
+    }
+    Ok(())
+}
+
+/// A stream that was busy often is looked at less often, but not where that decides between memory and none.
+pub(super) fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for asked_in_vain in [0, 1, 2, 3, 5, 9, 17, 34, 70] {
+        let arena = Arena::builder(&lab.device()?)
+            .reuse(ReusePolicy::ALLOW_OPPORTUNISTIC)
+            .max_bytes(16 << 20)
+            .build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b) = (lab.stream()?, lab.stream()?);
+        let _small = resource.alloc::<u8>(&b, 1000)?;
+        let large = resource.alloc::<u8>(&a, 10 * MIB)?;
+        // So that the memory cannot go back to the device.
+        let _neighbour = resource.alloc::<u8>(&a, 2 * MIB)?;
+        let held = hold(&a)?;
+        drop(large);
+        for _ in 0..asked_in_vain {
+            let refused = resource.alloc::<u8>(&b, 9 * MIB);
+            ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+        }
+        drop(held);
+        a.synchronize()?;
+        let got = resource.alloc::<u8>(&b, 9 * MIB);
+        ensure!(
+            got.is_ok(),
+            "after {asked_in_vain} requests in vain: {:?}",
+            got.err()
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let (a, b) = (lab.stream()?, lab.stream()?);
+    let (large, small) = (
+        Layout::from_size_align(MIB, 256)?,
+        Layout::from_size_align(1000, 256)?,
+    );
+    let live = arena.allocate(large, &a)?;
+    // With a second stream large blocks do not stand in front, where nothing is checked.
+    let other = arena.allocate(small, &b)?;
+    let before = arena.stats();
+    for layout in [large, small] {
+        // SAFETY: it is no memory; the arena is to see that.
+        let refused = unsafe { arena.deallocate(0x1234_5600, layout, &a) };
+        ensure!(
+            refused.is_err_and(|error| error.had_no_effect()),
+            "{layout:?} was taken"
+        );
+        let after = arena.stats();
+        ensure!(
+            (after.live, after.live_blocks) == (before.live, before.live_blocks),
+            "{before}, then {after}"
+        );
+    }
+    // SAFETY: allocated as this layout, and not used.
+    unsafe { arena.deallocate(live, large, &a) }?;
+    // SAFETY: as above.
+    unsafe { arena.deallocate(other, small, &b) }?;
+    Ok(())
+}
