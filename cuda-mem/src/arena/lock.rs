@@ -4,7 +4,7 @@
 //! much as the whole work inside, so the lane belongs to a thread: that one only marks itself busy and
 //! looks whether it still is the owner. Anybody else closes the gate, takes the lane away from its owner,
 //! makes all processors pass a barrier ([`barrier::heavy`]), and waits until the owner is not busy. From
-//! then on all come through the gate, an ordinary spin lock, until one thread has come so often in a row that
+//! then on all come through the gate, an ordinary mutex, until one thread has come so often in a row that
 //! the lane becomes its own.
 //!
 //! A thread may be stopped between its look at the owner and its mark, for as long as the system likes, and
@@ -13,9 +13,10 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 
 use super::barrier;
-use super::sync::{AtomicBool, AtomicU64, Ordering, UnsafeCell, relax};
+use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, relax};
 
 /// Nobody's number; threads count from 1.
 const NOBODY: u64 = 0;
@@ -33,9 +34,9 @@ pub(super) struct Lock<T> {
     owner: AtomicU64,
     /// By term. Only the owner of that term writes it.
     busy: [AtomicBool; TERMS],
-    gate: AtomicBool,
-    /// Changed behind the closed gate only.
-    turn: UnsafeCell<Turn>,
+    /// Not a spin lock: where as many threads as there are processors wait in a circle, on a machine that
+    /// is shared, whoever has it may be stopped, and 16 threads came to a standstill on one.
+    gate: Mutex<Turn>,
     value: UnsafeCell<T>,
 }
 
@@ -62,8 +63,7 @@ impl<T> Lock<T> {
         Self {
             owner: AtomicU64::new(owner),
             busy: std::array::from_fn(|_| AtomicBool::new(false)),
-            gate: AtomicBool::new(false),
-            turn: UnsafeCell::new(Turn {
+            gate: Mutex::new(Turn {
                 last: NOBODY,
                 row: 0,
                 needed: FIRST_ROW,
@@ -89,7 +89,7 @@ impl<T> Lock<T> {
             if self.owner.load(Ordering::Relaxed) == owner {
                 return Guard {
                     lock: self,
-                    busy: Some(busy),
+                    way: Way::Owner(busy),
                 };
             }
             busy.store(false, Ordering::Release);
@@ -105,18 +105,12 @@ impl<T> Lock<T> {
 
     #[cold]
     fn lock_gate(&self, thread: u64) -> Guard<'_, T> {
-        let mut tries = 0_u32;
-        while self.gate.swap(true, Ordering::Acquire) {
-            while self.gate.load(Ordering::Relaxed) {
-                relax(&mut tries);
-            }
-        }
-        // SAFETY: the gate is closed, and only those behind it use the turn.
-        let turn = unsafe { &mut *self.turn.get() };
+        let mut turn = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != NOBODY {
             self.owner.store(NOBODY, Ordering::Relaxed);
             barrier::heavy();
+            let mut tries = 0_u32;
             while self.mark(owner).load(Ordering::Acquire) {
                 relax(&mut tries);
             }
@@ -131,30 +125,22 @@ impl<T> Lock<T> {
         }
         Guard {
             lock: self,
-            busy: None,
+            way: Way::Gate(turn),
         }
     }
+}
 
-    /// What happens when one who came through the gate leaves.
-    #[inline]
-    fn open_gate(&self) {
-        // SAFETY: the gate is closed by this thread.
-        let turn = unsafe { &mut *self.turn.get() };
-        if turn.row >= turn.needed && turn.terms < TERMS as u64 && barrier::is_there() {
-            turn.row = 0;
-            let owner = turn.last * TERMS as u64 + turn.terms;
-            turn.terms += 1;
-            self.owner.store(owner, Ordering::Release);
-        }
-        self.gate.store(false, Ordering::Release);
-    }
+/// How the value was reached.
+enum Way<'a> {
+    /// By the owner, who has this mark.
+    Owner(&'a AtomicBool),
+    Gate(MutexGuard<'a, Turn>),
 }
 
 /// The value, until it is dropped.
 pub(super) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// The owner's mark; none of those who came through the gate.
-    busy: Option<&'a AtomicBool>,
+    way: Way<'a>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -178,9 +164,17 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        match self.busy {
-            Some(busy) => busy.store(false, Ordering::Release),
-            None => self.lock.open_gate(),
+        match &mut self.way {
+            Way::Owner(busy) => busy.store(false, Ordering::Release),
+            Way::Gate(turn) => {
+                // The gate opens after this.
+                if turn.row >= turn.needed && turn.terms < TERMS as u64 && barrier::is_there() {
+                    turn.row = 0;
+                    let owner = turn.last * TERMS as u64 + turn.terms;
+                    turn.terms += 1;
+                    self.lock.owner.store(owner, Ordering::Release);
+                }
+            }
         }
     }
 }

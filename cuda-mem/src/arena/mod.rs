@@ -40,6 +40,7 @@ mod sync {
     #[cfg(miri)]
     pub(super) use std::sync::atomic::fence;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use std::sync::{Mutex, MutexGuard};
 
     /// One round of waiting for another thread.
     pub(super) fn relax(tries: &mut u32) {

@@ -19,31 +19,10 @@ mod tests;
 
 /// What the lock is made of.
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
-    use loom::{cell, sync::atomic};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use loom::sync::{Mutex, MutexGuard};
 
-    pub(super) struct AtomicBool(atomic::AtomicBool);
-
-    impl AtomicBool {
-        pub(super) fn new(value: bool) -> Self {
-            Self(atomic::AtomicBool::new(value))
-        }
-
-        pub(super) fn load(&self, order: Ordering) -> bool {
-            self.0.load(order)
-        }
-
-        pub(super) fn store(&self, value: bool, order: Ordering) {
-            self.0.store(value, order);
-        }
-
-        /// Loom lets a store that follows come before a swap that has read what was there earlier, which
-        /// no machine does. So a swap that changes nothing is no write here.
-        pub(super) fn swap(&self, value: bool, order: Ordering) -> bool {
-            let swapped = self.0.compare_exchange(!value, value, order, order);
-            swapped.unwrap_or_else(|there| there)
-        }
-    }
+    use loom::cell;
 
     /// Each `get` counts as a write, so two that no order keeps apart are told.
     pub(super) struct UnsafeCell<T>(cell::UnsafeCell<T>);
