@@ -38,6 +38,10 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
                 if threads > cores.max(2) {
                     continue;
                 }
+                let only = std::env::var("CUDA_MEM_BENCH_ONLY").unwrap_or_default();
+                if !format!("{subject}, {streams}, {threads} threads").contains(&only) {
+                    continue;
+                }
                 let runs: Result<Vec<f64>> = (0..RUNS)
                     .map(|_| run(device, subject, streams, threads))
                     .collect();
@@ -83,21 +87,24 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                 };
                 scope.spawn(move || -> Result<f64> {
                     let stream = stream?;
-                    if mixed {
-                        let mut mix = Mix::new(thread as u64 + 1);
-                        mix.run(&resource, &stream, 1000)?;
-                        start.wait();
-                        let begin = Instant::now();
-                        mix.run(&resource, &stream, pairs)?;
-                        let seconds = begin.elapsed().as_secs_f64();
-                        mix.end(&resource, &stream)?;
-                        return Ok(seconds);
-                    }
-                    same(&resource, &stream, 1000)?;
+                    // Whoever fails must come to the barrier too, or the others wait for ever.
+                    let mut mix = Mix::new(thread as u64 + 1);
+                    let ready = if mixed {
+                        mix.run(&resource, &stream, 1000)
+                    } else {
+                        same(&resource, &stream, 1000)
+                    };
                     start.wait();
+                    ready?;
                     let begin = Instant::now();
-                    same(&resource, &stream, pairs)?;
-                    Ok(begin.elapsed().as_secs_f64())
+                    if mixed {
+                        mix.run(&resource, &stream, pairs)?;
+                    } else {
+                        same(&resource, &stream, pairs)?;
+                    }
+                    let seconds = begin.elapsed().as_secs_f64();
+                    mix.end(&resource, &stream)?;
+                    Ok(seconds)
                 })
             })
             .collect();

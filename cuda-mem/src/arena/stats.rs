@@ -126,9 +126,11 @@ impl Inner {
 
     pub(super) fn stats(&self) -> ArenaStats {
         let seldom = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let reserved = self.ground.reserved().current();
         let mut stats = ArenaStats {
-            reserved: self.ground.reserved().current(),
-            reserved_peak: self.ground.reserved().peak(),
+            reserved,
+            // Another thread may have raised the one and not the other yet.
+            reserved_peak: self.ground.reserved().peak().max(reserved),
             refills: seldom(&self.seldom.refills),
             taken_over: seldom(&self.seldom.taken_over),
             waits: seldom(&self.clock.waits),

@@ -4,6 +4,7 @@
 mod annotated;
 mod captures;
 mod ends;
+mod limits;
 mod log;
 mod program;
 mod rules;
@@ -40,8 +41,8 @@ pub fn all() -> Vec<Test> {
             a_block_that_comes_again_at_once_is_not_lost,
             memory_that_the_upstream_refuses_stays_usable,
             an_upstream_that_panics_is_given_nothing_twice,
-            a_panic_of_the_upstream_leaves_the_arena_as_it_was,
-            threads_together_hold_no_more_than_the_arena_may,
+            a_panic_of_the_upstream_leaves_the_arena_as_it_was;
+        limits: threads_together_hold_no_more_than_the_arena_may,
             memory_that_is_done_is_found_before_memory_is_out,
             a_refused_free_changes_no_number;
     };

@@ -20,16 +20,13 @@ use crate::recording;
 use crate::report;
 use crate::stream::Stream;
 
-/// A zone has addresses for so many times the memory of the device, because memory that goes back from the
-/// middle leaves addresses unused.
-const ZONE: u64 = 4;
-
 #[derive(Debug)]
 pub(in crate::arena) struct Vmm {
     device: Device,
     prop: CUmemAllocationProp,
     access: Vec<CUmemAccessDesc>,
-    /// How many addresses are reserved at a time, in bytes: they cost nothing.
+    /// How many addresses are reserved at a time, in bytes: for all memory of the device. Memory that goes back
+    /// from the middle leaves addresses unused, and then there will be a second zone.
     zone: u64,
     max: u64,
     state: Mutex<State>,
@@ -97,7 +94,7 @@ impl Vmm {
             device,
             prop,
             access: access.collect(),
-            zone: (device.total_memory()? * ZONE).next_multiple_of(PAGE),
+            zone: device.total_memory()?.next_multiple_of(PAGE),
             max,
             state: Mutex::default(),
             reserved: Reserved::default(),

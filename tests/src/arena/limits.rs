@@ -1,0 +1,116 @@
+//! Numbers that hold: what an arena may have, and what it says.
+
+use std::alloc::Layout;
+use std::sync::Barrier;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, ReusePolicy};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+
+pub(super) fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
+    for _ in 0..20 {
+        let arena = Arena::builder(&lab.device()?).max_bytes(16 << 20).build()?;
+        let resource = Resource::from(arena.clone());
+        let streams: Result<Vec<_>> = (0..4).map(|_| lab.stream()).collect();
+        let streams = streams?;
+        let together = Barrier::new(streams.len());
+        let served: cuda_mem::Result<Vec<_>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = streams
+                .iter()
+                .map(|stream| {
+                    scope.spawn(|| {
+                        together.wait();
+                        let asked = || resource.alloc::<u8>(stream, 6 * MIB);
+                        let got: Vec<_> = (0..4).map(|_| asked()).collect();
+                        // Nobody lets go before all have asked.
+                        together.wait();
+                        let mut served = 0;
+                        for buffer in got {
+                            match buffer {
+                                Ok(_) => served += 1,
+                                Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
+                                Err(error) => return Err(error),
+                            }
+                        }
+                        Ok(served)
+                    })
+                })
+                .collect();
+            let other = |_| Err(Error::new(ErrorKind::Other, "a thread panicked"));
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.unwrap_or_else(other)).collect()
+        });
+        let served: i32 = served?.into_iter().sum();
+        let stats = arena.stats();
+        ensure!(stats.reserved_peak <= 16 << 20, "{stats}");
+        ensure!(served <= 2, "{served} blocks of 6 MiB in 16 MiB");
+    }
+    Ok(())
+}
+
+/// A stream that was busy often is looked at less often, but not where that decides between memory and none.
+pub(super) fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for asked_in_vain in [0, 1, 2, 3, 5, 9, 17, 34, 70] {
+        let arena = Arena::builder(&lab.device()?)
+            .reuse(ReusePolicy::ALLOW_OPPORTUNISTIC)
+            .max_bytes(16 << 20)
+            .build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b) = (lab.stream()?, lab.stream()?);
+        let _small = resource.alloc::<u8>(&b, 1000)?;
+        let large = resource.alloc::<u8>(&a, 10 * MIB)?;
+        // So that the memory cannot go back to the device.
+        let _neighbour = resource.alloc::<u8>(&a, 2 * MIB)?;
+        let held = hold(&a)?;
+        drop(large);
+        for _ in 0..asked_in_vain {
+            let refused = resource.alloc::<u8>(&b, 9 * MIB);
+            ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+        }
+        drop(held);
+        a.synchronize()?;
+        let got = resource.alloc::<u8>(&b, 9 * MIB);
+        ensure!(
+            got.is_ok(),
+            "after {asked_in_vain} requests in vain: {:?}",
+            got.err()
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let (a, b) = (lab.stream()?, lab.stream()?);
+    let (large, small) = (
+        Layout::from_size_align(MIB, 256)?,
+        Layout::from_size_align(1000, 256)?,
+    );
+    let live = arena.allocate(large, &a)?;
+    // With a second stream large blocks do not stand in front, where nothing is checked.
+    let other = arena.allocate(small, &b)?;
+    let before = arena.stats();
+    for layout in [large, small] {
+        // SAFETY: it is no memory; the arena is to see that.
+        let refused = unsafe { arena.deallocate(0x1234_5600, layout, &a) };
+        ensure!(
+            refused.is_err_and(|error| error.had_no_effect()),
+            "{layout:?} was taken"
+        );
+        let after = arena.stats();
+        ensure!(
+            (after.live, after.live_blocks) == (before.live, before.live_blocks),
+            "{before}, then {after}"
+        );
+    }
+    // SAFETY: allocated as this layout, and not used.
+    unsafe { arena.deallocate(live, large, &a) }?;
+    // SAFETY: as above.
+    unsafe { arena.deallocate(other, small, &b) }?;
+    Ok(())
+}
