@@ -34,8 +34,7 @@ pub(super) struct Lock<T> {
     owner: AtomicU64,
     /// By term. Only the owner of that term writes it.
     busy: [AtomicBool; TERMS],
-    /// Not a spin lock: where as many threads as there are processors wait in a circle, on a machine that
-    /// is shared, whoever has it may be stopped, and 16 threads came to a standstill on one.
+    /// Not a spin lock: whoever has it may be stopped by the system, and then the others should sleep.
     gate: Mutex<Turn>,
     value: UnsafeCell<T>,
 }
