@@ -201,7 +201,8 @@ impl Arena {
     }
 
     /// An arena that cuts up blocks of another resource, such as pinned or managed memory. The resource must
-    /// live as long, and is given its blocks back when the arena is trimmed or ends.
+    /// live as long, and is given its blocks back when the arena is trimmed or ends. While the arena has any
+    /// of them, it keeps the context of the stream that the first was for.
     ///
     /// ```
     /// use cuda_mem::{Arena, Driver, PinnedResource, Resource};

@@ -22,7 +22,7 @@ pub(in crate::arena) struct Upstream {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The stream in whose order blocks come and go. Made for the first block.
+    /// The stream in whose order blocks come and go, and whose context they need. Made for the first block.
     own: Option<Stream>,
     /// What can be handed out: address → bytes.
     chunks: BTreeMap<u64, u64>,
@@ -96,6 +96,8 @@ impl Upstream {
             return Err(error);
         }
         let mut state = self.state();
+        // Another thread may have given the last block back meanwhile, and the stream with it.
+        state.own.get_or_insert_with(|| own.clone());
         state.chunks.insert(chunk.address, chunk.bytes);
         state.blocks.insert(chunk.address, (address, layout));
         Ok(chunk)
@@ -139,6 +141,12 @@ impl Upstream {
         let released = unsafe { give_back(&*self.resource.inner, address, layout, &own) };
         if took_effect(&released) {
             self.reserved.subtract(chunk.bytes);
+            // With nothing of the resource left, there is no reason to keep a context. The stream ends not
+            // under the lock.
+            let mut state = self.state();
+            let last = state.blocks.is_empty().then(|| state.own.take());
+            drop(state);
+            drop(last);
         } else {
             let mut state = self.state();
             state.chunks.insert(chunk.address, chunk.bytes);
