@@ -89,7 +89,7 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
     let first = number(SEED)?.unwrap_or(1);
     let seconds = number(SECONDS)?.map(Duration::from_secs);
     let default = match lab.backend {
-        Backend::Sim => 400,
+        Backend::Sim => 200,
         // One takes 0.2 s there.
         Backend::Gpu => 60,
     };
@@ -137,7 +137,7 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
     );
     // Programs that never get there show nothing.
     ensure!(
-        ran < 400 || (sum.taken_over > 0 && sum.waits > 0 && sum.foreign > 0 && sum.refused > 0),
+        ran < 200 || (sum.taken_over > 0 && sum.waits > 0 && sum.foreign > 0 && sum.refused > 0),
         "some way was never taken: {sum}"
     );
     Ok(())

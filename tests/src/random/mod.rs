@@ -60,7 +60,7 @@ fn number_from(variable: &str, default: u64) -> Result<u64> {
 pub fn sequences(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let default = match lab.backend {
-        Backend::Sim => 10_000,
+        Backend::Sim => 5000,
         Backend::Gpu => 1000,
     };
     let count = u32::try_from(number_from(SEQUENCES, default)?)?;
