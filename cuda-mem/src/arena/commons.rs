@@ -43,7 +43,7 @@ impl Commons {
         let done = &self.done;
         let found = self
             .fit
-            .allocate_if(size, |stamp| stamp.is_of(own) || is_done(done, stamp, own));
+            .allocate_if(size, |stamp| is_usable(done, stamp, own));
         match found {
             Some(Ok(start)) => {
                 counters.took_fit(size);
@@ -64,7 +64,7 @@ impl Commons {
         let done = &self.done;
         let start = self
             .fit
-            .allocate_where(size, |stamp| stamp.is_of(own) || is_done(done, stamp, own))?;
+            .allocate_where(size, |stamp| is_usable(done, stamp, own))?;
         counters.took_fit(size);
         Some(start)
     }
@@ -114,8 +114,7 @@ impl Commons {
 
     /// A small place with a free page. Busy ones only if `busy`.
     pub(super) fn pages(&self, own: LaneId, busy: bool) -> Option<FreePages> {
-        let usable =
-            |place: &FreePages| busy || place.stamp.is_of(own) || self.is_done(place.stamp, own);
+        let usable = |place: &FreePages| busy || self.is_usable(place.stamp, own);
         self.fit.free_pages(1).find(usable)
     }
 
@@ -148,13 +147,19 @@ impl Commons {
     }
 
     /// Whether what has this stamp is free for the stream of `own`.
-    pub(super) fn is_done(&self, stamp: Stamp, own: LaneId) -> bool {
-        is_done(&self.done, stamp, own)
+    pub(super) fn is_usable(&self, stamp: Stamp, own: LaneId) -> bool {
+        is_usable(&self.done, stamp, own)
     }
 
     pub(super) fn fit(&self) -> &Fit {
         &self.fit
     }
+}
+
+/// Whether what has this stamp is free for the stream of `own`; nearly always because nobody else used it.
+#[inline]
+fn is_usable(done: &[u64], stamp: Stamp, own: LaneId) -> bool {
+    stamp.is_of(own) || is_done(done, stamp, own)
 }
 
 fn is_done(done: &[u64], stamp: Stamp, own: LaneId) -> bool {

@@ -1,7 +1,6 @@
 //! What happens to a block that cannot simply go in front of its stream's lane.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::front::{self, Block, is_small};
@@ -12,7 +11,6 @@ use super::stamp::Stamp;
 use super::{Inner, UNIT, Unknown, thread};
 use crate::error::{Error, Result};
 use crate::report;
-use crate::resource::refuse_captured;
 use crate::stream::Stream;
 
 /// So many blocks that wait for other streams are looked through, and again whenever the number has doubled.
@@ -44,40 +42,34 @@ impl Inner {
     }
 
     #[cold]
-    pub(super) fn deallocate_slowly(
-        this: &Arc<Self>,
-        address: u64,
-        size: u32,
-        stream: &Stream,
-    ) -> Result<()> {
+    pub(super) fn deallocate_slowly(&self, address: u64, size: u32, stream: &Stream) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        refuse_captured(stream.as_ref())?;
-        let id = this.lane_of(stream)?;
+        let id = self.lane_of(stream)?;
         let start = address / UNIT;
         if !is_small(size) {
-            return this.free_at_hand(id, start, size);
+            return self.free_at_hand(id, start, size);
         }
-        let Some(owner) = this.owners.of(address) else {
-            return Err(this.unknown(Unknown { start }));
+        let Some(owner) = self.owners.of(address) else {
+            return Err(self.unknown(Unknown { start }));
         };
         if owner == id {
-            return this.free_at_hand(id, start, size);
+            return self.free_at_hand(id, start, size);
         }
         let pending = Pending {
             start,
             lane: id,
-            ticket: this.clock.now(),
+            ticket: self.clock.now(),
         };
-        let slot = this.slot(owner);
+        let slot = self.slot(owner);
         let mut lane = slot.lock.lock(thread::number());
         let freed = lane.free_elsewhere(pending, &slot.counters);
         let waiting = lane.pending();
         drop(lane);
-        freed.map_err(|unknown| this.unknown(unknown))?;
+        freed.map_err(|unknown| self.unknown(unknown))?;
         if waiting >= MANY && waiting.is_power_of_two() {
-            this.recover(&mut this.centre(), owner, None);
+            self.recover(&mut self.centre(), owner, None);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::course::Course;
 use super::owners::LaneId;
 use super::{Inner, thread};
 use crate::error::{Error, Result};
+use crate::resource::refuse_captured;
 use crate::stream::{Follower, Stream};
 
 /// Whose a lane is.
@@ -54,7 +55,7 @@ impl Hall {
 
 impl Inner {
     /// The stream's lane. A stream that is new takes over that of one which has ended, with all memory in it,
-    /// if there is one.
+    /// if there is one. Whatever may not use the arena is refused here.
     pub(super) fn lane_of(&self, stream: &Stream) -> Result<LaneId> {
         if let Some(device) = self.device
             && stream.device() != device
@@ -64,8 +65,11 @@ impl Inner {
                 "{stream:?} is of a device that does not reach the memory of {self:?}"
             )));
         }
-        // A thread's own stream is named on that thread only.
-        drop(stream.enter()?);
+        {
+            // A thread's own stream is named on that thread only, and a default stream is asked in its context.
+            let _current = stream.enter()?;
+            refuse_captured(stream.as_ref())?;
+        }
         let key = Key::of(stream);
         let mut centre = self.centre();
         let known = centre.by_stream.get(&key).copied();

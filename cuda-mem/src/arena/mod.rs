@@ -245,7 +245,7 @@ unsafe impl MemoryResource for Arena {
         {
             return Ok(start * UNIT);
         }
-        Inner::allocate_slowly(&self.0, layout, stream)
+        inner.allocate_slowly(layout, stream)
     }
 
     #[inline]
@@ -269,7 +269,7 @@ unsafe impl MemoryResource for Arena {
         {
             return inner.free_at_hand(id, address / UNIT, size);
         }
-        Inner::deallocate_slowly(&self.0, address, size, stream)
+        inner.deallocate_slowly(address, size, stream)
     }
 
     fn memory_properties(&self) -> MemoryProperties {

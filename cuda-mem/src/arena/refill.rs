@@ -1,7 +1,6 @@
 //! What happens when neither the lane nor the commons has a block to use at once.
 
 use std::alloc::Layout;
-use std::sync::Arc;
 
 use super::commons::{Lack, Place};
 use super::course::Course;
@@ -15,7 +14,6 @@ use super::{Inner, PAGE, PAGE_UNITS, UNIT, count, thread, units};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::pool::ReusePolicy;
 use crate::report;
-use crate::resource::refuse_captured;
 use crate::stream::Stream;
 
 /// The arena grows by a sixteenth of what it holds, at least and at most so many pages.
@@ -59,39 +57,30 @@ impl Inner {
 
     #[cold]
     #[track_caller]
-    pub(super) fn allocate_slowly(
-        this: &Arc<Self>,
-        layout: Layout,
-        stream: &Stream,
-    ) -> Result<u64> {
+    pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
         if report::is_forked() {
             return Err(Error::forked());
         }
         if layout.size() == 0 {
             return Ok(0);
         }
-        drop(stream.enter()?);
-        refuse_captured(stream.as_ref())?;
-        let id = this.lane_of(stream)?;
+        let id = self.lane_of(stream)?;
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {
             let text = "a block of an arena has less than 1 TiB";
             return Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes));
         };
         for _ in 0..TRIES {
-            if let Some(start) = this.at_hand(id, size) {
+            if let Some(start) = self.at_hand(id, size) {
                 return Ok(start * UNIT);
             }
-            let found = MEANS
-                .into_iter()
-                .find_map(|means| this.find(id, size, stream, means));
-            if let Some(start) = found {
+            if let Some(start) = self.find_by_any(id, size, stream) {
                 return Ok(start * UNIT);
             }
-            match this.grow(id, size, stream) {
+            match self.grow(id, size, stream) {
                 Ok(Some(start)) => return Ok(start * UNIT),
                 Ok(None) => {}
-                Err(error) => return this.last_resort(id, size, stream, error),
+                Err(error) => return self.last_resort(id, size, stream, error),
             }
         }
         let text = "other threads took all that was got for this request";
@@ -113,6 +102,12 @@ impl Inner {
         }
         let mut commons = self.commons.lock(me);
         commons.allocate(size, id, &self.counters).ok()
+    }
+
+    /// By the first of the means that gets anything.
+    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+        let mut means = MEANS.into_iter();
+        means.find_map(|means| self.find(id, size, stream, means))
     }
 
     /// What each of the means can get.
@@ -350,9 +345,9 @@ impl Inner {
     fn usable_tail(&self, id: LaneId, end: u64, stream: &Stream) -> Option<Place> {
         let commons = self.commons.lock(thread::number());
         let tail = commons.tail(end)?;
-        let own = tail.stamp.is_of(id) || commons.is_done(tail.stamp, id);
+        let usable = commons.is_usable(tail.stamp, id);
         drop(commons);
-        if own {
+        if usable {
             return Some(tail);
         }
         let mut centre = self.centre();
@@ -388,10 +383,7 @@ impl Inner {
         let _ = self.trim_to(0);
         let mut last = error;
         // What was looked at may be done after all, and what went back may come again elsewhere.
-        if let Some(start) = MEANS
-            .into_iter()
-            .find_map(|means| self.find(id, size, stream, means))
-        {
+        if let Some(start) = self.find_by_any(id, size, stream) {
             return Ok(start * UNIT);
         }
         match self.grow(id, size, stream) {

@@ -165,7 +165,7 @@ impl World {
             Ok(start) => return start,
             Err(Lack::Nothing) => assert!(self.commons.best(size).is_none()),
             Err(Lack::Busy(stamp)) => {
-                assert!(!self.commons.is_done(stamp, lane));
+                assert!(!self.commons.is_usable(stamp, lane));
                 let any = self.commons.allocate_any(size, lane, &self.counters);
                 if let Some(start) = any {
                     self.taken_over[0] += 1;
