@@ -5,6 +5,11 @@ use std::alloc::Layout;
 use anyhow::Result;
 use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Stream};
 
+/// Whether a row is measured: all are, unless `CUDA_MEM_BENCH_ONLY` is a part of the names of some.
+pub(crate) fn is_asked_for(name: &str) -> bool {
+    std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
+}
+
 /// The alignment that every resource keeps.
 pub(crate) const ALIGNMENT: usize = 256;
 

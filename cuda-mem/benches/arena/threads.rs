@@ -9,17 +9,30 @@ use cuda_mem::{Device, Stream};
 use serde_json::{Value, json};
 
 use crate::common::middle;
-use crate::subjects::{NAMES, Subject, layout};
+use crate::subjects::{Subject, is_asked_for, layout};
 
 pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads together, from one shared \
-     resource: all threads start at a barrier after 1000 pairs of warm-up, each makes 1,000,000 pairs (the \
-     pool: 20,000 in all, the arena on one stream or mixed: 200,000 in all) and times them; the slowest thread counts; median of 5 runs. 'own': a stream \
+     resource: all threads start at a barrier after 1000 pairs of warm-up and time their pairs, 1,000,000 each \
+     over the arena, 1,000,000 in all where arena threads share a stream or mix sizes, 20,000 in all over the pool; the slowest \
+     thread counts; 5 rounds, each with every number of threads, and the median of them. 'own': a stream \
      for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
-     to 32 blocks alive. linear: over so many times one thread's rate";
+     to 32 blocks alive. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
+     the host's processors give. linear: over so many times one thread's rate of the same round, median";
 
 const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
 const RUNS: usize = 5;
 const BYTES: usize = 4096;
+
+/// What is measured: subject and kind of streams.
+const KINDS: [(&str, &str); 7] = [
+    ("host", "none"),
+    ("pool", "own"),
+    ("pool", "one"),
+    ("pool", "mixed"),
+    ("arena", "own"),
+    ("arena", "one"),
+    ("arena", "mixed"),
+];
 
 pub(crate) struct Row {
     subject: &'static str,
@@ -30,50 +43,60 @@ pub(crate) struct Row {
 }
 
 pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::new();
-    for subject in NAMES {
-        for streams in ["own", "one", "mixed"] {
-            let mut single = f64::NAN;
-            for threads in COUNTS {
-                if threads > cores.max(2) {
-                    continue;
-                }
-                let only = std::env::var("CUDA_MEM_BENCH_ONLY").unwrap_or_default();
-                if !format!("{subject}, {streams}, {threads} threads").contains(&only) {
-                    continue;
-                }
-                let runs: Result<Vec<f64>> = (0..RUNS)
-                    .map(|_| run(device, subject, streams, threads))
-                    .collect();
-                let million = middle(runs?);
-                eprintln!(
-                    "{subject}, {streams}, {threads} threads: {million:.2} million pairs a second"
-                );
-                if threads == 1 {
-                    single = million;
-                }
-                rows.push(Row {
-                    subject,
-                    streams,
-                    threads,
-                    million,
-                    linear: million / (single * threads as f64),
-                });
-            }
+    let mut rows = Vec::new();
+    let counts: Vec<usize> = COUNTS
+        .into_iter()
+        .filter(|threads| *threads <= cores.max(2))
+        .collect();
+    for (subject, streams) in KINDS
+        .into_iter()
+        .filter(|kind| is_asked_for(&format!("{}, {}", kind.0, kind.1)))
+    {
+        let rounds: Result<Vec<Vec<f64>>> = (0..RUNS)
+            .map(|_| {
+                let counts = counts.iter();
+                counts
+                    .map(|threads| run(device, subject, streams, *threads))
+                    .collect()
+            })
+            .collect();
+        let rounds = rounds?;
+        for (place, &threads) in counts.iter().enumerate() {
+            let of = |value: &dyn Fn(&[f64]) -> f64| {
+                middle(rounds.iter().map(|round| value(round)).collect())
+            };
+            let million = of(&|round| round[place]);
+            eprintln!(
+                "{subject}, {streams}, {threads} threads: {million:.2} million pairs a second"
+            );
+            rows.push(Row {
+                subject,
+                streams,
+                threads,
+                million,
+                linear: of(&|round| round[place] / (round[0] * threads as f64)),
+            });
         }
     }
     Ok(rows)
 }
 
+fn pairs(subject: &str, streams: &str, threads: usize) -> usize {
+    match (subject, streams) {
+        ("pool", _) => 20_000 / threads,
+        (_, "one" | "mixed") if threads > 1 => 1_000_000 / threads,
+        _ => 1_000_000,
+    }
+}
+
+/// Million pairs a second.
 fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<f64> {
-    let resource = Subject::new(subject, device)?;
+    let resource = (subject != "host")
+        .then(|| Subject::new(subject, device))
+        .transpose()?;
     let context = device.primary_context()?;
     let shared = context.stream()?;
-    let pairs = if subject == "pool" {
-        20_000 / threads
-    } else {
-        1_000_000
-    };
+    let pairs = pairs(subject, streams, threads);
     let start = Barrier::new(threads);
     let mixed = streams == "mixed";
     let times: Result<Vec<f64>> = std::thread::scope(|scope| {
@@ -87,23 +110,25 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                 };
                 scope.spawn(move || -> Result<f64> {
                     let stream = stream?;
-                    // Whoever fails must come to the barrier too, or the others wait for ever.
                     let mut mix = Mix::new(thread as u64 + 1);
-                    let ready = if mixed {
-                        mix.run(&resource, &stream, 1000)
-                    } else {
-                        same(&resource, &stream, 1000)
+                    let mut work = |pairs| match &resource {
+                        None => {
+                            multiply(pairs);
+                            Ok(())
+                        }
+                        Some(resource) if mixed => mix.run(resource, &stream, pairs),
+                        Some(resource) => same(resource, &stream, pairs),
                     };
+                    // Whoever fails must come to the barrier too, or the others wait for ever.
+                    let ready = work(1000);
                     start.wait();
                     ready?;
                     let begin = Instant::now();
-                    if mixed {
-                        mix.run(&resource, &stream, pairs)?;
-                    } else {
-                        same(&resource, &stream, pairs)?;
-                    }
+                    work(pairs)?;
                     let seconds = begin.elapsed().as_secs_f64();
-                    mix.end(&resource, &stream)?;
+                    if let Some(resource) = &resource {
+                        mix.end(resource, &stream)?;
+                    }
                     Ok(seconds)
                 })
             })
@@ -119,6 +144,18 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
     });
     let slowest = times?.into_iter().reduce(f64::max).context("no thread")?;
     Ok((threads * pairs) as f64 / slowest / 1e6)
+}
+
+/// Work of a thread that shares nothing with any other.
+fn multiply(pairs: usize) {
+    for pair in 0..pairs as u64 {
+        let mut value = black_box(pair);
+        for _ in 0..10 {
+            // With the turn, or the compiler would make one multiplication of all.
+            value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7);
+        }
+        black_box(value);
+    }
 }
 
 fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {

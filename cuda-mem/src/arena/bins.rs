@@ -4,131 +4,181 @@
 
 #![forbid(unsafe_code)]
 
-use super::node::{Id, NONE, Nodes};
+use super::node::{Id, Nodes};
 
 /// 2 to this power lists a class.
 const SPLIT: u32 = 5;
 const LISTS: usize = 1 << SPLIT;
-/// Sizes are below 2^32 units; those below 2^SPLIT share the first class.
-const CLASSES: usize = (32 - SPLIT as usize) + 1;
+/// Sizes are below 2^32 units.
+const CLASSES: usize = 32 - SPLIT as usize + 1;
+const ALL: usize = CLASSES * LISTS;
 
-/// How many blocks of a list are looked at for the best one. More finds tighter places and takes longer.
-const LOOK: usize = 2;
+/// The lists are rings: the neighbours of a free block, or of the list itself, which stands between its last
+/// block and its first. So a block goes in and out without asking whether it is the first or the last, which
+/// nobody can predict. Numbers below [`ALL`] are lists, and the block with number n is `n + ALL`.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    before: u32,
+    after: u32,
+}
 
 #[derive(Debug)]
 pub(super) struct Bins {
-    heads: [[Id; LISTS]; CLASSES],
+    links: Vec<Link>,
     /// Which lists of a class are not empty.
     lists: [u32; CLASSES],
     /// Which classes are not empty.
     classes: u32,
 }
 
-/// The list that blocks of this size are in.
-#[inline]
-fn place(size: u32) -> (usize, usize) {
-    if size < LISTS as u32 {
-        return (0, size as usize);
+/// A list, by its number and in two parts.
+#[derive(Clone, Copy)]
+struct Place {
+    class: usize,
+    list: u32,
+}
+
+impl Place {
+    #[inline]
+    fn ring(self) -> usize {
+        self.class * LISTS + self.list as usize
     }
-    let log = size.ilog2();
-    let list = (size >> (log - SPLIT)) as usize & (LISTS - 1);
-    ((log - SPLIT + 1) as usize, list)
+}
+
+/// The list that blocks of this size are in. The first class is the sizes below [`LISTS`], the second as many
+/// from there on, then twice as many at a time.
+#[inline]
+fn place(size: u32) -> Place {
+    let size = u64::from(size) + LISTS as u64;
+    let class = size.ilog2() - SPLIT;
+    Place {
+        class: class as usize,
+        list: (size >> class) as u32 & (LISTS as u32 - 1),
+    }
 }
 
 impl Default for Bins {
     fn default() -> Self {
-        Self {
-            heads: [[NONE; LISTS]; CLASSES],
+        let mut bins = Self {
+            links: Vec::new(),
             lists: [0; CLASSES],
             classes: 0,
-        }
+        };
+        bins.make_room(0);
+        bins
     }
 }
 
 impl Bins {
-    #[inline]
-    pub(super) fn insert(&mut self, nodes: &mut Nodes, id: Id) {
-        let (class, list) = place(nodes[id].size);
-        let head = std::mem::replace(&mut self.heads[class][list], id);
-        let node = &mut nodes[id];
-        node.free_before = NONE;
-        node.free_after = head;
-        if head != NONE {
-            nodes[head].free_before = id;
-        } else {
-            self.lists[class] |= 1 << list;
-            self.classes |= 1 << class;
-        }
+    /// Adds rings of themselves alone, so many that there are this many for blocks.
+    #[cold]
+    fn make_room(&mut self, blocks: usize) {
+        let alone = |at| Link {
+            before: at,
+            after: at,
+        };
+        self.links.reserve_exact(ALL + blocks - self.links.len());
+        self.links
+            .extend((self.links.len() as u32..(ALL + blocks) as u32).map(alone));
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, nodes: &mut Nodes, id: Id) {
-        let node = &nodes[id];
-        let (size, before, after) = (node.size, node.free_before, node.free_after);
-        if after != NONE {
-            nodes[after].free_before = before;
+    pub(super) fn insert(&mut self, nodes: &Nodes, id: Id) {
+        let at = id as usize + ALL;
+        if at >= self.links.len() {
+            self.make_room(nodes.room());
         }
-        if before != NONE {
-            nodes[before].free_after = after;
-            return;
-        }
-        let (class, list) = place(size);
-        self.heads[class][list] = after;
-        if after == NONE {
-            self.lists[class] &= !(1 << list);
-            if self.lists[class] == 0 {
-                self.classes &= !(1 << class);
-            }
-        }
+        let place = place(nodes[id].size);
+        let ring = place.ring();
+        let first = self.links[ring].after;
+        self.links[ring].after = at as u32;
+        self.links[first as usize].before = at as u32;
+        self.links[at] = Link {
+            before: ring as u32,
+            after: first,
+        };
+        self.lists[place.class] |= 1 << place.list;
+        self.classes |= 1 << place.class;
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, nodes: &Nodes, id: Id) {
+        let place = place(nodes[id].size);
+        let Link { before, after } = self.links[id as usize + ALL];
+        self.links[before as usize].after = after;
+        self.links[after as usize].before = before;
+        // Only the list itself is on both sides of its last block.
+        let lists = &mut self.lists[place.class];
+        *lists &= !(u32::from(before == after) << place.list);
+        self.classes &= !(u32::from(*lists == 0) << place.class);
     }
 
     /// A block of at least this size, a small one if there are several.
     #[inline]
     pub(super) fn find(&self, nodes: &Nodes, size: u32) -> Option<Id> {
-        let (class, list) = place(size);
-        let own = self.heads[class][list];
-        if own != NONE
-            && let Some(found) = self.best(nodes, own, size, LOOK)
-        {
+        let own = place(size);
+        let first = self.from(own)?;
+        if let Some(found) = self.better(nodes, first, size) {
             return Some(found);
         }
-        if let Some((class, list)) = self.above(class, list) {
-            return self.best(nodes, self.heads[class][list], size, LOOK);
+        // It was the list of blocks of nearly this size.
+        if let Some(above) = self.above(own) {
+            return self.better(nodes, above, size);
         }
         // The last resort before more memory is asked for.
-        self.best(nodes, own, size, usize::MAX)
+        let all = self.list(own).filter(|id| nodes[*id].size >= size);
+        all.min_by_key(|id| (nodes[*id].size, nodes[*id].start()))
+    }
+
+    /// The first list from this one on that is not empty.
+    #[inline]
+    fn from(&self, place: Place) -> Option<Place> {
+        let lists = self.lists[place.class] & (u32::MAX << place.list);
+        if lists != 0 {
+            let list = lists.trailing_zeros();
+            return Some(Place { list, ..place });
+        }
+        let classes = self.classes & (u32::MAX << place.class) & !(1 << place.class);
+        if classes == 0 {
+            return None;
+        }
+        let class = classes.trailing_zeros() as usize;
+        let list = self.lists[class].trailing_zeros();
+        Some(Place { class, list })
     }
 
     /// The first list behind this one that is not empty. All its blocks are larger.
     #[inline]
-    fn above(&self, class: usize, list: usize) -> Option<(usize, usize)> {
-        let rest = self.lists[class] & (u32::MAX << list) & !(1 << list);
-        if rest != 0 {
-            return Some((class, rest.trailing_zeros() as usize));
+    fn above(&self, place: Place) -> Option<Place> {
+        let list = place.list + 1;
+        let Place { class, .. } = place;
+        if list as usize == LISTS {
+            let class = class + 1;
+            return (class < CLASSES)
+                .then_some(Place { class, list: 0 })
+                .and_then(|next| self.from(next));
         }
-        let rest = self.classes & (u32::MAX << class) & !(1 << class);
-        if rest == 0 {
-            return None;
-        }
-        let class = rest.trailing_zeros() as usize;
-        Some((class, self.lists[class].trailing_zeros() as usize))
+        self.from(Place { class, list })
     }
 
-    /// The smallest of the first so many blocks of a list that are large enough; the lower one of two.
+    /// The smaller of the first two blocks of a list that are large enough; of the same size, the lower one.
+    /// To look at more finds tighter places and takes longer.
     #[inline]
-    fn best(&self, nodes: &Nodes, mut id: Id, size: u32, look: usize) -> Option<Id> {
-        let mut best: Option<(u32, u64, Id)> = None;
-        let mut looked = 0;
-        while id != NONE && looked < look {
+    fn better(&self, nodes: &Nodes, place: Place, size: u32) -> Option<Id> {
+        let first = self.links[place.ring()].after;
+        let second = self.links[first as usize].after;
+        let first = first - ALL as u32;
+        let key = |id: Id| {
             let node = &nodes[id];
-            let this = (node.size, node.start(), id);
-            if node.size >= size && best.is_none_or(|best| this < best) {
-                best = Some(this);
-            }
-            id = node.free_after;
-            looked += 1;
+            let large = u64::from(node.size >= size);
+            (u64::from(node.size) | (large.wrapping_sub(1)), node.start())
+        };
+        let mut best = (key(first), first);
+        if second as usize >= ALL {
+            let second = second - ALL as u32;
+            best = best.min((key(second), second));
         }
-        best.map(|best| best.2)
+        (best.0.0 != u64::MAX).then_some(best.1)
     }
 
     /// All blocks of at least this size, those of the smallest lists first.
@@ -137,38 +187,28 @@ impl Bins {
         nodes: &'a Nodes,
         size: u32,
     ) -> impl Iterator<Item = Id> + 'a {
-        let (class, list) = place(size);
-        let own = (self.heads[class][list] != NONE).then_some((class, list));
-        let lists = own.into_iter().chain(std::iter::successors(
-            self.above(class, list),
-            |(class, list)| self.above(*class, *list),
-        ));
-        lists
-            .flat_map(|(class, list)| self.list(nodes, class, list))
+        std::iter::successors(self.from(place(size)), |place| self.above(*place))
+            .flat_map(|place| self.list(place))
             .filter(move |id| nodes[*id].size >= size)
     }
 
     /// The blocks of one list.
-    fn list<'a>(
-        &self,
-        nodes: &'a Nodes,
-        class: usize,
-        list: usize,
-    ) -> impl Iterator<Item = Id> + use<'a> {
-        let real = |id: Id| (id != NONE).then_some(id);
-        std::iter::successors(real(self.heads[class][list]), move |id| {
-            real(nodes[*id].free_after)
-        })
+    fn list(&self, place: Place) -> impl Iterator<Item = Id> + '_ {
+        let block = |at: u32| at.checked_sub(ALL as u32);
+        let next = move |id: &Id| block(self.links[*id as usize + ALL].after);
+        std::iter::successors(block(self.links[place.ring()].after), next)
     }
 
     /// The largest block.
     pub(super) fn largest(&self, nodes: &Nodes) -> Option<u32> {
-        if self.classes == 0 {
-            return None;
-        }
-        let class = self.classes.ilog2() as usize;
-        let list = self.lists[class].ilog2() as usize;
-        let sizes = self.list(nodes, class, list).map(|id| nodes[id].size);
+        let class = self.classes.checked_ilog2()? as usize;
+        let list = self.lists[class].ilog2();
+        let sizes = self.list(Place { class, list }).map(|id| nodes[id].size);
         sizes.max()
+    }
+
+    /// Bytes of the host that the lists take.
+    pub(super) fn bytes(&self) -> usize {
+        self.links.capacity() * size_of::<Link>()
     }
 }

@@ -98,7 +98,7 @@ impl Fit {
         self.total += units;
         for (count, block) in blocks.into_iter().enumerate() {
             if count == 0 && used > 0 {
-                self.used.insert(&self.nodes, block);
+                self.used.insert(&mut self.nodes, block);
             } else {
                 self.release(block, stamp);
             }
@@ -171,7 +171,7 @@ impl Fit {
         self.bins.remove(nodes, id);
         let node = &mut nodes[id];
         let (start, rest, after) = (node.start(), node.size - size, node.after);
-        node.state = State::Used;
+        node.set_state(State::Used);
         if rest > 0 {
             node.size = size;
             let stamp = node.stamp();
@@ -196,7 +196,7 @@ impl Fit {
     /// Takes back the used block that starts here, and says how large it was.
     #[inline]
     pub(super) fn free(&mut self, start: u64, stamp: Stamp) -> Option<u32> {
-        let id = self.used.remove(&self.nodes, start)?;
+        let id = self.used.remove(&mut self.nodes, start)?;
         let size = self.nodes[id].size;
         self.release(id, stamp);
         Some(size)
@@ -214,7 +214,7 @@ impl Fit {
         } = nodes[id];
         self.free += u64::from(size);
         let left = &nodes[before];
-        if left.state == State::Free
+        if left.state() == State::Free
             && let Some(sum) = size.checked_add(left.size)
         {
             size = sum;
@@ -225,7 +225,7 @@ impl Fit {
             id = before;
         }
         let right = &nodes[after];
-        if right.state == State::Free
+        if right.state() == State::Free
             && let Some(sum) = size.checked_add(right.size)
         {
             size = sum;
@@ -238,7 +238,7 @@ impl Fit {
         let node = &mut nodes[id];
         node.size = size;
         node.set_stamp(stamp);
-        node.state = State::Free;
+        node.set_state(State::Free);
         self.bins.insert(nodes, id);
     }
 
@@ -273,7 +273,7 @@ impl Fit {
         if node.stamp() != stamp {
             return false;
         }
-        self.bins.remove(&mut self.nodes, id);
+        self.bins.remove(&self.nodes, id);
         let left = start - node.start();
         let right = node.end() - end;
         self.free -= u64::from(node.size);
@@ -334,7 +334,7 @@ impl Fit {
         let (_, (_, last)) = self.runs.range(..end).next_back()?;
         let edge = &self.nodes[*last];
         let before = &self.nodes[edge.before];
-        (edge.start() == end && before.state == State::Free)
+        (edge.start() == end && before.state() == State::Free)
             .then(|| (before.start(), before.stamp()))
     }
 
@@ -355,7 +355,7 @@ impl Fit {
 
     /// Bytes of the host that the bookkeeping takes.
     pub(super) fn bytes(&self) -> usize {
-        self.nodes.bytes() + self.used.bytes() + size_of::<Self>()
+        self.nodes.bytes() + self.bins.bytes() + self.used.bytes() + size_of::<Self>()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Finds the node of a used block by its address.
 //!
-//! Open addressing with linear probing over node numbers alone: the address that a number stands for
-//! is in the node, which the caller needs anyway. So a live block costs eight to sixteen bytes here.
+//! A hash table with chains that run through the nodes themselves, where a free block has its stamp: so a
+//! block goes in without a search, and a live one costs eight to sixteen bytes here.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,8 @@ use super::node::{Id, NONE, Nodes};
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    places: Vec<Id>,
+    /// The first of each chain.
+    heads: Vec<Id>,
     len: usize,
 }
 
@@ -17,15 +18,16 @@ pub(super) struct Index {
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Index {
+    /// Whose chain an address is in. There must be chains.
     #[inline]
     fn home(&self, start: u64) -> usize {
         // The high bits are the well mixed ones.
-        (start.wrapping_mul(SPREAD) >> 24) as usize & (self.places.len() - 1)
+        (start.wrapping_mul(SPREAD) >> 24) as usize & (self.heads.len() - 1)
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, nodes: &Nodes, id: Id) {
-        if (self.len + 1) * 2 > self.places.len() {
+    pub(super) fn insert(&mut self, nodes: &mut Nodes, id: Id) {
+        if (self.len + 1) * 2 > self.heads.len() {
             self.grow(nodes);
         }
         self.put(nodes, id);
@@ -33,77 +35,71 @@ impl Index {
     }
 
     #[inline]
-    fn put(&mut self, nodes: &Nodes, id: Id) {
-        let mask = self.places.len() - 1;
-        let mut at = self.home(nodes[id].start());
-        while self.places[at] != NONE {
-            at = (at + 1) & mask;
-        }
-        self.places[at] = id;
+    fn put(&mut self, nodes: &mut Nodes, id: Id) {
+        let home = self.home(nodes[id].start());
+        let next = std::mem::replace(&mut self.heads[home], id);
+        nodes[id].set_next(next);
     }
 
     #[cold]
-    fn grow(&mut self, nodes: &Nodes) {
-        let room = (self.places.len() * 2).max(64);
-        let old = std::mem::replace(&mut self.places, vec![NONE; room]);
-        for id in old {
-            if id != NONE {
+    fn grow(&mut self, nodes: &mut Nodes) {
+        let room = (self.heads.len() * 2).max(64);
+        let old = std::mem::replace(&mut self.heads, vec![NONE; room]);
+        for mut id in old {
+            while id != NONE {
+                let next = nodes[id].next();
                 self.put(nodes, id);
+                id = next;
             }
         }
     }
 
     #[inline]
     pub(super) fn find(&self, nodes: &Nodes, start: u64) -> Option<Id> {
-        self.place_of(nodes, start).map(|at| self.places[at])
-    }
-
-    #[inline]
-    fn place_of(&self, nodes: &Nodes, start: u64) -> Option<usize> {
         if self.len == 0 {
             return None;
         }
-        let mask = self.places.len() - 1;
-        let mut at = self.home(start);
-        loop {
-            let id = self.places[at];
-            if id == NONE {
-                return None;
+        let mut id = self.heads[self.home(start)];
+        while id != NONE {
+            let node = &nodes[id];
+            if node.start() == start {
+                return Some(id);
             }
-            if nodes[id].start() == start {
-                return Some(at);
-            }
-            at = (at + 1) & mask;
+            id = node.next();
         }
+        None
     }
 
-    /// Takes out the node that starts here. Later ones move up, so that no marks are left.
+    /// Takes out the node that starts here.
     #[inline]
-    pub(super) fn remove(&mut self, nodes: &Nodes, start: u64) -> Option<Id> {
-        let mut hole = self.place_of(nodes, start)?;
-        let found = self.places[hole];
-        let mask = self.places.len() - 1;
-        let mut at = hole;
-        loop {
-            at = (at + 1) & mask;
-            let id = self.places[at];
-            if id == NONE {
-                break;
-            }
-            let home = self.home(nodes[id].start());
-            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
-                self.places[hole] = id;
-                hole = at;
-            }
+    pub(super) fn remove(&mut self, nodes: &mut Nodes, start: u64) -> Option<Id> {
+        if self.len == 0 {
+            return None;
         }
-        self.places[hole] = NONE;
-        self.len -= 1;
-        Some(found)
+        let home = self.home(start);
+        let mut before = NONE;
+        let mut id = self.heads[home];
+        while id != NONE {
+            let node = &nodes[id];
+            let next = node.next();
+            if node.start() == start {
+                if before == NONE {
+                    self.heads[home] = next;
+                } else {
+                    nodes[before].set_next(next);
+                }
+                self.len -= 1;
+                return Some(id);
+            }
+            before = id;
+            id = next;
+        }
+        None
     }
 
     /// Bytes of the host that the index takes.
     pub(super) fn bytes(&self) -> usize {
-        self.places.capacity() * size_of::<Id>()
+        self.heads.capacity() * size_of::<Id>()
     }
 }
 

@@ -23,40 +23,37 @@ pub(super) enum State {
     Vacant,
 }
 
-/// A block of memory. Kept to 40 bytes, because there is one for every live block and at most one
-/// more for the gap behind it.
+/// A block of memory. Kept to 32 bytes, because there is one for every live block and at most one
+/// more for the gap behind it, and so that none lies across two lines of the processor's cache. The lists of
+/// free blocks have their links elsewhere ([`Bins`](super::bins::Bins)).
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(super) struct Node {
-    start_low: u32,
+    /// Where it starts, in units from address 0, times four, and the state.
+    start: u64,
     /// In units.
     pub(super) size: u32,
     /// The neighbours by address.
     pub(super) before: Id,
     pub(super) after: Id,
-    /// The neighbours in the list of free blocks of this class.
-    pub(super) free_before: Id,
-    pub(super) free_after: Id,
-    start_high: u16,
-    pub(super) state: State,
-    /// The parts of a stamp, apart because together they would take more room.
-    users: u32,
+    /// Of a free block, the users of its stamp; of a used one, the next in its chain of the
+    /// [index](super::index::Index).
+    users_or_next: u32,
+    /// Of a free block's stamp.
     ticket: u64,
 }
 
-const _: () = assert!(size_of::<Node>() == 40);
+const _: () = assert!(size_of::<Node>() == 32);
 
 impl Node {
+    #[inline]
     pub(super) fn new(start: u64, size: u32, state: State, stamp: Stamp) -> Self {
         Self {
-            start_low: start as u32,
-            start_high: (start >> 32) as u16,
+            start: start << 2 | state as u64,
             size,
             before: NONE,
             after: NONE,
-            free_before: NONE,
-            free_after: NONE,
-            state,
-            users: stamp.users,
+            users_or_next: stamp.users,
             ticket: stamp.ticket,
         }
     }
@@ -64,7 +61,22 @@ impl Node {
     /// Where it starts, in units from address 0.
     #[inline]
     pub(super) fn start(&self) -> u64 {
-        u64::from(self.start_high) << 32 | u64::from(self.start_low)
+        self.start >> 2
+    }
+
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        match self.start & 3 {
+            0 => State::Used,
+            1 => State::Free,
+            2 => State::Edge,
+            _ => State::Vacant,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_state(&mut self, state: State) {
+        self.start = self.start & !3 | state as u64;
     }
 
     /// Until when it was in use, if it is free.
@@ -72,14 +84,26 @@ impl Node {
     pub(super) fn stamp(&self) -> Stamp {
         Stamp {
             ticket: self.ticket,
-            users: self.users,
+            users: self.users_or_next,
         }
     }
 
     #[inline]
     pub(super) fn set_stamp(&mut self, stamp: Stamp) {
         self.ticket = stamp.ticket;
-        self.users = stamp.users;
+        self.users_or_next = stamp.users;
+    }
+
+    /// The next in the chain of the index, if it is used.
+    #[inline]
+    pub(super) fn next(&self) -> Id {
+        self.users_or_next
+    }
+
+    /// Its stamp is lost.
+    #[inline]
+    pub(super) fn set_next(&mut self, next: Id) {
+        self.users_or_next = next;
     }
 
     /// The unit behind its last one.
@@ -103,7 +127,15 @@ impl Nodes {
         if let Some(id) = self.vacant {
             let next = self[id].after;
             self.vacant = (next != NONE).then_some(next);
-            self[id] = node;
+            let place = &mut self[id];
+            // One by one: built on the stack and copied it would be read back in wider pieces than it was
+            // written, which processors wait for.
+            place.start = node.start;
+            place.size = node.size;
+            place.before = node.before;
+            place.after = node.after;
+            place.users_or_next = node.users_or_next;
+            place.ticket = node.ticket;
             return id;
         }
         self.push(node)
@@ -123,7 +155,7 @@ impl Nodes {
     pub(super) fn remove(&mut self, id: Id) {
         let next = self.vacant.unwrap_or(NONE);
         let node = &mut self[id];
-        node.state = State::Vacant;
+        node.set_state(State::Vacant);
         node.after = next;
         self.vacant = Some(id);
     }
@@ -133,6 +165,11 @@ impl Nodes {
     pub(super) fn link(&mut self, before: Id, after: Id) {
         self[before].after = after;
         self[after].before = before;
+    }
+
+    /// Numbers are below this for now.
+    pub(super) fn room(&self) -> usize {
+        self.all.capacity()
     }
 
     /// Bytes of the host that the nodes take.

@@ -27,14 +27,14 @@ fn it_finds_what_a_hash_map_finds() {
         // Times of growth and times of decline.
         let grows = (step / (steps / 3).min(500)).is_multiple_of(2);
         if random.below(4) == 0 || model.contains_key(&start) && !grows {
-            let removed = index.remove(&nodes, start);
+            let removed = index.remove(&mut nodes, start);
             assert_eq!(removed, model.remove(&start));
             if let Some(id) = removed {
                 nodes.remove(id);
             }
         } else if !model.contains_key(&start) && grows {
             let id = nodes.add(Node::new(start, 1, State::Used, Stamp::FREE));
-            index.insert(&nodes, id);
+            index.insert(&mut nodes, id);
             model.insert(start, id);
         }
         if step % 997 == 0 {
@@ -47,12 +47,12 @@ fn it_finds_what_a_hash_map_finds() {
 }
 
 #[test]
-fn half_of_its_places_are_free() {
+fn there_are_two_to_four_chains_for_each_block() {
     let (mut nodes, mut index) = (Nodes::default(), Index::default());
     for start in 0..1000 {
         let id = nodes.add(Node::new(start, 1, State::Used, Stamp::FREE));
-        index.insert(&nodes, id);
-        assert!(index.len * 2 <= index.places.len());
+        index.insert(&mut nodes, id);
+        assert!(index.len * 2 <= index.heads.len());
         assert!(index.bytes() <= 16 * index.len.max(32));
     }
 }

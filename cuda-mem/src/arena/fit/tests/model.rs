@@ -238,17 +238,17 @@ fn walk(fit: &Fit) -> Result<Vec<(u64, u64, State, Stamp)>, TestCaseError> {
             let node = &fit.nodes[id];
             prop_assert_eq!(node.start(), at, "blocks leave no gap");
             let edge = id == *first || id == *last;
-            prop_assert_eq!(node.state == State::Edge, edge, "edges are at the ends");
+            prop_assert_eq!(node.state() == State::Edge, edge, "edges are at the ends");
             prop_assert_eq!(node.size == 0, edge);
             if let Some(before) = before {
                 prop_assert_eq!(node.before, before, "neighbours know each other");
             }
             if !edge {
-                all.push((at, u64::from(node.size), node.state, node.stamp()));
+                all.push((at, u64::from(node.size), node.state(), node.stamp()));
                 let known = fit.size_of(at);
                 prop_assert_eq!(
                     known.is_some(),
-                    node.state == State::Used,
+                    node.state() == State::Used,
                     "index at {}",
                     at
                 );
