@@ -206,7 +206,7 @@ fn questions() -> Vec<Question> {
         questions!(true vmm: granularity, reservations, memory, device_memory,
         pointers),
     );
-    all.extend(questions!(true vmm_use: mappings, accesses, bytes, waits, contexts));
+    all.extend(questions!(true vmm_use: mappings, accesses, borders, bytes, waits, contexts));
     all.extend(questions!(false vmm_use: odd));
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));

@@ -112,6 +112,52 @@ pub(crate) fn accesses(lab: &Lab) -> Result<()> {
     end(lab, range, 2 * STEP, 8 * STEP)
 }
 
+/// Work that crosses from one mapping into the next, with and without a current context.
+pub(crate) fn borders(lab: &Lab) -> Result<()> {
+    let (range, stream) = (reserve(lab, 2 * STEP)?, lab.stream()?);
+    for at in [range, range + STEP] {
+        back(lab, at, STEP)?;
+    }
+    let (mut other, mut host) = (0, vec![0_u8; 64]);
+    let bytes = host.len();
+    let code = cu!(lab, cuMemAlloc_v2(&raw mut other, bytes));
+    lab.fine("cuMemAlloc", code)?;
+    let context = lab.context();
+    let memory = host.as_mut_ptr().cast();
+    let border = range + STEP - 16;
+    for (when, current) in [("", true), (", no context", false)] {
+        if !current {
+            lab.no_context()?;
+        }
+        let say = |what: &str, code: CUresult| {
+            let answer = and_synchronise(lab, code, stream);
+            lab.say(format!("{what}{when}"), answer);
+        };
+        say("memset", fill(lab, border, bytes as u64, stream));
+        let code = cu!(lab, cuMemcpyDtoDAsync_v2(other, border, bytes, stream));
+        say("from there", code);
+        let code = cu!(lab, cuMemcpyDtoDAsync_v2(border, other, bytes, stream));
+        say("to there", code);
+        let code = cu!(lab, cuMemcpyAsync(range, border, bytes, stream));
+        say("by address", code);
+        let code = cu!(lab, cuMemcpyDtoHAsync_v2(memory, border, bytes, stream));
+        say("to the host", code);
+        let code = cu!(lab, cuMemcpyHtoDAsync_v2(border, memory, bytes, stream));
+        say("from the host", code);
+        let code = cu!(
+            lab,
+            cuMemcpyPeerAsync(other, context, border, context, bytes, stream)
+        );
+        say("between contexts", code);
+        // Beside the border, so that it is known what the refusals are about.
+        let code = cu!(lab, cuMemcpyDtoDAsync_v2(other, range, bytes, stream));
+        say("within one", code);
+    }
+    lab.current(context)?;
+    lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(other)))?;
+    end(lab, range, 2 * STEP, 2 * STEP)
+}
+
 /// What may crash a driver: each in a process of its own. Work on memory that is not mapped, or without
 /// access, is not asked for: it might break more than its own context.
 pub(crate) fn odd(lab: &Lab) -> Result<()> {

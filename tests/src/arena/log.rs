@@ -26,8 +26,8 @@ pub(super) struct Expected {
     tag: u32,
 }
 
-fn check(code: CUresult) -> Result<()> {
-    ensure!(code == CUresult::CUDA_SUCCESS, "the driver answered {code}");
+fn check(function: &str, code: CUresult) -> Result<()> {
+    ensure!(code == CUresult::CUDA_SUCCESS, "{function} answered {code}");
     Ok(())
 }
 
@@ -48,7 +48,9 @@ pub(super) fn fill(stream: &Stream, address: u64, words: usize, tag: u32) -> Res
     };
     for (first, count) in parts.into_iter().filter(|part| part.1 > 0) {
         // SAFETY: the words are within a block that is live in this stream.
-        check(unsafe { set(address + 4 * first as u64, tag, count, stream.as_raw()) })?;
+        check("cuMemsetD32Async", unsafe {
+            set(address + 4 * first as u64, tag, count, stream.as_raw())
+        })?;
     }
     Ok(())
 }
@@ -81,12 +83,16 @@ impl Log {
         }
         let table = stream.device().driver().table();
         let copy = table.cuMemcpyDtoDAsync_v2.context("no cuMemcpyDtoDAsync")?;
+        // A block may lie across two mappings, and copies of it want a current context (R148).
+        let _current = stream.context().bind()?;
         let places = [0, words / 2 / WORDS * WORDS, words - WORDS];
         for (count, first) in places.into_iter().enumerate() {
             let to = self.words.as_raw() + 4 * (entry * ENTRY + count * WORDS) as u64;
             let from = address + 4 * first.min(words - WORDS) as u64;
             // SAFETY: both are within live memory, and this stream comes after the making of both.
-            check(unsafe { copy(to, from, 4 * WORDS, stream.as_raw()) })?;
+            check("cuMemcpyDtoDAsync", unsafe {
+                copy(to, from, 4 * WORDS, stream.as_raw())
+            })?;
         }
         Ok(Some(Expected { entry, tag }))
     }

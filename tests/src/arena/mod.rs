@@ -23,6 +23,7 @@ use crate::{tests, tests_alone};
 pub fn all() -> Vec<Test> {
     let mut all = tests! {
         rules: memory_is_reused_at_once_on_its_stream,
+            a_block_may_lie_across_pieces,
             what_is_busy_is_not_given_to_others,
             a_stream_waits_rather_than_that_the_arena_grows,
             without_leave_streams_keep_to_themselves,

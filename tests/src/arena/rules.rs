@@ -72,6 +72,34 @@ pub(super) fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Copies across two mappings want a current context (R148), which no user has to think of.
+pub(super) fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
+    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    drop(scene.on_a(MIB)?);
+    let bytes = 2 * scene.arena.stats().reserved as usize;
+    let mut block = scene.on_a(bytes)?;
+    let stats = scene.arena.stats();
+    ensure!(
+        (stats.grown, stats.reserved) == (2, bytes as u64),
+        "not in two pieces: {stats}"
+    );
+    let pattern: Vec<u8> = (0..bytes).map(|at| (at / 3 % 251) as u8).collect();
+    let mut other = scene.on_a(bytes)?;
+    let (seen, copied) = std::thread::scope(|scope| {
+        // A new thread has no current context.
+        let work = scope.spawn(|| -> Result<_> {
+            block.copy_from(&pattern)?;
+            other.copy_from_buffer(&block)?;
+            Ok((block.to_vec()?, other.to_vec()?))
+        });
+        work.join()
+            .map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    })?;
+    ensure!(seen == pattern, "the block holds something else");
+    ensure!(copied == pattern, "the copy holds something else");
+    Ok(())
+}
+
 pub(super) fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in [1000, 8 * MIB] {

@@ -48,6 +48,10 @@ impl State {
             starts.push(start);
             at = start + view.len;
         }
+        // Measured: fills may cross, copies only while some context is current.
+        if starts.len() > 1 && matches!(by, By::Device(_)) && self.current().is_err() {
+            return Err(INVALID_VALUE);
+        }
         for start in starts {
             self.note_access(start, access.at);
         }
