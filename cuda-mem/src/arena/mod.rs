@@ -83,16 +83,19 @@ use slots::{Slot, Slots};
 
 /// Blocks are multiples of so many bytes, and so aligned.
 const UNIT: u64 = 256;
-/// Memory moves between lanes, and comes and goes, in multiples of so many bytes: what the driver maps at
-/// least.
-const PAGE: u64 = 2 << 20;
+/// Memory moves between lanes and the commons in multiples of so many bytes. Each stream with small blocks has
+/// one page at least, so a large page would be dear where there are many streams.
+const PAGE: u64 = 256 << 10;
 const PAGE_UNITS: u64 = PAGE / UNIT;
+/// The arena grows in multiples of so many bytes: what the driver maps at least.
+const GRANULE: u64 = 2 << 20;
+const GRANULE_UNITS: u64 = GRANULE / UNIT;
 
 /// A resource that cuts up large pieces of memory itself. An allocation and its free are a few
 /// nanoseconds of bookkeeping and no driver call, from as many threads and streams as there are.
 ///
 /// Memory freed on a stream is reused there at once. When a stream has none left, memory that was
-/// freed on others is taken over, in whole pages of 2 MiB: if the host sees that it is done there, or, as
+/// freed on others is taken over, in whole pages of 256 KiB: if the host sees that it is done there, or, as
 /// the [`ReusePolicy`] allows, by making the stream wait. Only then the arena grows. It keeps what it has
 /// until it is [trimmed](MemoryResource::trim_to) or its last handle goes, and gives it back by itself before
 /// it says that memory is out.
@@ -230,7 +233,7 @@ impl Arena {
 // SAFETY: a block is whole units of memory that the arena has, and is in no other block until it was given
 // back (`fit`). It becomes its stream's once all earlier users are before that point of the stream: it was
 // given back in the order of that stream, or the stream was made to wait, or the host saw the end (`refill`).
-// Pages start at multiples of 2 MiB, and units are 256 bytes.
+// Pages start at multiples of 256 KiB, and units are 256 bytes.
 unsafe impl MemoryResource for Arena {
     #[inline]
     #[track_caller]

@@ -1,7 +1,7 @@
 //! Which lane has a page of memory, by address.
 //!
-//! Two levels: a table of leaves, and leaves of 32 GiB that are made when memory in them comes to the arena.
-//! Four bytes a page of 2 MiB, and reading is two loads.
+//! Two levels: a table of leaves, and leaves of 16 GiB that are made when memory in them comes to the arena.
+//! Four bytes a page, and reading is two loads.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::PAGE;
 
 /// Pages a leaf.
-const LEAF: usize = 1 << 14;
+const LEAF: usize = 1 << 16;
 /// Leaves, for addresses of 48 bits.
 const LEAVES: usize = (1 << 48) / (LEAF * PAGE as usize);
 

@@ -10,18 +10,18 @@ use super::ground::Chunk;
 use super::lanes::Centre;
 use super::owners::LaneId;
 use super::stamp::Stamp;
-use super::{Inner, PAGE, PAGE_UNITS, UNIT, count, thread, units};
+use super::{GRANULE, GRANULE_UNITS, Inner, PAGE_UNITS, UNIT, count, thread, units};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::pool::ReusePolicy;
 use crate::report;
 use crate::stream::Stream;
 
-/// The arena grows by a sixteenth of what it holds, at least and at most so many pages.
+/// The arena grows by a sixteenth of what it holds, at least and at most so many granules.
 const LEAST_GROWN: u64 = 4;
 const MOST_GROWN: u64 = 16;
 
 /// A lane takes an eighth of the pages that it has, at least one and at most so many.
-const MOST_TAKEN: u64 = 8;
+const MOST_TAKEN: u64 = 64;
 
 /// So often a request is tried that other threads may snatch the memory from.
 const TRIES: u32 = 16;
@@ -281,14 +281,14 @@ impl Inner {
         if is_small(size) {
             return self.grow_lane(id, size, stream);
         }
-        let needed = u64::from(size).div_ceil(PAGE_UNITS);
-        let frontier = self.ground.frontier(needed * PAGE);
+        let needed = u64::from(size).div_ceil(GRANULE_UNITS);
+        let frontier = self.ground.frontier(needed * GRANULE);
         let tail = frontier.and_then(|end| self.usable_tail(id, end / UNIT, stream));
         let rest = match (tail, frontier) {
             (Some(tail), Some(end)) => u64::from(size).saturating_sub(end / UNIT - tail.start),
             _ => u64::from(size),
         };
-        let grown = self.more(frontier, rest.div_ceil(PAGE_UNITS).max(1), stream)?;
+        let grown = self.more(frontier, rest.div_ceil(GRANULE_UNITS).max(1), stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let stamp = self.stamp_of_new(id);
         let joins = self.joins(start, units);
@@ -308,7 +308,7 @@ impl Inner {
 
     /// More pages for the small blocks of a lane; the rest goes to the commons.
     fn grow_lane(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        let grown = self.more(self.ground.frontier(PAGE), 1, stream)?;
+        let grown = self.more(self.ground.frontier(GRANULE), 1, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let taken = units.min(self.lane_share(id));
         if units > taken {
@@ -317,13 +317,13 @@ impl Inner {
         Ok(self.add_to_lane(id, start, taken, size))
     }
 
-    /// Memory from the ground: so many pages, and some more so that it need not be asked soon again.
-    fn more(&self, frontier: Option<u64>, pages: u64, stream: &Stream) -> Result<Chunk> {
-        let held = self.ground.reserved().current() / PAGE;
-        let wanted = pages.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
-        let grown = match self.ground.grow(frontier, wanted * PAGE, stream) {
-            Err(error) if wanted > pages && error.is_out_of_memory() => {
-                self.ground.grow(frontier, pages * PAGE, stream)
+    /// Memory from the ground: so many granules, and some more so that it need not be asked soon again.
+    fn more(&self, frontier: Option<u64>, granules: u64, stream: &Stream) -> Result<Chunk> {
+        let held = self.ground.reserved().current() / GRANULE;
+        let wanted = granules.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
+        let grown = match self.ground.grow(frontier, wanted * GRANULE, stream) {
+            Err(error) if wanted > granules && error.is_out_of_memory() => {
+                self.ground.grow(frontier, granules * GRANULE, stream)
             }
             grown => grown,
         }?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Chunk, Reserved, chunks_in};
-use crate::arena::PAGE;
+use crate::arena::GRANULE;
 use crate::arena::owners::Owners;
 use crate::buffer::give_back;
 use crate::error::{Error, Result, took_effect};
@@ -80,7 +80,7 @@ impl Upstream {
         let _inside = Inside::enter();
         let (address, layout) = self.take(bytes, own)?;
         let chunk = Chunk {
-            address: address.next_multiple_of(PAGE),
+            address: address.next_multiple_of(GRANULE),
             bytes,
         };
         let ready = if Owners::can_note(chunk.end()) {
@@ -113,13 +113,13 @@ impl Upstream {
         };
         let exact = layout(bytes)?;
         let address = self.resource.allocate(exact, own)?;
-        if address.is_multiple_of(PAGE) {
+        if address.is_multiple_of(GRANULE) {
             return Ok((address, exact));
         }
         // Not at the start of a page, so there must be room to begin at one.
         // SAFETY: the block came from there just now, and nobody used it.
         unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
-        let wider = layout(bytes.saturating_add(PAGE))?;
+        let wider = layout(bytes.saturating_add(GRANULE))?;
         Ok((self.resource.allocate(wider, own)?, wider))
     }
 

@@ -10,7 +10,7 @@ use cuda_driver_sys::{
 };
 
 use super::{Chunk, Reserved, chunks_in};
-use crate::arena::PAGE;
+use crate::arena::GRANULE;
 use crate::arena::owners::Owners;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ impl Vmm {
         };
         // SAFETY: a device came from this driver, so it is initialised.
         let granularity = unsafe { raw::vmm::granularity(table, &prop) }?;
-        if granularity == 0 || !PAGE.is_multiple_of(granularity as u64) {
+        if granularity == 0 || !GRANULE.is_multiple_of(granularity as u64) {
             return Ok(None);
         }
         let who = std::iter::once(&device).chain(peers);
@@ -94,7 +94,7 @@ impl Vmm {
             device,
             prop,
             access: access.collect(),
-            zone: device.total_memory()?.next_multiple_of(PAGE),
+            zone: device.total_memory()?.next_multiple_of(GRANULE),
             max,
             state: Mutex::default(),
             reserved: Reserved::default(),
@@ -164,7 +164,7 @@ impl Vmm {
         let length = usize::try_from(size).map_err(|_| too_many(size))?;
         self.count(1);
         // SAFETY: the driver is initialised; the zone is whole pages.
-        let address = unsafe { raw::vmm::reserve(self.table(), length, PAGE as usize) }?;
+        let address = unsafe { raw::vmm::reserve(self.table(), length, GRANULE as usize) }?;
         let zone = Zone {
             address,
             bytes: size,
