@@ -53,6 +53,8 @@ pub(crate) enum By {
     /// This device, which need not be the stream's. Measured: what decides about a copy is the
     /// current context, and only without one the stream.
     Device(usize),
+    /// The device of a context that the copy names.
+    Named(usize),
 }
 
 impl State {
@@ -123,7 +125,7 @@ impl State {
         }
         let (device, is_copy) = match by {
             By::Stream(id) => (self.stream(id)?.device, false),
-            By::Device(device) => (device, true),
+            By::Device(device) | By::Named(device) => (device, true),
         };
         if let Some(answer) = self.touch_imported(access, device) {
             return answer.map(|()| Place::Device);
@@ -257,6 +259,11 @@ fn copy_between(
                 state.end_of_peer_copy(id, here, source_address)?,
             ),
         };
+        let by = if contexts.is_none() {
+            By::Device
+        } else {
+            By::Named
+        };
         if len == 0 && wait != Wait::Done {
             return Ok(());
         }
@@ -266,8 +273,8 @@ fn copy_between(
         let at = state.begin(id)?;
         let (mut target, mut source) = (Place::Pinned, Place::Pinned);
         if len > 0 {
-            target = state.touch("copy to", at, By::Device(writer), to, len)?;
-            source = state.touch("copy from", at, By::Device(reader), from, len)?;
+            target = state.touch("copy to", at, by(writer), to, len)?;
+            source = state.touch("copy from", at, by(reader), from, len)?;
             state.bring(writer, to, len);
         }
         let (to, from) = (target_address, source_address);

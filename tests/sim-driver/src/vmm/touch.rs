@@ -29,7 +29,7 @@ impl State {
     fn touch_views(&mut self, access: Access, by: By) -> Answer {
         let device = match by {
             By::Stream(id) => self.stream(id)?.device,
-            By::Device(device) => device,
+            By::Device(device) | By::Named(device) => device,
         };
         // A guess: what may only be read refuses to be written, as what may not be touched.
         let needed = if access.writes() {
@@ -48,7 +48,7 @@ impl State {
             starts.push(start);
             at = start + view.len;
         }
-        // Measured: fills may cross, copies only while some context is current.
+        // Measured: fills may cross, and copies while some context is current or if they name theirs.
         if starts.len() > 1 && matches!(by, By::Device(_)) && self.current().is_err() {
             return Err(INVALID_VALUE);
         }
