@@ -78,12 +78,25 @@ pub(crate) fn turn() -> Turn {
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        control().clear_faults();
+impl Turn {
+    /// The context ends and another one comes in its place; no other test has its turn between them.
+    pub(crate) fn with_next_context(&mut self) {
+        self.end_context();
+        self.context = handle!(cuDevicePrimaryCtxRetain(_, 0));
+        assert_eq!(cu!(cuCtxSetCurrent(self.context)), OK);
+    }
+
+    fn end_context(&self) {
         cu!(cuCtxSynchronize());
         cu!(cuCtxSetCurrent(std::ptr::null_mut()));
         cu!(cuDevicePrimaryCtxRelease_v2(0));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        control().clear_faults();
+        self.end_context();
     }
 }
 

@@ -216,12 +216,11 @@ fn unmapping_under_running_work_is_survived() {
 
 #[test]
 fn mapped_memory_outlives_the_context() {
-    let turn = turn();
+    let mut turn = turn();
     let range = reserve(STEP);
     back(range, STEP);
     assert_eq!(fill(range, 3, 4), OK);
-    drop(turn);
-    let _turn = crate::harness::turn();
+    turn.with_next_context();
     assert_eq!(bytes_at(range, 2), [3, 3]);
     assert_eq!(unmap(range, STEP), OK);
     assert_eq!(address_free(range, STEP), OK);
