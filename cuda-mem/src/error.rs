@@ -60,6 +60,13 @@ enum Cause {
         asked: Option<String>,
         memory: OutOfMemory,
     },
+    #[error("{function} answered {code}{}. The compiler said: {log}", Asked(asked))]
+    Code {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+        log: String,
+    },
     #[error("{text}")]
     Told { kind: ErrorKind, text: String },
     #[error("the host has no memory for a copy of {} back from the device", Bytes(*bytes))]
@@ -136,7 +143,7 @@ impl Error {
     /// Adds what was asked for; the text is only made when there is an error to carry it.
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
-        if let Cause::Driver { asked, .. } = &mut *self.0 {
+        if let Cause::Driver { asked, .. } | Cause::Code { asked, .. } = &mut *self.0 {
             *asked = Some(text());
         }
         self
@@ -231,6 +238,24 @@ impl Error {
         Self::from(Cause::System { what, source })
     }
 
+    /// Adds what the compiler of PTX said, if it said anything.
+    #[must_use]
+    pub(crate) fn with_jit_log(self, log: String) -> Self {
+        match *self.0 {
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } if !log.is_empty() => Self::from(Cause::Code {
+                function,
+                code,
+                asked,
+                log,
+            }),
+            other => Self::from(other),
+        }
+    }
+
     /// Says what a code means where it means more than its name.
     #[must_use]
     pub(crate) fn meaning(self, when: CUresult, kind: ErrorKind, meaning: &'static str) -> Self {
@@ -283,6 +308,8 @@ impl Error {
                 | ErrorKind::NotSupported
                 | ErrorKind::NotPermitted
                 | ErrorKind::Capturing
+                | ErrorKind::InvalidImage
+                | ErrorKind::NotFound
         );
         is_refusal || self.code().is_none() && !matches!(*self.0, Cause::Told { .. })
     }
@@ -311,7 +338,7 @@ impl Error {
         match &*self.0 {
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::Missing(_) => ErrorKind::SymbolMissing,
-            Cause::Driver { code, .. } => kind_of(*code),
+            Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
@@ -330,7 +357,9 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match &*self.0 {
-            Cause::Driver { code, .. } | Cause::Meant { code, .. } => Some(*code),
+            Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Meant { code, .. } => {
+                Some(*code)
+            }
             Cause::OutOfMemory { refusal, .. } => refusal.code(),
             _ => None,
         }
@@ -340,9 +369,21 @@ impl Error {
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
-            Cause::Driver { function, .. } | Cause::Meant { function, .. } => Some(function),
+            Cause::Driver { function, .. }
+            | Cause::Code { function, .. }
+            | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
             Cause::Missing(missing) => Some(missing.symbol),
+            _ => None,
+        }
+    }
+
+    /// What the compiler of PTX wrote about the code, if it did.
+    #[doc(alias = "CU_JIT_ERROR_LOG_BUFFER")]
+    #[must_use]
+    pub fn jit_log(&self) -> Option<&str> {
+        match &*self.0 {
+            Cause::Code { log, .. } => Some(log),
             _ => None,
         }
     }

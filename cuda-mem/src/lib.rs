@@ -61,6 +61,7 @@ mod ipc;
 mod join;
 mod later;
 mod location;
+mod module;
 mod origin;
 mod pointer;
 mod pool;
@@ -98,6 +99,9 @@ pub use ipc::{
     SharedBuffer,
 };
 pub use location::{AllocationType, Location};
+pub use module::{
+    Argument, Arguments, Function, Image, Launch, Library, LoadingMode, Module, Occupancy, Value,
+};
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{
     Access, CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, PoolProperties,

@@ -9,6 +9,7 @@ pub mod arena;
 pub mod contract;
 pub mod hold;
 pub mod lab;
+pub mod modules;
 pub mod peers;
 pub mod random;
 pub mod resources;

@@ -44,6 +44,11 @@ pub enum ErrorKind {
     Capturing,
     /// The last launch of a graph left memory allocated that has to be freed first.
     StillAllocated,
+    /// Code cannot be loaded: it is for other devices or a newer driver, or is no code.
+    /// [`Error::jit_log`](crate::Error::jit_log) may say more.
+    InvalidImage,
+    /// There is nothing of this name.
+    NotFound,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
 }
@@ -81,6 +86,13 @@ pub(super) fn kind_of(code: CUresult) -> ErrorKind {
         CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
         CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
         CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_INVALID_IMAGE
+        | CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | CUresult::CUDA_ERROR_INVALID_PTX
+        | CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+        | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        | CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED => ErrorKind::InvalidImage,
+        CUresult::CUDA_ERROR_NOT_FOUND => ErrorKind::NotFound,
         CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE

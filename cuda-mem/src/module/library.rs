@@ -1,0 +1,142 @@
+//! Code that belongs to no context until it is used in one.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::{CUlibrary, CudaVersion};
+
+use super::{Function, Image, LoadingMode, c_name};
+use crate::context::Context;
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::{raw, report};
+
+/// Code that is loaded once and comes to a device when a function is first taken for it. Needs CUDA 12.0;
+/// for older drivers there is [`Context::load`](crate::Context::load). Unloaded when the last handle, or function of it, is
+/// dropped.
+///
+/// ```
+/// use cuda_mem::{Driver, Image};
+///
+/// # cuda_sim::use_if_no_driver();
+/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kernels.ptx"));
+/// let driver = Driver::load()?;
+/// let library = driver.load_library(&Image::ptx(text)?)?;
+/// assert!(library.devices().is_empty()); // nowhere yet
+///
+/// let context = driver.device(0)?.primary_context()?;
+/// let fill = library.function("fill", &context)?;
+/// assert_eq!(library.devices(), [context.device()]);
+/// # drop(fill);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Library(Arc<Loaded>);
+
+struct Loaded {
+    driver: Driver,
+    raw: CUlibrary,
+    /// Where functions were taken for.
+    devices: Mutex<Vec<Device>>,
+}
+
+// SAFETY: library handles may be used from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as for `Send`; the list is behind a lock.
+unsafe impl Sync for Loaded {}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // SAFETY: functions hold a handle, so none is left.
+        report::release("library", || unsafe {
+            raw::module::unload_library(self.driver.table(), self.raw)
+        });
+    }
+}
+
+impl Driver {
+    /// Loads code for all devices on which it will be used, and touches none of them.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) below CUDA 12.0, and if the driver loads eagerly
+    /// ([`LoadingMode::Eager`]): it would load the code into all contexts of the process.
+    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) as for
+    /// [`Context::load`](crate::Context::load); of PTX it may come only when a function is taken.
+    #[doc(alias("cuLibraryLoadData", "cuLibraryLoadFromFile"))]
+    pub fn load_library(&self, image: &Image<'_>) -> Result<Library> {
+        self.require_version("loading code for no context", CudaVersion::new(12, 0))?;
+        if self.loading_mode()? == LoadingMode::Eager {
+            let text = "with eager loading a library is loaded into every context of the process; leave \
+                        CUDA_MODULE_LOADING at LAZY, or take `Context::load`";
+            return Err(Error::not_supported(text.to_owned()));
+        }
+        // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
+        let raw = unsafe { raw::module::load_library(self.table(), image.bytes()) }
+            .map_err(|error| error.asked(|| format!("{image:?} as a library")))?;
+        Ok(Library(Arc::new(Loaded {
+            driver: *self,
+            raw,
+            devices: Mutex::default(),
+        })))
+    }
+}
+
+impl Library {
+    /// The kernel of this name, for streams of this context. The first one that is taken for a context brings
+    /// the code there.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the context is of another driver; else as the driver
+    /// answers.
+    #[doc(alias("cuLibraryGetKernel", "cuKernelGetFunction"))]
+    pub fn function(&self, name: &str, context: &Context) -> Result<Function> {
+        let Loaded { driver, raw, .. } = &*self.0;
+        driver.require_same(
+            context.driver(),
+            format_args!("the library and the context"),
+        )?;
+        let text = c_name(name)?;
+        let asked = |error: Error| error.asked(|| format!("kernel {name:?} of {self:?}"));
+        // SAFETY: the library is loaded.
+        let kernel = unsafe { raw::module::kernel(driver.table(), *raw, &text) }.map_err(asked)?;
+        let _current = context.bind()?;
+        // SAFETY: the kernel is of this library, and the context is current.
+        let function =
+            unsafe { raw::module::function_of(driver.table(), kernel) }.map_err(asked)?;
+        let mut devices = self.devices_mut();
+        if !devices.contains(&context.device()) {
+            devices.push(context.device());
+        }
+        drop(devices);
+        Function::new(function, context.clone(), self.clone().into(), name)
+    }
+
+    /// The devices that this library has code on: those that a function was taken for, in that order.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Device> {
+        self.devices_mut().clone()
+    }
+
+    fn devices_mut(&self) -> MutexGuard<'_, Vec<Device>> {
+        self.0
+            .devices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The driver's handle. It is good as long as this library, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUlibrary {
+        self.0.raw
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Library({:p})", self.0.raw)
+    }
+}

@@ -1,0 +1,167 @@
+//! Code on devices: loaded where it was asked for, and nowhere else.
+
+mod argument;
+mod function;
+mod image;
+mod launch;
+mod library;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUmodule, CUmoduleLoadingMode, CudaVersion};
+
+pub use argument::{Argument, Arguments, Value};
+pub use function::{Function, Occupancy};
+pub use image::Image;
+pub use launch::Launch;
+pub use library::Library;
+
+use crate::context::Context;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::{raw, report};
+
+/// Code that is loaded into one context, so on one device. Unloaded when the last handle, or function of it, is
+/// dropped.
+///
+/// ```
+/// use cuda_mem::{Driver, Image, Launch, MemoryPool};
+///
+/// # cuda_sim::use_if_no_driver();
+/// # let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kernels.ptx"));
+/// let device = Driver::load()?.device(0)?;
+/// let context = device.primary_context()?;
+/// let stream = context.stream()?;
+///
+/// let module = context.load(&Image::ptx(text)?)?; // on this device only
+/// let add = module.function("add")?;
+///
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let a = pool.alloc_from(&stream, &[1.0f32, 2.0, 3.0])?;
+/// let b = pool.alloc_from(&stream, &[10.0f32, 20.0, 30.0])?;
+/// let mut sum = pool.alloc::<f32>(&stream, 3)?;
+///
+/// // SAFETY: `add` takes three addresses of so many f32, and their number.
+/// unsafe { add.launch(&stream, Launch::over(3, 256), (&mut sum, &a, &b, 3u64)) }?;
+/// assert_eq!(sum.to_vec()?, [11.0, 22.0, 33.0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Module(Arc<Loaded>);
+
+struct Loaded {
+    context: Context,
+    raw: CUmodule,
+}
+
+// SAFETY: module handles may be used from any thread; the context that a call needs is made current there.
+unsafe impl Send for Loaded {}
+// SAFETY: as for `Send`; nothing is changed through a shared handle.
+unsafe impl Sync for Loaded {}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let table = self.context.driver().table();
+        report::release("module", || {
+            let _current = self.context.bind()?;
+            // SAFETY: functions hold a handle, so none is left, and its context is current.
+            unsafe { raw::module::unload(table, self.raw) }
+        });
+    }
+}
+
+/// When code comes to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadingMode {
+    /// A kernel is loaded when it is first used, which may wait for the device. The default since CUDA 12.2.
+    Lazy,
+    /// All of it at once; that of a [`Library`] into all contexts that there are and will be.
+    Eager,
+}
+
+impl Driver {
+    /// Whether code is loaded at once or when it is used, as `CUDA_MODULE_LOADING` and the driver's default
+    /// decide. Needs CUDA 11.7; older drivers load at once.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuModuleGetLoadingMode", "CUDA_MODULE_LOADING"))]
+    pub fn loading_mode(&self) -> Result<LoadingMode> {
+        if self.version() < CudaVersion::new(11, 7) {
+            return Ok(LoadingMode::Eager);
+        }
+        // SAFETY: the driver is initialised.
+        let mode = unsafe { raw::module::loading_mode(self.table()) }?;
+        Ok(if mode == CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING {
+            LoadingMode::Eager
+        } else {
+            LoadingMode::Lazy
+        })
+    }
+}
+
+impl Context {
+    /// Loads code into this context, and into no other.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidImage`](crate::ErrorKind::InvalidImage) if it is not for this device or driver, or is no
+    /// code; what the compiler said is in [`Error::jit_log`]. Else as the driver answers.
+    #[doc(alias("cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoad"))]
+    pub fn load(&self, image: &Image<'_>) -> Result<Module> {
+        let table = self.driver().table();
+        let _current = self.bind()?;
+        // SAFETY: the context is current; PTX ends in 0, and for a binary its maker has vouched.
+        let raw = unsafe { raw::module::load(table, image.bytes()) }
+            .map_err(|error| error.asked(|| format!("{image:?} for {:?}", self.device())))?;
+        Ok(Module(Arc::new(Loaded {
+            context: self.clone(),
+            raw,
+        })))
+    }
+}
+
+impl Module {
+    /// The kernel of this name, as it stands after `.entry`: C++ names are mangled unless they are `extern "C"`.
+    ///
+    /// # Errors
+    ///
+    /// [`NotFound`](crate::ErrorKind::NotFound) if there is none; else as the driver answers.
+    #[doc(alias = "cuModuleGetFunction")]
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let Loaded { context, raw } = &*self.0;
+        let text = c_name(name)?;
+        let _current = context.bind()?;
+        // SAFETY: the module is loaded, and its context current.
+        let function = unsafe { raw::module::function(context.driver().table(), *raw, &text) }
+            .map_err(|error| error.asked(|| format!("kernel {name:?} of {self:?}")))?;
+        Function::new(function, context.clone(), self.clone().into(), name)
+    }
+
+    /// The context that the code is loaded into.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The driver's handle. It is good as long as this module, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUmodule {
+        self.0.raw
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({:?})", self.context().device())
+    }
+}
+
+/// A name for the driver.
+fn c_name(name: &str) -> Result<std::ffi::CString> {
+    raw::module::name(name)
+        .ok_or_else(|| Error::invalid(format!("no kernel is called {name:?}: there is a 0 inside")))
+}

@@ -1,0 +1,285 @@
+//! Launching kernels.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bytemuck::{Pod, Zeroable};
+use cuda_mem::{CaptureMode, ErrorKind, Launch, Value};
+
+use super::{kernel, load};
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const COUNT: usize = 10_000;
+
+pub(super) fn a_kernel_does_what_it_says(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (module, stream, pool) = (load(&context)?, context.stream()?, lab.pool()?);
+    let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
+    let left = pool.alloc_from(&stream, &numbers)?;
+    let right = pool.alloc_from(&stream, &numbers)?;
+    let mut sum = pool.alloc_zeroed::<f32>(&stream, COUNT)?;
+    let mut words = pool.alloc_zeroed::<f32>(&stream, COUNT)?;
+    let (add, copy) = (module.function("add")?, module.function("copy")?);
+    // Also with fewer threads than elements: the kernels take several each.
+    for launch in [Launch::over(COUNT, 256), Launch::new([2, 1, 1], [64, 1, 1])] {
+        sum.zero()?;
+        words.zero()?;
+        // SAFETY: as the kernels say.
+        unsafe { add.launch(&stream, launch, (&mut sum, &left, &right, COUNT as u64)) }?;
+        // SAFETY: as the kernels say.
+        unsafe { copy.launch(&stream, launch, (&mut words, &sum, COUNT as u64)) }?;
+        let expected: Vec<f32> = numbers.iter().map(|number| 2.0 * number).collect();
+        ensure!(words.to_vec()? == expected, "{launch:?}");
+    }
+    Ok(())
+}
+
+/// Eight bytes, as a kernel takes a number.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Count {
+    low: u32,
+    high: u32,
+}
+
+pub(super) fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let count = Count { low: 60, high: 0 };
+    // SAFETY: the last argument is a 64-bit number in two halves.
+    unsafe {
+        fill.launch(
+            &stream,
+            Launch::over(60, 32),
+            (&mut words, 9u32, Value(count)),
+        )
+    }?;
+    let words = words.to_vec()?;
+    ensure!(words[..60].iter().all(|word| *word == 9) && words[60..].iter().all(|word| *word == 0));
+    Ok(())
+}
+
+pub(super) fn a_kernel_runs_in_the_order_of_its_stream(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let context = lab.context()?;
+    let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
+    warm(&fill)?;
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, COUNT)?;
+    stream.synchronize()?;
+    let held = hold(&stream)?;
+    // SAFETY: as the kernel says.
+    unsafe {
+        fill.launch(
+            &stream,
+            Launch::over(COUNT, 256),
+            (&mut words, 3u32, COUNT as u64),
+        )
+    }?;
+    ensure!(!stream.is_done()?, "the launch waited, or did not queue");
+    drop(held);
+    ensure!(words.to_vec()? == [3; COUNT]);
+    Ok(())
+}
+
+/// Brings code to the device where that can be asked for: a first launch beside a held stream may wait for it.
+fn warm(function: &cuda_mem::Function) -> Result<()> {
+    match function.preload() {
+        Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let context = lab.context()?;
+    let (module, pool) = (load(&context)?, lab.pool()?);
+    let (own, other) = (context.stream()?, context.stream()?);
+    let copy = module.function("copy")?;
+    warm(&copy)?;
+    let mut from = pool.alloc_zeroed::<u32>(&own, COUNT)?;
+    let mut to = pool.alloc_zeroed::<u32>(&own, COUNT)?;
+    own.synchronize()?;
+    let held = hold(&own)?;
+    from.fill(7)?;
+    // SAFETY: as the kernel says.
+    unsafe {
+        copy.launch(
+            &other,
+            Launch::over(COUNT, 256),
+            (&mut to, &from, COUNT as u64),
+        )
+    }?;
+    ensure!(!other.is_done()?, "the launch did not wait for the fill");
+    // Behind the launch, without a word of ours.
+    from.fill(8)?;
+    drop(held);
+    ensure!(
+        to.to_vec()? == [7; COUNT],
+        "the kernel came too early or too late"
+    );
+    ensure!(from.to_vec()? == [8; COUNT]);
+    Ok(())
+}
+
+pub(super) fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let context = lab.context()?;
+    let (module, pool) = (load(&context)?, lab.pool()?);
+    let (own, a, b) = (context.stream()?, context.stream()?, context.stream()?);
+    let copy = module.function("copy")?;
+    warm(&copy)?;
+    let from = pool.alloc_from(&own, &[5u32; 1000])?;
+    let (mut first, mut second) = (pool.alloc::<u32>(&a, 1000)?, pool.alloc::<u32>(&b, 1000)?);
+    own.synchronize()?;
+    let held = hold(&a)?;
+    let launch = Launch::over(1000, 256);
+    // SAFETY: as the kernel says.
+    unsafe { copy.launch(&a, launch, (&mut first, &from, 1000u64)) }?;
+    // SAFETY: as the kernel says.
+    unsafe { copy.launch(&b, launch, (&mut second, &from, 1000u64)) }?;
+    // `b` does not wait for `a`, which is held.
+    b.synchronize()?;
+    ensure!(second.to_vec()? == [5; 1000]);
+    drop(held);
+    ensure!(first.to_vec()? == [5; 1000]);
+    Ok(())
+}
+
+pub(super) fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
+    lab.need(12, 4)?;
+    let context = lab.context()?;
+    let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
+    ensure!(
+        fill.parameters() == Some(&[8, 4, 8][..]),
+        "{:?}",
+        fill.parameters()
+    );
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    let launch = Launch::over(10, 32);
+    // SAFETY: refused before the driver hears of it.
+    let few = unsafe { fill.launch(&stream, launch, (&mut words, 1u32)) };
+    // SAFETY: refused before the driver hears of it.
+    let wide = unsafe { fill.launch(&stream, launch, (&mut words, 1u64, 10u64)) };
+    for refused in [few, wide] {
+        let error = refused.expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains("[8, 4, 8]"), "{error}");
+    }
+    ensure!(words.to_vec()? == [0; 10]);
+    Ok(())
+}
+
+pub(super) fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    let most = fill.max_threads()?;
+    for launch in [
+        Launch::over(10, most + 1),
+        Launch::new([1, 1, 1], [0, 1, 1]),
+        Launch::new([u32::MAX, 1, 1], [1, 1, 1]),
+        Launch::over(10, 32).shared(1 << 30),
+    ] {
+        // SAFETY: the driver refuses it.
+        let refused = unsafe { fill.launch(&stream, launch, (&mut words, 1u32, 10u64)) };
+        let Err(error) = refused else {
+            anyhow::bail!("{launch:?} was launched");
+        };
+        ensure!(
+            error.to_string().contains(&format!("{most} threads")),
+            "{error}"
+        );
+    }
+    ensure!(words.to_vec()? == [0; 10]);
+    let shared = fill.max_dynamic_shared()?;
+    ensure!(shared >= 48 << 10, "{shared} bytes");
+    let error = fill
+        .set_max_dynamic_shared(1 << 30)
+        .expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    fill.set_max_dynamic_shared(64 << 10)?;
+    ensure!(fill.max_dynamic_shared()? == 64 << 10);
+    // SAFETY: as the kernel says; it uses no shared memory.
+    unsafe {
+        let launch = Launch::over(10, 32).shared(64 << 10);
+        fill.launch(&stream, launch, (&mut words, 1u32, 10u64))
+    }?;
+    ensure!(words.to_vec()? == [1; 10]);
+    Ok(())
+}
+
+pub(super) fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    // SAFETY: nothing is launched.
+    unsafe { fill.launch(&stream, Launch::over(0, 32), (&mut words, 1u32, 10u64)) }?;
+    ensure!(words.to_vec()? == [0; 10]);
+    Ok(())
+}
+
+pub(super) fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
+    let devices = lab.driver.devices()?;
+    let [first, second, ..] = &devices[..] else {
+        return Err(crate::lab::Skip("needs two devices".to_owned()).into());
+    };
+    let (here, there) = (first.primary_context()?, second.primary_context()?);
+    let (spin, stream) = (kernel(&here, "spin")?, there.stream()?);
+    // SAFETY: refused before the driver hears of it.
+    let refused = unsafe { spin.launch(&stream, Launch::over(1, 1), (0u64,)) };
+    let error = refused.expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    Ok(())
+}
+
+pub(super) fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
+    let fill = kernel(&lab.context()?, "fill")?;
+    let most = fill.max_threads()?;
+    ensure!((32..=1024).contains(&most), "{most} threads");
+    ensure!(fill.static_shared()? == 0 && fill.registers()? > 0);
+    let (threads, blocks) = fill.best_block(0)?;
+    ensure!(threads <= most && blocks > 0, "{blocks} of {threads}");
+    let best = fill.occupancy(threads, 0)?;
+    let small = fill.occupancy(32, 0)?;
+    ensure!(
+        best.blocks > 0 && best.threads >= small.threads,
+        "{best:?}, {small:?}"
+    );
+    ensure!(best.threads == best.blocks * threads);
+    Ok(())
+}
+
+pub(super) fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
+    let start = Instant::now();
+    // SAFETY: `spin` takes nanoseconds, and touches nothing.
+    unsafe { spin.launch(&stream, Launch::over(1, 1), (20_000_000u64,)) }?;
+    // The last function and the module go while it runs.
+    drop(spin);
+    stream.synchronize()?;
+    let took = start.elapsed();
+    ensure!(took >= Duration::from_millis(19), "{took:?}");
+    Ok(())
+}
+
+pub(super) fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let context = lab.context()?;
+    let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
+    warm(&spin)?;
+    let (graph, ()) = stream.capture(CaptureMode::default(), |capture| {
+        // SAFETY: refused before the driver hears of it.
+        let refused = unsafe { spin.launch(&stream, Launch::over(1, 1), (0u64,)) };
+        let kind = refused.map_err(|error| error.kind());
+        assert_eq!(kind, Err(ErrorKind::Capturing));
+        capture.alloc::<u32>(10)?.fill(0)
+    })?;
+    drop(graph);
+    // SAFETY: as the kernel says.
+    unsafe { spin.launch(&stream, Launch::over(1, 1), (0u64,)) }?;
+    stream.synchronize()?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! What can be loaded, and where it is then.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{ErrorKind, Image, Launch};
+
+use super::{PTX, kernel, load};
+use crate::lab::Lab;
+
+pub(super) fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let wrong = PTX.replace("setp.ge.u64", "setp.teapot.u64");
+    let error = context
+        .load(&Image::ptx(&wrong)?)
+        .expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::InvalidImage, "{error}");
+    let log = error.jit_log().unwrap_or_default();
+    ensure!(log.contains("line"), "the compiler said {log:?}");
+    ensure!(error.to_string().contains(log), "{error}");
+    load(&context)?;
+    Ok(())
+}
+
+pub(super) fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    for (text, with) in [(".version 7.0", ".version 99.0"), ("sm_70", "sm_999")] {
+        let image = Image::ptx(&PTX.replace(text, with))?;
+        let error = context.load(&image).expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidImage, "{with}: {error}");
+    }
+    Ok(())
+}
+
+pub(super) fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    for text in ["", "hello", "{ }"] {
+        let error = context.load(&Image::ptx(text)?).expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidImage, "{text:?}: {error}");
+    }
+    Ok(())
+}
+
+pub(super) fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
+    let module = load(&lab.context()?)?;
+    let error = module.function("teapot").expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::NotFound, "{error}");
+    ensure!(error.to_string().contains("\"teapot\""), "{error}");
+    let error = module.function("fi\0ll").expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    module.function("fill")?;
+    Ok(())
+}
+
+pub(super) fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
+    lab.need(12, 0)?;
+    let library = lab.driver.load_library(&Image::ptx(PTX)?)?;
+    ensure!(library.devices().is_empty());
+    let context = lab.context()?;
+    let error = library
+        .function("teapot", &context)
+        .expect_err("it is refused");
+    ensure!(error.kind() == ErrorKind::NotFound, "{error}");
+    ensure!(library.devices().is_empty(), "nothing was found");
+    let fill = library.function("fill", &context)?;
+    library.function("copy", &context)?;
+    ensure!(library.devices() == [context.device()]);
+    // The function alone keeps the code.
+    drop(library);
+    let stream = context.stream()?;
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    // SAFETY: `fill` takes an address of so many words, a word, and their number.
+    unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, 5u32, 100u64)) }?;
+    ensure!(words.to_vec()? == [5; 100]);
+    Ok(())
+}
+
+pub(super) fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let live = || lab.control().ok().map(|control| control.live());
+    let before = live();
+    let fill = kernel(&context, "fill")?;
+    ensure!(fill.max_threads()? >= 32, "its module is gone");
+    let again = fill.clone();
+    drop(fill);
+    ensure!(again.registers()? > 0, "its module is gone");
+    if before.is_some() {
+        ensure!(live() != before, "no module is loaded");
+    }
+    drop(again);
+    // Others of this process may load and unload; they are few.
+    Ok(())
+}
+
+pub(super) fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
+    lab.need(12, 4)?;
+    let fill = kernel(&lab.context()?, "fill")?;
+    fill.preload()?;
+    ensure!(fill.is_loaded()?);
+    fill.preload()?;
+    Ok(())
+}
+
+pub(super) fn nothing_of_this_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let table = lab.driver.table();
+    let current = || -> Result<usize> {
+        let mut current = std::ptr::null_mut();
+        let get = table.cuCtxGetCurrent.unwrap_or_else(|| unreachable!());
+        // SAFETY: valid for a write.
+        let code = unsafe { get(&raw mut current) };
+        ensure!(code.0 == 0, "cuCtxGetCurrent: {code}");
+        Ok(current.addr())
+    };
+    ensure!(current()? == 0, "this thread has a context already");
+    let stream = context.stream()?;
+    let mut words = lab.pool()?.alloc::<u32>(&stream, 10)?;
+    let fill = kernel(&context, "fill")?;
+    ensure!(current()? == 0, "loading left a context");
+    // SAFETY: as the kernel says.
+    unsafe { fill.launch(&stream, Launch::over(10, 32), (&mut words, 1u32, 10u64)) }?;
+    ensure!(current()? == 0, "launching left a context");
+    fill.occupancy(32, 0)?;
+    fill.best_block(0)?;
+    drop(fill);
+    ensure!(current()? == 0, "unloading left a context");
+    ensure!(words.to_vec()? == [1; 10]);
+    Ok(())
+}
