@@ -56,6 +56,7 @@ impl State {
             host_turn: Arc::default(),
         };
         self.contexts.insert(id, context);
+        self.load_libraries_into(id);
     }
 
     /// The current context of this thread.
@@ -105,6 +106,7 @@ impl State {
             context.peers.remove(&id);
         }
         self.orphan_streams(id);
+        self.end_modules_of(id);
         self.sharing.end_context(id);
         for event in self.events.values_mut() {
             event.is_orphan |= event.context == id;

@@ -17,6 +17,7 @@ use crate::simcuda::IDENTITY;
 type Act = extern "C" fn();
 type Count = extern "C" fn() -> u64;
 type CountOf = extern "C" fn(*const c_char) -> u64;
+type CountAt = extern "C" fn(u64) -> u64;
 type Line = extern "C" fn(u64, *mut c_char, usize) -> usize;
 type Fail = extern "C" fn(*const c_char, u64, u32) -> u64;
 type FailCall = extern "C" fn(u64, u32);
@@ -37,6 +38,7 @@ pub struct Control {
     fail_call: FailCall,
     fail_clear: Act,
     live: ReadLive,
+    images: CountAt,
     annotate_allocate: Annotate,
     annotate_free: Annotate,
     reports: Count,
@@ -125,6 +127,7 @@ impl Control {
             fail_call: function!(library, c"simcuda_fail_call", FailCall),
             fail_clear: function!(library, c"simcuda_fail_clear", Act),
             live: function!(library, c"simcuda_live", ReadLive),
+            images: function!(library, c"simcuda_images", CountAt),
             annotate_allocate: function!(library, c"simcuda_annotate_allocate", Annotate),
             annotate_free: function!(library, c"simcuda_annotate_free", Annotate),
             reports: function!(library, c"simcuda_reports", Count),
@@ -203,6 +206,14 @@ impl Control {
         let mut live = Live::default();
         (self.live)(&raw mut live);
         live
+    }
+
+    /// How many modules and libraries are loaded on a device: each counts once for every context that has
+    /// it. A library is in a context when something of it was used there, or, with
+    /// `CUDA_MODULE_LOADING=EAGER`, always.
+    #[must_use]
+    pub fn images(&self, device: usize) -> u64 {
+        (self.images)(device as u64)
     }
 
     /// Tells the order sanitizer that a range of mapped memory is a block of its own, as if

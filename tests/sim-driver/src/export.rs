@@ -6,11 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUgraph, CUgraphExec,
-    CUgraphMem_attribute, CUgraphNode, CUhostFn, CUipcEventHandle, CUipcMemHandle,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUfunction,
+    CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode, CUhostFn,
+    CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlinkState,
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
-    CUstreamCaptureMode,
+    CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUmodule, CUoccupancyB2DSize,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -148,6 +149,14 @@ plain_arguments!(
     CUgraphExec,
     CUgraphMem_attribute,
     CUstreamCaptureMode,
+    CUmodule,
+    CUfunction,
+    CUfunction_attribute,
+    CUlibrary,
+    CUkernel,
+    CUlinkState,
+    CUjitInputType,
+    CUoccupancyB2DSize,
 );
 
 /// A pointer through which a result is handed back.
@@ -171,6 +180,11 @@ impl<T> FromC for Out<T> {
 }
 
 impl<T> Out<T> {
+    /// For a function that leaves out what another one takes.
+    pub(crate) fn none() -> Self {
+        Self(std::ptr::null_mut())
+    }
+
     /// INVALID_VALUE if the caller gave no place for the result.
     pub(crate) fn required(self) -> Answer<Self> {
         if self.0.is_null() {
@@ -199,6 +213,11 @@ impl<T> Out<T> {
     /// The place for one element of a list.
     pub(crate) fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
+    }
+
+    /// For results that are written after the call has returned.
+    pub(crate) fn address(self) -> u64 {
+        self.0.expose_provenance() as u64
     }
 
     /// The pointer, for inputs that the header forgot to make `const`.

@@ -43,6 +43,7 @@ mod knobs;
 mod live;
 mod managed;
 mod memory;
+mod module;
 mod path;
 mod peer;
 mod pointer;

@@ -41,6 +41,15 @@ pub struct Live {
     pub mappings: u64,
     /// Blocks that were annotated as allocated and not as freed.
     pub annotated: u64,
+    /// Modules that the program has loaded; those that libraries have made of themselves do not count.
+    pub modules: u64,
+    /// Libraries.
+    pub libraries: u64,
+    /// What has been loaded into contexts, over all devices: modules, and libraries once for each context
+    /// that uses them. [`Control::images`](crate::Control::images) tells of one device.
+    pub images: u64,
+    /// Linkers that were not destroyed.
+    pub links: u64,
 }
 
 impl State {
@@ -64,6 +73,7 @@ impl State {
         let explicit_contexts = explicit_contexts.filter(|context| !context.is_primary);
         let [graphs, graph_execs, graph_allocations, captures] = self.live_graphs();
         let [physical_allocations, physical_bytes, reservations, mappings] = self.live_vmm();
+        let [modules, libraries, images, links] = self.modules.live();
         Live {
             primary_retains: self.devices.iter().map(|device| device.retains).sum(),
             contexts: count(explicit_contexts.count()),
@@ -91,6 +101,10 @@ impl State {
             reservations,
             mappings,
             annotated: self.vmm.annotations.live(),
+            modules,
+            libraries,
+            images,
+            links,
         }
     }
 }

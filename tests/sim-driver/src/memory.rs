@@ -172,6 +172,20 @@ pub(crate) mod bytes {
         bytes
     }
 
+    /// Adds numbers, one after the other; the ranges may be the same.
+    pub(crate) fn add(sum: u64, left: u64, right: u64, count: usize) {
+        let number = |base: u64, index: usize| pointer::<f32>(base).wrapping_add(index);
+        for index in 0..count {
+            // SAFETY: as in `copy`; that the addresses are multiples of the size of a number was
+            // checked at submission.
+            let left = unsafe { number(left, index).read() };
+            // SAFETY: as above.
+            let right = unsafe { number(right, index).read() };
+            // SAFETY: as above.
+            unsafe { number(sum, index).write(left + right) };
+        }
+    }
+
     pub(crate) fn fill<T: Copy>(to: u64, value: T, count: usize) {
         // SAFETY: as in `copy`; the address is a multiple of the size of `T`, checked at
         // submission as the driver does.

@@ -9,6 +9,7 @@ use cuda_driver_sys::CUresult;
 use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
+use crate::module::Work;
 use crate::vmm;
 
 /// A worker without work ends after this long; the next task starts another.
@@ -27,6 +28,8 @@ pub(crate) enum Task {
         pattern: Pattern,
         count: usize,
     },
+    /// Does what a kernel does.
+    Kernel(Work),
     /// Calls the program.
     Host(HostCall),
     /// Waits for another stream to get somewhere.
@@ -216,19 +219,20 @@ impl Task {
     }
 
     /// What it reads and writes.
-    fn ranges(&self) -> [(u64, usize); 2] {
+    fn ranges(&self) -> [(u64, usize); 3] {
         match self {
-            Self::Copy { to, from, len } => [(*to, *len), (*from, *len)],
-            Self::Write { to, bytes } => [(*to, bytes.len()), (0, 0)],
-            Self::Fill { to, pattern, count } => [(*to, count * pattern.size()), (0, 0)],
-            _ => [(0, 0); 2],
+            Self::Copy { to, from, len } => [(*to, *len), (*from, *len), (0, 0)],
+            Self::Write { to, bytes } => [(*to, bytes.len()), (0, 0), (0, 0)],
+            Self::Fill { to, pattern, count } => [(*to, count * pattern.size()), (0, 0), (0, 0)],
+            Self::Kernel(work) => work.ranges(),
+            _ => [(0, 0); 3],
         }
     }
 
     fn run(self) {
         // Until the work is done nobody unmaps what it touches.
         let _hold = match self.ranges() {
-            [(_, 0), (_, 0)] => None,
+            [(_, 0), (_, 0), (_, 0)] => None,
             ranges => match vmm::hold(&ranges) {
                 Ok(hold) => hold,
                 Err(address) => return vmm::report_unmapped(address),
@@ -242,6 +246,7 @@ impl Task {
                 Pattern::D16(value) => bytes::fill(to, value, count),
                 Pattern::D32(value) => bytes::fill(to, value, count),
             },
+            Self::Kernel(work) => work.run(),
             Self::Host(call) => call.run(),
             Self::Wait(mark) => mark.wait(),
             Self::Signal(signal) => signal.reach(),

@@ -39,7 +39,7 @@ impl Reports {
 /// A touch of memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
-    /// `copy from`, `copy to`, `memset`.
+    /// `copy from`, `copy to`, `memset`, `kernel read`, `kernel write`.
     pub(crate) what: &'static str,
     pub(crate) at: Point,
     pub(crate) address: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Access {
 
 impl Access {
     pub(crate) fn writes(&self) -> bool {
-        self.what != "copy from"
+        !matches!(self.what, "copy from" | "kernel read")
     }
 }
 

@@ -13,7 +13,7 @@ use crate::state::{State, state};
 use crate::table;
 
 /// What the library says it is.
-pub(crate) const IDENTITY: &CStr = c"cuda-sim 2";
+pub(crate) const IDENTITY: &CStr = c"cuda-sim 3";
 
 /// A name given by C; `None` for null.
 fn name<'a>(text: *const c_char) -> Option<std::borrow::Cow<'a, str>> {
@@ -133,6 +133,12 @@ extern "C" fn simcuda_live(out: *mut Live) {
         // SAFETY: not null, so valid for one write by the contract of this function.
         unsafe { out.write(live) };
     }
+}
+
+/// Modules and libraries that are loaded on a device.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_images(device: u64) -> u64 {
+    state().map_or(0, |state| state.images(device as usize))
 }
 
 /// From this point of the stream on, a range of mapped memory is a block of its own for the sanitizer.

@@ -16,6 +16,7 @@ use crate::export::Answer;
 use crate::graph::Graphs;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
+use crate::module::Modules;
 use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
 use crate::resident::Resident;
@@ -52,6 +53,7 @@ pub(crate) struct State {
     pub(crate) resident: Resident,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
+    pub(crate) modules: Modules,
     pub(crate) vmm: Vmm,
     pub(crate) reports: Reports,
     /// Memory that goes when the queues that might still touch it have got that far.
@@ -78,6 +80,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         resident: Resident::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
+        modules: Modules::new(knobs),
         vmm: Vmm::default(),
         reports: Reports::default(),
         graveyard: Vec::new(),
@@ -119,6 +122,11 @@ pub(crate) enum HandleKind {
     Node = 0x4e,
     Exec = 0x6e,
     Physical = 0x9a,
+    Module = 0x3d,
+    Function = 0xf4,
+    Library = 0x1b,
+    Kernel = 0xce,
+    Link = 0x11,
 }
 
 impl State {

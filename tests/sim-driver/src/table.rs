@@ -2,7 +2,7 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, event, graph, init, ipc, managed, peer, pointer, pool,
+    alloc, context, copy, device, event, graph, init, ipc, managed, module, peer, pointer, pool,
     proc_address, stream, vmm,
 };
 
@@ -27,6 +27,7 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         .chain(ipc::EXPORTS)
         .chain(graph::EXPORTS)
         .chain(vmm::EXPORTS)
+        .chain(module::EXPORTS)
         .flatten()
 }
 

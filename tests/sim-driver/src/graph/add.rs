@@ -9,6 +9,7 @@ use cuda_driver_sys::{
 use super::{GraphId, NodeId, Op};
 use crate::clock::StreamId;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::module::Work;
 use crate::queue::{HostCall, Pattern};
 use crate::state::{State, from_handle, state, to_handle};
 
@@ -133,6 +134,10 @@ impl State {
         len: usize,
     ) -> Answer {
         self.record_op(stream, Op::Copy { to, from, len })
+    }
+
+    pub(crate) fn record_kernel(&mut self, stream: StreamId, work: Work) -> Answer {
+        self.record_op(stream, Op::Kernel(work))
     }
 
     pub(crate) fn record_host(&mut self, stream: StreamId, call: HostCall) -> Answer {

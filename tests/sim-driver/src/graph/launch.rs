@@ -76,11 +76,18 @@ impl State {
         for graph in &graphs {
             self.check_graph_order(*graph);
         }
+        let ops = self.flattened(id);
+        // Measured: without kernels the priority of nodes is forgotten. A guess: with them it is not.
+        let has_kernels = ops.iter().any(|op| matches!(op, Op::Kernel(_)));
+        let kept = if has_kernels {
+            AUTO_FREE | NODE_PRIORITY
+        } else {
+            AUTO_FREE
+        };
         let exec = Exec {
-            // Measured: without kernels the priority of nodes is forgotten.
-            flags: flags & AUTO_FREE,
+            flags: flags & kept,
             graphs,
-            ops: self.flattened(id),
+            ops,
             last: None,
         };
         let exec_id = self.new_handle(HandleKind::Exec);
@@ -150,6 +157,7 @@ impl State {
                 return self.free_graph_block(address, Some(at)).map(|_| ());
             }
             Op::Host(call) => Task::Host(call),
+            Op::Kernel(work) => return self.perform_kernel(at, stream, work),
             Op::Fill { to, pattern, count } => {
                 let len = count * pattern.size();
                 if self

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
 
 use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::module::Work;
 use crate::queue::{HostCall, Pattern};
 use crate::state::{HandleKind, State, from_handle};
 
@@ -84,6 +85,7 @@ enum Op {
         from: u64,
         len: usize,
     },
+    Kernel(Work),
     Host(HostCall),
     Child(GraphId),
 }

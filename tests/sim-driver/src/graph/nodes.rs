@@ -18,6 +18,7 @@ fn kind(op: &Op) -> CUgraphNodeType {
         Op::Free { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE,
         Op::Fill { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
         Op::Copy { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
+        Op::Kernel(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL,
         Op::Host(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST,
         Op::Child(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH,
     }

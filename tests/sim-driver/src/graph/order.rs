@@ -11,6 +11,10 @@ fn uses(op: &Op) -> Vec<(&'static str, u64)> {
     match op {
         Op::Fill { to, .. } => vec![("memset", *to)],
         Op::Copy { to, from, .. } => vec![("copy to", *to), ("copy from", *from)],
+        Op::Kernel(work) => {
+            let uses = work.uses().into_iter();
+            uses.map(|used| (used.what, used.address)).collect()
+        }
         Op::Free { address } => vec![("free", *address)],
         _ => Vec::new(),
     }

@@ -1,0 +1,209 @@
+//! What a program loads: the text of PTX, or what the simulated linker made of some.
+
+use std::ffi::{c_uint, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUjit_option, CUresult};
+
+use super::ptx::{Code, Refusal, newest_of, parse};
+use crate::export::{Answer, INVALID_VALUE, In, Out, Value};
+use crate::knobs::Knobs;
+use crate::memory::{bytes, pointer};
+
+const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
+
+const ELF: [u8; 4] = *b"\x7fELF";
+/// Behind the magic number of ELF: what only the simulated linker writes.
+const LINKED: [u8; 12] = *b"cuda-sim PTX";
+
+/// What the simulated linker makes: it looks like a cubin, and is the texts, each with a zero behind it.
+pub(super) fn linked(texts: &[String]) -> Vec<u8> {
+    let texts: Vec<u8> = texts
+        .iter()
+        .flat_map(|text| [text.as_bytes(), b"\0"].concat())
+        .collect();
+    let len = texts.len() as u64;
+    [&ELF[..], &LINKED, &len.to_le_bytes(), &texts].concat()
+}
+
+/// The texts of an image, which has no more bytes than `len`; only as much is read as is needed to
+/// know what it is.
+pub(super) fn texts(image: *const c_void, len: usize) -> Answer<Vec<String>> {
+    let byte = |at: usize| match at {
+        at if at < len => In::new(image.cast::<u8>().wrapping_add(at)).read(),
+        _ => Err(INVALID_IMAGE),
+    };
+    let has = |at: usize, expected: &[u8]| {
+        let mut places = (at..).zip(expected);
+        places.all(|(at, expected)| byte(at) == Ok(*expected))
+    };
+    if has(0, &ELF) {
+        // Real machine code has nothing that the simulator could run.
+        if !has(ELF.len(), &LINKED) {
+            return Err(INVALID_IMAGE);
+        }
+        let start = ELF.len() + LINKED.len();
+        let mut size = [0; 8];
+        for (at, place) in size.iter_mut().enumerate() {
+            *place = byte(start + at)?;
+        }
+        let start = start + size.len();
+        let end = start.saturating_add(u64::from_le_bytes(size) as usize);
+        let all = (start..end).map(byte).collect::<Answer<Vec<u8>>>()?;
+        let all = String::from_utf8(all).map_err(|_| INVALID_IMAGE)?;
+        return Ok(all.split_terminator('\0').map(str::to_owned).collect());
+    }
+    let mut text = Vec::new();
+    for at in 0..len {
+        match byte(at)? {
+            0 => break,
+            // A guess: what is not text is no image. The magic numbers of fat binaries are not.
+            byte if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() && at < 4 => {
+                return Err(INVALID_IMAGE);
+            }
+            byte => text.push(byte),
+        }
+    }
+    let text = String::from_utf8(text).map_err(|_| INVALID_IMAGE)?;
+    // A guess: of nothing at all there is nothing to say.
+    if text.is_empty() {
+        return Err(INVALID_IMAGE);
+    }
+    Ok(vec![text])
+}
+
+/// The kernels of all texts together.
+pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
+    let newest = newest_of(Knobs::get().version);
+    let mut all = Code::default();
+    for text in texts {
+        let code = parse(text, newest)?;
+        for entry in code.entries {
+            if all.entries.iter().any(|known| known.name == entry.name) {
+                let name = entry.name.to_string_lossy();
+                // A guess: the code of this error.
+                return Err(Refusal::syntax(1, format!("`{name}` is in two inputs")));
+            }
+            all.entries.push(entry);
+        }
+    }
+    Ok(all)
+}
+
+/// A file of the program.
+pub(super) fn read_file(path: &str) -> Answer<Vec<u8>> {
+    let read = std::fs::read(Path::new(path));
+    read.map_err(|_| CUresult::CUDA_ERROR_FILE_NOT_FOUND)
+}
+
+/// Understands an image, and tells the logs about it.
+pub(super) fn load(image: *const c_void, len: usize, logs: &Logs) -> Answer<Arc<Code>> {
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let understood = understand(&texts(image, len)?);
+    logs.write(understood.as_ref().err())?;
+    let code = understood.map_err(|refusal| refusal.code)?;
+    Ok(Arc::new(code))
+}
+
+/// Where a program wants to read what happened.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Logs {
+    info: Buffer,
+    error: Buffer,
+}
+
+/// Addresses of the program.
+#[derive(Clone, Debug, Default)]
+struct Buffer {
+    address: u64,
+    room: usize,
+    /// The value of the option that gave the room, which says then how much of it was used.
+    used: Option<u64>,
+}
+
+impl Logs {
+    /// From the options of a function. Options about how code is made change nothing here.
+    pub(super) fn from_options(
+        count: c_uint,
+        options: Out<CUjit_option>,
+        values: Out<*mut c_void>,
+    ) -> Answer<Self> {
+        let mut logs = Self::default();
+        let count = count as usize;
+        let options = options.as_input().read_all(count)?;
+        let given = values.as_input().read_all(count)?;
+        for (index, (option, value)) in options.into_iter().zip(given).enumerate() {
+            let address = value.expose_provenance() as u64;
+            // The sizes are 32 bits in the place of a pointer.
+            let (room, used) = (address as u32 as usize, Some(values.at(index).address()));
+            match option {
+                CUjit_option::CU_JIT_INFO_LOG_BUFFER => logs.info.address = address,
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER => logs.error.address = address,
+                CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES => {
+                    (logs.info.room, logs.info.used) = (room, used);
+                }
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => {
+                    (logs.error.room, logs.error.used) = (room, used);
+                }
+                // A guess: what is no option is refused.
+                option if option.0 >= CUjit_option::CU_JIT_NUM_OPTIONS.0 => {
+                    return Err(INVALID_VALUE);
+                }
+                _ => {}
+            }
+        }
+        Ok(logs)
+    }
+
+    /// Says what is wrong, or that nothing is: then both logs are empty.
+    pub(super) fn write(&self, refusal: Option<&Refusal>) -> Answer {
+        self.info.write("")?;
+        self.error
+            .write(&refusal.map_or(String::new(), Refusal::log))
+    }
+}
+
+impl Buffer {
+    /// Writes a text and a zero, cut if need be.
+    fn write(&self, text: &str) -> Answer {
+        let mut used = 0;
+        if self.address != 0 && self.room > 0 {
+            used = text.len().min(self.room - 1);
+            bytes::write(self.address, &[&text.as_bytes()[..used], b"\0"].concat());
+        }
+        // A guess: the zero does not count, and all of the value is written.
+        match self.used {
+            Some(place) => Value::new(pointer(place)).write(used),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(bytes: &[u8]) -> Answer<Vec<String>> {
+        texts(bytes.as_ptr().cast(), bytes.len())
+    }
+
+    #[test]
+    fn a_text_ends_at_its_zero_or_with_its_bytes() {
+        assert_eq!(of(b".version\0more"), Ok(vec![".version".to_owned()]));
+        assert_eq!(of(b".version"), Ok(vec![".version".to_owned()]));
+        assert_eq!(of(b""), Err(INVALID_IMAGE));
+    }
+
+    #[test]
+    fn only_what_the_simulated_linker_made_is_taken_for_a_cubin() {
+        let inputs = ["one".to_owned(), "two".to_owned()];
+        assert_eq!(of(&linked(&inputs)), Ok(inputs.to_vec()));
+        assert_eq!(of(b"\x7fELF\x02\x01\x01\x33\x07"), Err(INVALID_IMAGE));
+        assert_eq!(of(&0xba55_ed50_u32.to_le_bytes()), Err(INVALID_IMAGE));
+        let cut = linked(&inputs);
+        assert_eq!(of(&cut[..cut.len() - 1]), Err(INVALID_IMAGE));
+    }
+}

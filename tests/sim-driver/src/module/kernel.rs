@@ -1,0 +1,200 @@
+//! The kernels that the simulator can run: those of the tests and examples. Their names and parameters
+//! say what they do; the instructions are not looked at.
+
+use std::time::Duration;
+
+use super::ptx::Entry;
+use crate::clock::{Point, StreamId};
+use crate::copy::{By, Side};
+use crate::export::Answer;
+use crate::memory::bytes;
+use crate::queue::Task;
+use crate::state::State;
+
+/// Bytes of one element.
+const WORD: usize = 4;
+
+/// What a launch does, whatever its grid: each thread goes on with the next element that nobody has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Writes one word everywhere.
+    Fill { to: u64, value: u32, count: u64 },
+    /// Copies words.
+    Copy { to: u64, from: u64, count: u64 },
+    /// Adds 32-bit floating-point numbers.
+    Add {
+        sum: u64,
+        left: u64,
+        right: u64,
+        count: u64,
+    },
+    /// Takes time.
+    Spin { nanoseconds: u64 },
+}
+
+/// Memory that a kernel reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// As the sanitizer calls it.
+    pub(crate) what: &'static str,
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+}
+
+impl Work {
+    /// The work of a kernel with these arguments, if it is one that the simulator knows.
+    pub(super) fn new(entry: &Entry, arguments: &[u8]) -> Option<Self> {
+        let mut values = [0; 4];
+        let places = &entry.parameters;
+        for (value, place) in values.iter_mut().zip(places) {
+            let mut bytes = [0; 8];
+            let argument = arguments.get(place.offset..place.offset + place.size)?;
+            bytes.get_mut(..place.size)?.copy_from_slice(argument);
+            *value = u64::from_le_bytes(bytes);
+        }
+        let [a, b, c, d] = values;
+        let sizes: Vec<usize> = places.iter().map(|place| place.size).collect();
+        match (entry.name.to_bytes(), &sizes[..]) {
+            (b"fill", [8, 4, 8]) => Some(Self::Fill {
+                to: a,
+                value: b as u32,
+                count: c,
+            }),
+            (b"copy", [8, 8, 8]) => Some(Self::Copy {
+                to: a,
+                from: b,
+                count: c,
+            }),
+            (b"add", [8, 8, 8, 8]) => Some(Self::Add {
+                sum: a,
+                left: b,
+                right: c,
+                count: d,
+            }),
+            (b"spin", [8]) => Some(Self::Spin { nanoseconds: a }),
+            _ => None,
+        }
+    }
+
+    /// What it reads and then writes; nothing if there is nothing to do.
+    pub(crate) fn uses(&self) -> Vec<Use> {
+        let (read, write) = ("kernel read", "kernel write");
+        let (uses, count) = match *self {
+            Self::Fill { to, count, .. } => (vec![(write, to)], count),
+            Self::Copy { to, from, count } => (vec![(read, from), (write, to)], count),
+            Self::Add {
+                sum,
+                left,
+                right,
+                count,
+            } => (vec![(read, left), (read, right), (write, sum)], count),
+            Self::Spin { .. } => (Vec::new(), 0),
+        };
+        // A length that no memory has stands for those that cannot be said.
+        let len = usize::try_from(count).ok();
+        let len = len.and_then(|count| count.checked_mul(WORD));
+        let len = len.unwrap_or(usize::MAX);
+        uses.into_iter()
+            .filter(|_| len > 0)
+            .map(|(what, address)| Use { what, address, len })
+            .collect()
+    }
+
+    /// The same for the queue, which holds the memory meanwhile.
+    pub(crate) fn ranges(&self) -> [(u64, usize); 3] {
+        let mut ranges = [(0, 0); 3];
+        for (range, used) in ranges.iter_mut().zip(self.uses()) {
+            *range = (used.address, used.len);
+        }
+        ranges
+    }
+
+    /// Does it. The addresses were checked at submission.
+    pub(crate) fn run(self) {
+        match self {
+            Self::Fill { to, value, count } => bytes::fill(to, value, count as usize),
+            Self::Copy { to, from, count } => bytes::copy(to, from, count as usize * WORD),
+            Self::Add {
+                sum,
+                left,
+                right,
+                count,
+            } => bytes::add(sum, left, right, count as usize),
+            Self::Spin { nanoseconds } => std::thread::sleep(Duration::from_nanos(nanoseconds)),
+        }
+    }
+}
+
+impl State {
+    /// Hands a kernel's work to a stream. What is not there to be touched is reported and the work left
+    /// out: a real device would stop the context, and the next call that waits would say so.
+    pub(crate) fn perform_kernel(&mut self, at: Point, stream: StreamId, work: Work) -> Answer {
+        let device = self.stream(stream)?.device;
+        for Use { what, address, len } in work.uses() {
+            let side = Side::Device(address);
+            let is_straight = address.is_multiple_of(WORD as u64);
+            if !is_straight || self.touch(what, at, By::Stream(stream), side, len).is_err() {
+                let why = if is_straight {
+                    "touches memory that is not there"
+                } else {
+                    "is at no multiple of 4 bytes"
+                };
+                self.reports.add(format!(
+                    "illegal address: {what} {len} bytes at {address:#x} on stream {stream:#x} {why}; \
+                     the kernel was left out, a device would stop the context"
+                ));
+                return Ok(());
+            }
+            if what == "kernel write" {
+                self.bring(device, side, len);
+            }
+        }
+        self.stream(stream)?.queue.push(Task::Kernel(work))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ptx::parse;
+    use super::*;
+
+    fn entry(name: &str) -> Entry {
+        let text = include_str!("../../../data/kernels.ptx");
+        let code = parse(text, (7, 0)).expect("understood");
+        let mut entries = code.entries.into_iter();
+        let entry = entries.find(|entry| entry.name.as_bytes() == name.as_bytes());
+        entry.expect("there")
+    }
+
+    #[test]
+    fn the_kernels_of_the_tests_are_those_that_run() {
+        let words = |values: &[u64]| -> Vec<u8> {
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect()
+        };
+        let fill = Work::new(&entry("fill"), &words(&[64, u64::MAX << 32 | 7, 3]));
+        let expected = Work::Fill {
+            to: 64,
+            value: 7,
+            count: 3,
+        };
+        assert_eq!(fill, Some(expected));
+        let add = Work::new(&entry("add"), &words(&[64, 128, 192, 2])).expect("known");
+        let uses: Vec<_> = add.uses().iter().map(|it| (it.what, it.address)).collect();
+        let (read, write) = ("kernel read", "kernel write");
+        assert_eq!(uses, [(read, 128), (read, 192), (write, 64)]);
+        assert_eq!(add.ranges(), [(128, 8), (192, 8), (64, 8)]);
+        let nothing = Work::new(&entry("copy"), &words(&[64, 128, 0])).expect("known");
+        assert_eq!(nothing.uses(), []);
+    }
+
+    #[test]
+    fn others_of_the_same_name_do_not() {
+        let mut other = entry("spin");
+        other.parameters.clear();
+        assert_eq!(Work::new(&other, &[]), None);
+        assert_eq!(Work::new(&entry("spin"), &[0; 4]), None);
+    }
+}

@@ -1,0 +1,271 @@
+//! Launching kernels: looked at when it is submitted, done by the stream.
+
+use std::ffi::{c_uint, c_void};
+
+use cuda_driver_sys::{CUfunction, CUlaunchAttributeID, CUlaunchConfig, CUresult, CUstream};
+
+use super::attributes::MAX_THREADS;
+use super::kernel::Work;
+use super::occupancy::{Limits, MULTIPROCESSORS};
+use super::ptx::Entry;
+use crate::export::{Answer, Call, INVALID_VALUE, In, Out, exports};
+use crate::memory::bytes;
+use crate::state::state;
+
+/// What a grid and a block may measure, as the device's attributes say.
+const LARGEST_GRID: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+const LARGEST_BLOCK: [u32; 3] = [MAX_THREADS, MAX_THREADS, 64];
+
+/// What the extra list of a launch has, in the place of pointers.
+const END: usize = 0;
+const BUFFER: usize = 1;
+const BUFFER_SIZE: usize = 2;
+
+/// How a kernel is to be launched.
+#[derive(Clone, Copy, Debug)]
+struct Launch {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    dynamic: c_uint,
+    is_cooperative: bool,
+}
+
+/// Where the arguments are.
+#[derive(Clone, Copy, Debug)]
+struct Arguments {
+    /// One pointer for each.
+    each: Out<*mut c_void>,
+    /// Or a list that leads to all of them side by side.
+    extra: Out<*mut c_void>,
+}
+
+impl Launch {
+    fn check(&self, limits: &Limits) -> Answer {
+        let fits = |sizes: [u32; 3], largest: [u32; 3]| {
+            let mut pairs = sizes.iter().zip(largest);
+            pairs.all(|(size, largest)| (1..=largest).contains(size))
+        };
+        let threads: u32 = self
+            .block
+            .iter()
+            .fold(1, |all, size| all.saturating_mul(*size));
+        if !fits(self.grid, LARGEST_GRID)
+            || !fits(self.block, LARGEST_BLOCK)
+            || threads > limits.threads
+            || self.dynamic > limits.dynamic
+        {
+            return Err(INVALID_VALUE);
+        }
+        // Documented: such a grid has to be on the device all at once.
+        let blocks: u64 = self.grid.iter().map(|size| u64::from(*size)).product();
+        let at_once = limits.blocks(threads, self.dynamic.into()) * MULTIPROCESSORS;
+        if self.is_cooperative && blocks > at_once.into() {
+            return Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+        Ok(())
+    }
+}
+
+impl Arguments {
+    /// The bytes that the kernel gets.
+    fn read(self, entry: &Entry) -> Answer<Vec<u8>> {
+        let places = &entry.parameters;
+        let end = places.last().map_or(0, |last| last.offset + last.size);
+        let (has_each, has_extra) = (self.each.required().is_ok(), self.extra.required().is_ok());
+        match (has_each, has_extra) {
+            // Documented: one or the other. A guess: a kernel that takes nothing needs neither.
+            (true, true) => Err(INVALID_VALUE),
+            (false, false) if end == 0 => Ok(Vec::new()),
+            (false, false) => Err(INVALID_VALUE),
+            (true, false) => {
+                let mut all = vec![0; end];
+                for (index, place) in places.iter().enumerate() {
+                    let argument: *mut c_void = self.each.at(index).as_input().read()?;
+                    // A guess: null is noticed.
+                    if argument.is_null() {
+                        return Err(INVALID_VALUE);
+                    }
+                    let value = bytes::read(argument.expose_provenance() as u64, place.size);
+                    all[place.offset..][..place.size].copy_from_slice(&value);
+                }
+                Ok(all)
+            }
+            (false, true) => self.read_extra(end),
+        }
+    }
+
+    fn read_extra(self, end: usize) -> Answer<Vec<u8>> {
+        let (mut buffer, mut size) = (std::ptr::null_mut::<c_void>(), None);
+        let mut at = 0;
+        loop {
+            let name: *mut c_void = self.extra.at(at).as_input().read()?;
+            if name.addr() == END {
+                break;
+            }
+            let value: *mut c_void = self.extra.at(at + 1).as_input().read()?;
+            match name.addr() {
+                BUFFER => buffer = value,
+                BUFFER_SIZE => size = Some(In::new(value.cast::<usize>().cast_const()).read()?),
+                _ => return Err(INVALID_VALUE),
+            }
+            at += 2;
+        }
+        // A guess: a buffer that is too short is refused.
+        if buffer.is_null() || size.is_none_or(|size| size < end) {
+            return Err(INVALID_VALUE);
+        }
+        Ok(bytes::read(buffer.expose_provenance() as u64, end).into())
+    }
+}
+
+/// Launches a function, or a kernel of a library in the context of the stream.
+///
+/// A guess: on a stream that the program has made, no context has to be current.
+fn launch(
+    function: CUfunction,
+    launch: Launch,
+    (stream, call): (CUstream, Call),
+    arguments: Arguments,
+) -> Answer {
+    let mut state = state()?;
+    let stream = state.resolve(stream, call)?;
+    let context = state.stream(stream)?.context;
+    let id = state.function_in(function, context)?;
+    let found = state.modules.functions.get(&id);
+    let found = found.ok_or(super::INVALID_HANDLE)?;
+    let module = state.modules.modules.get(&found.module);
+    // A guess: the code of the error for a stream of another context.
+    if module.is_none_or(|module| module.context != context) {
+        return Err(super::INVALID_HANDLE);
+    }
+    let arguments = arguments.read(found.entry()?);
+    let entry = found.entry()?.clone();
+    launch.check(&state.limits(id)?)?;
+    let Some(work) = Work::new(&entry, &arguments?) else {
+        let name = entry.name.to_string_lossy();
+        eprintln!(
+            "cuda-sim: cannot run the kernel `{name}`: the simulator runs only `fill`, `copy`, `add` and \
+             `spin`, with the parameters that tests/data/kernels.ptx gives them"
+        );
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    };
+    // A guess: a launch loads what is not loaded, also while the stream is recorded.
+    state.load_function(id);
+    if state.is_recording(stream)? {
+        return state.record_kernel(stream, work);
+    }
+    let at = state.begin(stream)?;
+    state.perform_kernel(at, stream, work)
+}
+
+/// A launch whose configuration is a struct.
+fn launch_with(
+    config: In<CUlaunchConfig>,
+    function: CUfunction,
+    call: Call,
+    arguments: Arguments,
+) -> Answer {
+    let config = config.read()?;
+    let mut is_cooperative = false;
+    for attribute in In::new(config.attrs.cast_const()).read_all(config.numAttrs as usize)? {
+        // A guess: all others are taken, and nothing comes of them.
+        if attribute.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE {
+            // SAFETY: the caller vouches that the kind says which field is set.
+            is_cooperative = unsafe { attribute.value.cooperative } != 0;
+        }
+    }
+    let how = Launch {
+        grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+        block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+        dynamic: config.sharedMemBytes,
+        is_cooperative,
+    };
+    launch(function, how, (config.hStream, call), arguments)
+}
+
+exports! {
+    plain fn cuLaunchKernel(
+        call, function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
+        each: Out<*mut c_void>, extra: Out<*mut c_void>
+    ) twin cuLaunchKernel_ptsz {
+        let how = Launch {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            dynamic,
+            is_cooperative: false,
+        };
+        launch(function, how, (stream, call), Arguments { each, extra })
+    }
+
+    plain fn cuLaunchKernelEx(
+        call, config: In<CUlaunchConfig>, function: CUfunction, each: Out<*mut c_void>,
+        extra: Out<*mut c_void>
+    ) twin cuLaunchKernelEx_ptsz {
+        launch_with(config, function, call, Arguments { each, extra })
+    }
+
+    plain fn cuLaunchCooperativeKernel(
+        call, function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint, dynamic: c_uint, stream: CUstream,
+        each: Out<*mut c_void>
+    ) twin cuLaunchCooperativeKernel_ptsz {
+        let how = Launch {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            dynamic,
+            is_cooperative: true,
+        };
+        launch(function, how, (stream, call), Arguments { each, extra: Out::none() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        threads: 1024,
+        shared: 0,
+        dynamic: 48 << 10,
+    };
+
+    fn check(grid: [u32; 3], block: [u32; 3], dynamic: u32, is_cooperative: bool) -> Answer {
+        let launch = Launch {
+            grid,
+            block,
+            dynamic,
+            is_cooperative,
+        };
+        launch.check(&LIMITS)
+    }
+
+    #[test]
+    fn sizes_have_limits() {
+        let one = [1; 3];
+        assert_eq!(
+            check([i32::MAX as u32, 65_535, 65_535], one, 0, false),
+            Ok(())
+        );
+        assert_eq!(check(one, [16, 1, 64], 48 << 10, false), Ok(()));
+        let refused = [
+            check([0, 1, 1], one, 0, false),
+            check([1, 65_536, 1], one, 0, false),
+            check([1 << 31, 1, 1], one, 0, false),
+            check(one, [1, 1, 0], 0, false),
+            check(one, [1, 1, 65], 0, false),
+            check(one, [1025, 1, 1], 0, false),
+            check(one, [64, 32, 1], 0, false),
+            check(one, one, (48 << 10) + 1, false),
+        ];
+        assert_eq!(refused, [Err(INVALID_VALUE); 8]);
+    }
+
+    #[test]
+    fn a_cooperative_grid_is_on_the_device_at_once() {
+        let too_large = Err(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+        assert_eq!(check([264, 1, 1], [1024, 1, 1], 0, true), Ok(()));
+        assert_eq!(check([265, 1, 1], [1024, 1, 1], 0, true), too_large);
+        assert_eq!(check([265, 1, 1], [1024, 1, 1], 0, false), Ok(()));
+    }
+}

@@ -1,0 +1,183 @@
+//! Libraries: code that belongs to no context, and comes into one when it is used there.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use cuda_driver_sys::{
+    CUfunction, CUfunction_attribute, CUjit_option, CUkernel, CUlibrary, CUlibraryOption, CUmodule,
+};
+
+use super::image::{self, Logs};
+use super::{Kernel, Library, attributes};
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::state::{HandleKind, from_handle, state, to_handle};
+
+/// What the functions that load take besides the image.
+type Options = (
+    (c_uint, Out<CUjit_option>, Out<*mut c_void>),
+    (c_uint, Out<CUlibraryOption>),
+);
+
+/// Loads an image of at most `len` bytes.
+///
+/// A guess: mistakes in PTX are found here, and not when a context first wants the code.
+fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options) -> Answer {
+    out.required()?;
+    let ((count, names, values), (library_count, library_options)) = options;
+    let logs = Logs::from_options(count, names, values)?;
+    for option in library_options
+        .as_input()
+        .read_all(library_count as usize)?
+    {
+        // The first is a table of functions of the host, which nothing here calls.
+        if option.0 >= CUlibraryOption::CU_LIBRARY_NUM_OPTIONS.0 {
+            return Err(INVALID_VALUE);
+        }
+    }
+    let code = image::load(image, len, &logs)?;
+    let mut state = state()?;
+    let id = state.new_handle(HandleKind::Library);
+    let kernels = (0..code.entries.len()).map(|entry| {
+        let kernel = Kernel {
+            library: id,
+            code: Arc::clone(&code),
+            entry,
+        };
+        let name = state.new_handle(HandleKind::Kernel);
+        state.modules.kernels.insert(name, kernel);
+        name
+    });
+    let kernels = kernels.collect();
+    let library = Library {
+        code,
+        kernels,
+        modules: std::collections::BTreeMap::new(),
+    };
+    state.modules.libraries.insert(id, library);
+    // Documented: without lazy loading a library is in all contexts, and in those to come.
+    if !state.modules.is_lazy {
+        let contexts: Vec<_> = state.contexts.keys().copied().collect();
+        for context in contexts {
+            state.copy_of(id, context)?;
+        }
+    }
+    out.write(to_handle(id))
+}
+
+exports! {
+    plain fn cuLibraryLoadData(
+        _, out: Out<CUlibrary>, image: *const c_void,
+        options: Out<CUjit_option>, values: Out<*mut c_void>, count: c_uint,
+        library_options: Out<CUlibraryOption>, _library_values: Out<*mut c_void>,
+        library_count: c_uint
+    ) {
+        let options = ((count, options, values), (library_count, library_options));
+        load(out, image, usize::MAX, options)
+    }
+
+    plain fn cuLibraryLoadFromFile(
+        _, out: Out<CUlibrary>, path: In<c_char>,
+        options: Out<CUjit_option>, values: Out<*mut c_void>, count: c_uint,
+        library_options: Out<CUlibraryOption>, _library_values: Out<*mut c_void>,
+        library_count: c_uint
+    ) {
+        out.required()?;
+        let file = image::read_file(&path.text()?)?;
+        let options = ((count, options, values), (library_count, library_options));
+        load(out, file.as_ptr().cast(), file.len(), options)
+    }
+
+    release fn cuLibraryUnload(_, library: CUlibrary) {
+        let mut state = state()?;
+        let (id, library) = state.library(library)?;
+        let modules: Vec<_> = library.modules.values().copied().collect();
+        for module in modules {
+            state.end_module(module);
+        }
+        state.modules.libraries.remove(&id);
+        state.modules.kernels.retain(|_, kernel| kernel.library != id);
+        Ok(())
+    }
+
+    plain fn cuLibraryGetKernel(
+        _, out: Out<CUkernel>, library: CUlibrary, name: In<c_char>
+    ) {
+        out.required()?;
+        let name = name.text()?;
+        let state = state()?;
+        let (_, library) = state.library(library)?;
+        let entry = library.code.find(&name)?;
+        out.write(to_handle(library.kernels[entry]))
+    }
+
+    plain fn cuLibraryGetKernelCount(_, out: Out<c_uint>, library: CUlibrary) {
+        out.required()?;
+        let state = state()?;
+        let (_, library) = state.library(library)?;
+        out.write(library.kernels.len() as c_uint)
+    }
+
+    plain fn cuLibraryEnumerateKernels(
+        _, out: Out<CUkernel>, room: c_uint, library: CUlibrary
+    ) {
+        out.required()?;
+        let state = state()?;
+        let (_, library) = state.library(library)?;
+        for (index, kernel) in library.kernels.iter().take(room as usize).enumerate() {
+            out.at(index).write(to_handle(*kernel))?;
+        }
+        Ok(())
+    }
+
+    plain fn cuLibraryGetModule(_, out: Out<CUmodule>, library: CUlibrary) {
+        out.required()?;
+        let mut state = state()?;
+        let context = state.current()?;
+        let (id, _) = state.library(library)?;
+        out.write(to_handle(state.copy_of(id, context)?))
+    }
+
+    plain fn cuKernelGetFunction(_, out: Out<CUfunction>, kernel: CUkernel) {
+        out.required()?;
+        let mut state = state()?;
+        let context = state.current()?;
+        let function = state.bind(from_handle(kernel), context)?;
+        // A guess: as with `cuModuleGetFunction`, this loads the kernel's code.
+        state.load_function(function);
+        out.write(to_handle(function))
+    }
+
+    plain fn cuKernelGetLibrary(_, out: Out<CUlibrary>, kernel: CUkernel) {
+        out.required()?;
+        out.write(to_handle(state()?.kernel(kernel)?.library))
+    }
+
+    plain fn cuKernelGetName(_, out: Out<*const c_char>, kernel: CUkernel) {
+        out.required()?;
+        // It stays as long as the library does.
+        out.write(state()?.kernel(kernel)?.entry()?.name.as_ptr())
+    }
+
+    plain fn cuKernelGetParamInfo(
+        _, kernel: CUkernel, index: usize, offset: Out<usize>, size: Out<usize>
+    ) {
+        let state = state()?;
+        attributes::write_parameter(state.kernel(kernel)?.entry()?, index, offset, size)
+    }
+
+    plain fn cuKernelGetParamCount(_, kernel: CUkernel, out: Out<usize>) {
+        out.required()?;
+        out.write(state()?.kernel(kernel)?.entry()?.parameters.len())
+    }
+
+    plain fn cuKernelGetAttribute(
+        _, out: Out<c_int>, attribute: CUfunction_attribute, kernel: CUkernel, device: c_int
+    ) {
+        out.required()?;
+        let state = state()?;
+        let entry = state.kernel(kernel)?.entry()?;
+        state.device(device)?;
+        let value = attributes::value(attribute.0, entry, None, state.knobs.version);
+        out.write(value.ok_or(INVALID_VALUE)?)
+    }
+}

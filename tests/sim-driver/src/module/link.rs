@@ -1,0 +1,102 @@
+//! The linker: it puts texts of PTX together. What it makes is a cubin only in name.
+
+use std::ffi::{c_char, c_uint, c_void};
+
+use cuda_driver_sys::{CUjit_option, CUjitInputType, CUlinkState, CUresult};
+
+use super::INVALID_HANDLE;
+use super::image::{self, Logs};
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::state::{HandleKind, State, from_handle, state, to_handle};
+
+/// A linker at work.
+#[derive(Debug)]
+pub(super) struct Link {
+    texts: Vec<String>,
+    logs: Logs,
+    /// What it has made, which the program reads until it destroys the linker.
+    cubin: Option<Box<[u8]>>,
+}
+
+impl State {
+    fn link(&mut self, handle: CUlinkState) -> Answer<&mut Link> {
+        let link = self.modules.links.get_mut(&from_handle(handle));
+        link.ok_or(INVALID_HANDLE)
+    }
+}
+
+impl Link {
+    fn add(&mut self, kind: CUjitInputType, data: *const c_void, size: usize) -> Answer {
+        if data.is_null() || kind.0 >= CUjitInputType::CU_JIT_NUM_INPUT_TYPES.0 {
+            return Err(INVALID_VALUE);
+        }
+        let texts = image::texts(data, size)?;
+        // A guess: every input is looked at when it comes, and what is wrong with it said then.
+        let understood = image::understand(&texts);
+        self.logs.write(understood.as_ref().err())?;
+        understood.map_err(|refusal| refusal.code)?;
+        self.texts.extend(texts);
+        Ok(())
+    }
+}
+
+exports! {
+    plain fn cuLinkCreate_v2(
+        _, count: c_uint, options: Out<CUjit_option>, values: Out<*mut c_void>,
+        out: Out<CUlinkState>
+    ) {
+        out.required()?;
+        let logs = Logs::from_options(count, options, values)?;
+        let mut state = state()?;
+        // A guess: the target is that of the current context, unless an option says it.
+        state.current()?;
+        let id = state.new_handle(HandleKind::Link);
+        let link = Link { texts: Vec::new(), logs, cubin: None };
+        state.modules.links.insert(id, link);
+        out.write(to_handle(id))
+    }
+
+    plain fn cuLinkAddData_v2(
+        _, link: CUlinkState, kind: CUjitInputType, data: *mut c_void, size: usize,
+        _name: In<c_char>, _count: c_uint, _options: Out<CUjit_option>,
+        _values: Out<*mut c_void>
+    ) {
+        state()?.link(link)?.add(kind, data, size)
+    }
+
+    plain fn cuLinkAddFile_v2(
+        _, link: CUlinkState, kind: CUjitInputType, path: In<c_char>, _count: c_uint,
+        _options: Out<CUjit_option>, _values: Out<*mut c_void>
+    ) {
+        let path = path.text()?;
+        let mut state = state()?;
+        let link = state.link(link)?;
+        let file = image::read_file(&path)?;
+        link.add(kind, file.as_ptr().cast(), file.len())
+    }
+
+    plain fn cuLinkComplete(
+        _, link: CUlinkState, out: Out<*mut c_void>, size: Out<usize>
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        let link = state.link(link)?;
+        let understood = image::understand(&link.texts);
+        link.logs.write(understood.as_ref().err())?;
+        understood.map_err(|refusal| refusal.code)?;
+        // A guess: from nothing comes nothing.
+        if link.texts.is_empty() {
+            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
+        }
+        let texts = &link.texts;
+        let cubin = link.cubin.get_or_insert_with(|| image::linked(texts).into());
+        size.write_if_wanted(cubin.len());
+        out.write(cubin.as_mut_ptr().cast())
+    }
+
+    release fn cuLinkDestroy(_, link: CUlinkState) {
+        let mut state = state()?;
+        let known = state.modules.links.remove(&from_handle(link));
+        known.map(|_| ()).ok_or(INVALID_HANDLE)
+    }
+}

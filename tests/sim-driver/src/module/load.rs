@@ -1,0 +1,125 @@
+//! Modules: code that is loaded into the current context.
+
+use std::ffi::{c_char, c_uint, c_void};
+
+use cuda_driver_sys::{
+    CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUmoduleLoadingMode, CUresult,
+};
+
+use super::image::{self, Logs};
+use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::state::{state, to_handle};
+
+/// Loads an image of at most `len` bytes into the current context.
+fn load(out: Out<CUmodule>, image: *const c_void, len: usize, logs: &Logs) -> Answer {
+    out.required()?;
+    let mut state = state()?;
+    let context = state.current()?;
+    let code = image::load(image, len, logs)?;
+    let id = state.add_module(context, code, None)?;
+    out.write(to_handle(id))
+}
+
+/// An image of the program, which knows its own end.
+fn load_at(out: Out<CUmodule>, image: *const c_void, logs: &Logs) -> Answer {
+    load(out, image, usize::MAX, logs)
+}
+
+exports! {
+    plain fn cuModuleLoad(_, out: Out<CUmodule>, path: In<c_char>) {
+        out.required()?;
+        let path = path.text()?;
+        state()?.current()?;
+        let file = image::read_file(&path)?;
+        load(out, file.as_ptr().cast(), file.len(), &Logs::default())
+    }
+
+    plain fn cuModuleLoadData(_, out: Out<CUmodule>, image: *const c_void) {
+        load_at(out, image, &Logs::default())
+    }
+
+    plain fn cuModuleLoadDataEx(
+        _, out: Out<CUmodule>, image: *const c_void, count: c_uint, options: Out<CUjit_option>,
+        values: Out<*mut c_void>
+    ) {
+        load_at(out, image, &Logs::from_options(count, options, values)?)
+    }
+
+    plain fn cuModuleLoadFatBinary(_, out: Out<CUmodule>, image: *const c_void) {
+        // A guess: it takes what the others take.
+        load_at(out, image, &Logs::default())
+    }
+
+    release fn cuModuleUnload(_, module: CUmodule) {
+        let mut state = state()?;
+        // A guess: some context is current, as everything with modules wants it.
+        state.current()?;
+        let (id, module) = state.module(module)?;
+        // A guess: what a library has made of itself ends with the library.
+        if module.library.is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+        }
+        state.end_module(id);
+        Ok(())
+    }
+
+    plain fn cuModuleGetFunction(
+        _, out: Out<CUfunction>, module: CUmodule, name: In<c_char>
+    ) {
+        out.required()?;
+        let name = name.text()?;
+        let mut state = state()?;
+        // A guess, as in `cuModuleUnload`.
+        state.current()?;
+        let (id, module) = state.module(module)?;
+        let entry = module.code.find(&name)?;
+        let function = state.function_of(id, entry)?;
+        // Documented: this loads the kernel's code.
+        state.load_function(function);
+        out.write(to_handle(function))
+    }
+
+    plain fn cuModuleGetFunctionCount(_, out: Out<c_uint>, module: CUmodule) {
+        out.required()?;
+        let mut state = state()?;
+        let (_, module) = state.module(module)?;
+        out.write(module.code.entries.len() as c_uint)
+    }
+
+    plain fn cuModuleEnumerateFunctions(
+        _, out: Out<CUfunction>, room: c_uint, module: CUmodule
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        let (id, module) = state.module(module)?;
+        let count = module.code.entries.len().min(room as usize);
+        // Documented: these need not be loaded.
+        for entry in 0..count {
+            let function = state.function_of(id, entry)?;
+            out.at(entry).write(to_handle(function))?;
+        }
+        Ok(())
+    }
+
+    plain fn cuModuleGetGlobal_v2(
+        _, address: Out<CUdeviceptr>, size: Out<usize>, module: CUmodule, name: In<c_char>
+    ) {
+        // Documented: both results may be left out. A guess: not both at once.
+        if address.required().is_err() && size.required().is_err() {
+            return Err(INVALID_VALUE);
+        }
+        name.text()?;
+        state()?.module(module)?;
+        // Variables of modules are not simulated.
+        Err(CUresult::CUDA_ERROR_NOT_FOUND)
+    }
+
+    plain fn cuModuleGetLoadingMode(_, out: Out<CUmoduleLoadingMode>) {
+        out.required()?;
+        out.write(if state()?.modules.is_lazy {
+            CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING
+        } else {
+            CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING
+        })
+    }
+}

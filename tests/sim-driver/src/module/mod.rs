@@ -1,0 +1,315 @@
+//! Modules, libraries, kernels, and what launches them. The simulator reads the declarations of PTX, and
+//! runs four kernels, which it knows by name.
+
+mod attributes;
+mod function;
+mod image;
+mod kernel;
+mod launch;
+mod library;
+mod link;
+mod load;
+mod occupancy;
+mod ptx;
+mod tokens;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUfunction, CUkernel, CUlibrary, CUmodule, CUresult};
+
+use crate::context::ContextId;
+use crate::export::{Answer, Export};
+use crate::knobs::Knobs;
+use crate::state::{HandleKind, State, from_handle};
+
+pub(crate) use kernel::Work;
+use link::Link;
+use ptx::{Code, Entry};
+
+/// The numbers behind the handles.
+type ModuleId = u64;
+type FunctionId = u64;
+type LibraryId = u64;
+type KernelId = u64;
+
+const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
+
+/// What the files of this folder export.
+pub(crate) static EXPORTS: [&[&Export]; 6] = [
+    function::EXPORTS,
+    launch::EXPORTS,
+    library::EXPORTS,
+    link::EXPORTS,
+    load::EXPORTS,
+    occupancy::EXPORTS,
+];
+
+/// Everything that was loaded.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    /// Code is loaded when it is first used, not when it is first named.
+    is_lazy: bool,
+    modules: BTreeMap<ModuleId, Module>,
+    functions: BTreeMap<FunctionId, Function>,
+    libraries: BTreeMap<LibraryId, Library>,
+    kernels: BTreeMap<KernelId, Kernel>,
+    links: BTreeMap<u64, Link>,
+}
+
+/// Code in a context.
+#[derive(Debug)]
+struct Module {
+    context: ContextId,
+    device: usize,
+    code: Arc<Code>,
+    /// The library that it is a copy of.
+    library: Option<LibraryId>,
+    /// Those that were asked for, by the place of their entry.
+    functions: BTreeMap<usize, FunctionId>,
+}
+
+/// A kernel in a context.
+#[derive(Debug)]
+struct Function {
+    module: ModuleId,
+    code: Arc<Code>,
+    entry: usize,
+    is_loaded: bool,
+    /// Attributes that the program has set.
+    set: BTreeMap<u32, i32>,
+}
+
+/// Code in no context.
+#[derive(Debug)]
+struct Library {
+    code: Arc<Code>,
+    /// In the order of the entries.
+    kernels: Vec<KernelId>,
+    /// Its copies.
+    modules: BTreeMap<ContextId, ModuleId>,
+}
+
+/// A kernel in no context.
+#[derive(Debug)]
+struct Kernel {
+    library: LibraryId,
+    code: Arc<Code>,
+    entry: usize,
+}
+
+impl Function {
+    fn entry(&self) -> Answer<&Entry> {
+        self.code.entries.get(self.entry).ok_or(INVALID_HANDLE)
+    }
+}
+
+impl Kernel {
+    fn entry(&self) -> Answer<&Entry> {
+        self.code.entries.get(self.entry).ok_or(INVALID_HANDLE)
+    }
+}
+
+impl Code {
+    /// The place of the kernel with this name.
+    fn find(&self, name: &str) -> Answer<usize> {
+        let mut entries = self.entries.iter();
+        let place = entries.position(|entry| entry.name.as_bytes() == name.as_bytes());
+        place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+/// Documented: lazy loading is the default on Linux from CUDA 12.2 on. A guess: a value that is neither
+/// of the two means the default.
+fn is_lazy(value: Option<&str>, version: u32) -> bool {
+    match value {
+        Some("LAZY") => true,
+        Some("EAGER") => false,
+        _ => version >= 12020,
+    }
+}
+
+impl Modules {
+    pub(crate) fn new(knobs: &Knobs) -> Self {
+        let value = std::env::var("CUDA_MODULE_LOADING").ok();
+        Self {
+            is_lazy: is_lazy(value.as_deref(), knobs.version),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            libraries: BTreeMap::new(),
+            kernels: BTreeMap::new(),
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// Modules of the program, libraries, images in contexts, and linkers.
+    pub(crate) fn live(&self) -> [u64; 4] {
+        let modules = self.modules.values();
+        let own = modules.filter(|module| module.library.is_none());
+        [
+            own.count(),
+            self.libraries.len(),
+            self.modules.len(),
+            self.links.len(),
+        ]
+        .map(|count| count as u64)
+    }
+}
+
+impl State {
+    /// Images that are loaded on a device.
+    pub(crate) fn images(&self, device: usize) -> u64 {
+        let modules = self.modules.modules.values();
+        modules.filter(|module| module.device == device).count() as u64
+    }
+
+    // A guess, of all kinds of handles here: null, unknown and given back are INVALID_HANDLE. The driver
+    // may crash.
+    fn module(&mut self, handle: CUmodule) -> Answer<(ModuleId, &mut Module)> {
+        let id = from_handle(handle);
+        let module = self.modules.modules.get_mut(&id).ok_or(INVALID_HANDLE)?;
+        Ok((id, module))
+    }
+
+    fn function(&mut self, handle: CUfunction) -> Answer<&mut Function> {
+        let function = self.modules.functions.get_mut(&from_handle(handle));
+        function.ok_or(INVALID_HANDLE)
+    }
+
+    fn library(&self, handle: CUlibrary) -> Answer<(LibraryId, &Library)> {
+        let id = from_handle(handle);
+        let library = self.modules.libraries.get(&id).ok_or(INVALID_HANDLE)?;
+        Ok((id, library))
+    }
+
+    fn kernel(&self, handle: CUkernel) -> Answer<&Kernel> {
+        let kernel = self.modules.kernels.get(&from_handle(handle));
+        kernel.ok_or(INVALID_HANDLE)
+    }
+
+    /// Loads code into a context.
+    fn add_module(
+        &mut self,
+        context: ContextId,
+        code: Arc<Code>,
+        library: Option<LibraryId>,
+    ) -> Answer<ModuleId> {
+        let device = self.context(context)?.device;
+        let id = self.new_handle(HandleKind::Module);
+        let module = Module {
+            context,
+            device,
+            code,
+            library,
+            functions: BTreeMap::new(),
+        };
+        self.modules.modules.insert(id, module);
+        Ok(id)
+    }
+
+    /// The function of an entry of a module, always the same one.
+    fn function_of(&mut self, module: ModuleId, entry: usize) -> Answer<FunctionId> {
+        let id = self.new_handle(HandleKind::Function);
+        let is_loaded = !self.modules.is_lazy;
+        let found = self.modules.modules.get_mut(&module);
+        let found = found.ok_or(INVALID_HANDLE)?;
+        if let Some(known) = found.functions.get(&entry) {
+            return Ok(*known);
+        }
+        found.functions.insert(entry, id);
+        let function = Function {
+            module,
+            code: Arc::clone(&found.code),
+            entry,
+            is_loaded,
+            set: BTreeMap::new(),
+        };
+        self.modules.functions.insert(id, function);
+        Ok(id)
+    }
+
+    /// The code of a function is in its context from now on.
+    fn load_function(&mut self, id: FunctionId) {
+        if let Some(function) = self.modules.functions.get_mut(&id) {
+            function.is_loaded = true;
+        }
+    }
+
+    /// The copy of a library in a context, made when it is first needed there.
+    fn copy_of(&mut self, library: LibraryId, context: ContextId) -> Answer<ModuleId> {
+        let found = self.modules.libraries.get(&library).ok_or(INVALID_HANDLE)?;
+        if let Some(module) = found.modules.get(&context) {
+            return Ok(*module);
+        }
+        let code = Arc::clone(&found.code);
+        let module = self.add_module(context, code, Some(library))?;
+        if let Some(found) = self.modules.libraries.get_mut(&library) {
+            found.modules.insert(context, module);
+        }
+        Ok(module)
+    }
+
+    /// The function that a kernel is in a context.
+    fn bind(&mut self, kernel: KernelId, context: ContextId) -> Answer<FunctionId> {
+        let found = self.modules.kernels.get(&kernel).ok_or(INVALID_HANDLE)?;
+        let (library, entry) = (found.library, found.entry);
+        let module = self.copy_of(library, context)?;
+        self.function_of(module, entry)
+    }
+
+    /// The function behind a handle that may also be a kernel's: that is bound to the context.
+    fn function_in(&mut self, handle: CUfunction, context: ContextId) -> Answer<FunctionId> {
+        let id = from_handle(handle);
+        if self.modules.kernels.contains_key(&id) {
+            return self.bind(id, context);
+        }
+        self.function(handle).map(|_| id)
+    }
+
+    /// A new context has all libraries, unless they are loaded when they are used.
+    pub(crate) fn load_libraries_into(&mut self, context: ContextId) {
+        if self.modules.is_lazy {
+            return;
+        }
+        let libraries: Vec<LibraryId> = self.modules.libraries.keys().copied().collect();
+        for library in libraries {
+            // Cannot fail: both are there.
+            let _ = self.copy_of(library, context);
+        }
+    }
+
+    /// A context is gone, and what was loaded into it.
+    pub(crate) fn end_modules_of(&mut self, context: ContextId) {
+        let modules = self.modules.modules.iter();
+        let its = modules.filter(|(_, module)| module.context == context);
+        let its: Vec<ModuleId> = its.map(|(id, _)| *id).collect();
+        for module in its {
+            self.end_module(module);
+        }
+    }
+
+    fn end_module(&mut self, id: ModuleId) {
+        let modules = &mut self.modules;
+        modules
+            .functions
+            .retain(|_, function| function.module != id);
+        if let Some(module) = modules.modules.remove(&id)
+            && let Some(library) = module.library
+            && let Some(library) = modules.libraries.get_mut(&library)
+        {
+            library.modules.remove(&module.context);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loading_is_lazy_from_12_2_on_unless_the_program_says_otherwise() {
+        assert!(is_lazy(None, 12020) && !is_lazy(None, 12010));
+        assert!(is_lazy(Some("LAZY"), 11070) && !is_lazy(Some("EAGER"), 13000));
+        assert!(is_lazy(Some("lazy"), 13000) && !is_lazy(Some("DEFAULT"), 11080));
+    }
+}
