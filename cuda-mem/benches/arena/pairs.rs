@@ -36,47 +36,66 @@ pub(crate) struct Row {
     pair_ns: f64,
 }
 
+/// What is measured of a subject.
+struct Measured {
+    subject: &'static str,
+    pairs: usize,
+    resource: Subject,
+    /// As a program has it that keeps one for all its life.
+    leaked: &'static dyn MemoryResource,
+}
+
 pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
+    let measured = |subject| -> Result<Measured> {
+        Ok(Measured {
+            subject,
+            pairs: if subject == "pool" { 100 } else { 1000 },
+            resource: Subject::new(subject, device)?,
+            leaked: match subject {
+                "pool" => Box::leak(Box::new(MemoryPool::builder(device).build()?)),
+                _ => Box::leak(Box::new(Arena::builder(device).build()?)),
+            },
+        })
+    };
+    let all: Result<Vec<Measured>> = NAMES.into_iter().map(measured).collect();
+    let all = all?;
     let mut rows = Vec::new();
-    for subject in NAMES {
-        let pairs = if subject == "pool" { 100 } else { 1000 };
-        let resource = Subject::new(subject, device)?;
+    // Subjects next to each other, because a shared machine has slow minutes.
+    for how in ["resource", "buffer"] {
         for bytes in SIZES {
-            let layout = layout(bytes)?;
-            let pair_ns = median(pairs, || {
-                let address = black_box(&resource).allocate(black_box(layout), stream)?;
-                // SAFETY: allocated just now, as this layout.
-                unsafe { resource.deallocate(black_box(address), layout, stream) }
-            })?;
-            rows.push(Row {
-                subject,
-                how: "resource",
-                bytes,
-                pair_ns,
-            });
+            for one in &all {
+                rows.push(Row {
+                    subject: one.subject,
+                    how,
+                    bytes,
+                    pair_ns: one.pair_ns(how, bytes, stream)?,
+                });
+            }
         }
-        // The handle is leaked, as a program would do that has one for all its life.
-        let leaked: &'static dyn MemoryResource = match subject {
-            "pool" => Box::leak(Box::new(MemoryPool::builder(device).build()?)),
-            _ => Box::leak(Box::new(Arena::builder(device).build()?)),
-        };
-        let handle = Resource::from_static(leaked);
-        for bytes in SIZES {
-            let pair_ns = median(pairs, || {
-                drop(black_box(handle.alloc::<u8>(stream, black_box(bytes))?));
-                Ok(())
-            })?;
-            rows.push(Row {
-                subject,
-                how: "buffer",
-                bytes,
-                pair_ns,
-            });
-        }
-        stream.synchronize()?;
-        leaked.trim_to(0)?;
+    }
+    stream.synchronize()?;
+    for one in &all {
+        one.leaked.trim_to(0)?;
     }
     Ok(rows)
+}
+
+impl Measured {
+    fn pair_ns(&self, how: &str, bytes: usize, stream: &Stream) -> Result<f64> {
+        if how == "buffer" {
+            let handle = Resource::from_static(self.leaked);
+            return median(self.pairs, || {
+                drop(black_box(handle.alloc::<u8>(stream, black_box(bytes))?));
+                Ok(())
+            });
+        }
+        let layout = layout(bytes)?;
+        median(self.pairs, || {
+            let address = black_box(&self.resource).allocate(black_box(layout), stream)?;
+            // SAFETY: allocated just now, as this layout.
+            unsafe { self.resource.deallocate(black_box(address), layout, stream) }
+        })
+    }
 }
 
 fn median(pairs: usize, mut pair: impl FnMut() -> Result<()>) -> Result<f64> {

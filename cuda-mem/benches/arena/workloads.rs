@@ -71,7 +71,7 @@ pub(crate) fn all() -> Result<Vec<Workload>> {
         from_ops("turns, 8 streams", turns(8, 40)),
         from_ops("adversary: holes", holes()),
     ];
-    // How tight a heap is depends on small accidents, so there are several of a kind.
+    // How tight a heap is depends on small accidents, so there are eight sequences, each with few streams and many.
     for streams in [8, 32] {
         for (letter, seed) in ('a'..='h').zip(11..) {
             let name = format!("server, {streams} streams, {letter}");

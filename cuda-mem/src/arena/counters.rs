@@ -4,7 +4,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::PAGE_UNITS;
 use super::front::is_small;
 
 /// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
@@ -89,9 +88,10 @@ impl Counters {
         read(&self.held)
     }
 
-    /// Whether the lane may have something that others could use: whole pages, or a large block in front.
-    pub(super) fn has_spare(&self) -> bool {
-        read(&self.fronted) > 0 || self.held().saturating_sub(read(&self.small)) >= PAGE_UNITS
+    /// Whether the lane may have something that others could use: a large block in front, or so many units that
+    /// are in no block, which may be whole pages.
+    pub(super) fn has_spare(&self, units: u64) -> bool {
+        read(&self.fronted) > 0 || self.held().saturating_sub(read(&self.small)) >= units
     }
 
     /// Adds this to a sum: units and blocks that users have.

@@ -100,7 +100,7 @@ impl Node {
         self.users_or_next
     }
 
-    /// Its stamp is lost.
+    /// Whom its stamp names is lost.
     #[inline]
     pub(super) fn set_next(&mut self, next: Id) {
         self.users_or_next = next;
@@ -144,8 +144,8 @@ impl Nodes {
     #[cold]
     fn push(&mut self, node: Node) -> Id {
         if self.all.len() == self.all.capacity() {
-            // By an eighth and not by half, because what is not used counts as bookkeeping.
-            self.all.reserve_exact((self.all.len() / 8).max(64));
+            // By a sixteenth and not by half, because what is not used counts as bookkeeping.
+            self.all.reserve_exact((self.all.len() / 16).max(64));
         }
         self.all.push(node);
         (self.all.len() - 1) as Id

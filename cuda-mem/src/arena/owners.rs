@@ -1,6 +1,6 @@
 //! Which lane has a page of memory, by address.
 //!
-//! Two levels: a table of leaves, and leaves of 16 GiB that are made when memory in them comes to the arena.
+//! Two levels: a table of leaves, and leaves of 16 GiB that are made when memory in them comes to a lane.
 //! Four bytes a page, and reading is two loads.
 
 #![forbid(unsafe_code)]

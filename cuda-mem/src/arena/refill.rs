@@ -118,7 +118,7 @@ impl Inner {
         let mut centre = self.centre();
         if means == Means::Gather {
             count(&self.seldom.refills);
-            self.gather();
+            self.gather(GRANULE_UNITS);
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
@@ -202,11 +202,12 @@ impl Inner {
         })
     }
 
-    /// What stands in front of lanes, and their free pages, become the commons' again.
-    pub(super) fn gather(&self) {
+    /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that have less than
+    /// so many units in no block are left alone: the lane of a thread is dear to take away.
+    pub(super) fn gather(&self, units: u64) {
         let me = thread::number();
         for (id, slot) in self.lanes.iter() {
-            if !slot.counters.has_spare() {
+            if !slot.counters.has_spare(units) {
                 continue;
             }
             let mut lane = slot.lock.lock(me);

@@ -16,7 +16,7 @@ use cuda_mem::{
 use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
-const PAGE: u64 = 2 << 20;
+const GRANULE: u64 = 2 << 20;
 
 /// Hands out one large block from its beginning on, part by part, without a gap.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(super) fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()>
     let properties = direct.memory_properties();
     let memory = Resource::new(direct).alloc::<u8>(&stream, 160 * MIB)?;
     let below = Arc::new(SideBySide {
-        next: AtomicU64::new(memory.as_raw().next_multiple_of(PAGE)),
+        next: AtomicU64::new(memory.as_raw().next_multiple_of(GRANULE)),
         parts: Mutex::default(),
         memory,
         properties,

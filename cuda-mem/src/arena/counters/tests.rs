@@ -1,3 +1,4 @@
+use super::super::PAGE_UNITS;
 use super::*;
 
 #[test]
@@ -22,11 +23,14 @@ fn a_lane_has_spare_memory_if_a_page_may_be_free_or_a_large_block_is_in_front() 
     for _ in 0..PAGE_UNITS / 64 {
         counters.took_fit(64);
     }
-    assert!(counters.has_spare(), "as much as a page is not in use");
+    assert!(
+        counters.has_spare(PAGE_UNITS),
+        "as much as a page is not in use"
+    );
     counters.took_fit(1);
-    assert!(!counters.has_spare());
+    assert!(!counters.has_spare(PAGE_UNITS));
     counters.fronts(300);
-    assert!(counters.has_spare() && counters.fronted() == 300);
+    assert!(counters.has_spare(PAGE_UNITS) && counters.fronted() == 300);
     counters.took_front(300);
-    assert!(!counters.has_spare() && counters.fronted() == 0);
+    assert!(!counters.has_spare(PAGE_UNITS) && counters.fronted() == 0);
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Bytes, Error, ErrorKind, Result};
 use crate::stream::Stream;
 
-/// Memory that came to the arena: whole pages.
+/// Memory that came to the arena: whole granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) address: u64,
@@ -54,7 +54,7 @@ impl Ground {
         matches!(self, Self::Upstream(_))
     }
 
-    /// More memory: so many bytes, a multiple of the page; at this frontier if there is still room.
+    /// More memory: so many bytes, a multiple of the granule; at this frontier if there is still room.
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         match self {
             Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream),

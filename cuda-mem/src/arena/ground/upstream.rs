@@ -103,7 +103,7 @@ impl Upstream {
         Ok(chunk)
     }
 
-    /// A block that holds so many bytes of whole pages.
+    /// A block that holds so many bytes of whole granules.
     fn take(&self, bytes: u64, own: &Stream) -> Result<(u64, Layout)> {
         let layout = |bytes: u64| {
             usize::try_from(bytes)
@@ -116,7 +116,7 @@ impl Upstream {
         if address.is_multiple_of(GRANULE) {
             return Ok((address, exact));
         }
-        // Not at the start of a page, so there must be room to begin at one.
+        // Not at the start of a granule, so there must be room to begin at one.
         // SAFETY: the block came from there just now, and nobody used it.
         unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
         let wider = layout(bytes.saturating_add(GRANULE))?;

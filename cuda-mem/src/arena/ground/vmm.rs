@@ -63,7 +63,7 @@ impl Zone {
 }
 
 impl Vmm {
-    /// `None` where the device has no such thing, or not in pages of our size.
+    /// `None` where the device has no such thing, or not in granules of our size.
     pub(in crate::arena) fn new(
         device: Device,
         peers: &[Device],
@@ -163,7 +163,7 @@ impl Vmm {
         let size = self.zone.max(bytes);
         let length = usize::try_from(size).map_err(|_| too_many(size))?;
         self.count(1);
-        // SAFETY: the driver is initialised; the zone is whole pages.
+        // SAFETY: the driver is initialised; the zone is whole granules.
         let address = unsafe { raw::vmm::reserve(self.table(), length, GRANULE as usize) }?;
         let zone = Zone {
             address,
@@ -190,7 +190,7 @@ impl Vmm {
     fn map(&self, chunk: Chunk) -> Result<()> {
         let (table, bytes) = (self.table(), chunk.bytes as usize);
         self.count(4);
-        // SAFETY: the driver is initialised; chunks are whole pages.
+        // SAFETY: the driver is initialised; chunks are whole granules.
         let handle = unsafe { raw::vmm::create(table, bytes, &self.prop) }?;
         // SAFETY: nothing is mapped behind the frontier, and the handle is of this size.
         let mapped = unsafe { raw::vmm::map(table, chunk.address, bytes, handle) };
