@@ -6,12 +6,14 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::buffer::{DeviceBuffer, Loan, ReadLoan};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::Stream;
 
 /// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
 /// buffers that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to
-/// that of the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`].
+/// that of the launch for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. So launches on
+/// several streams that read one buffer run one after the other, unless it is lent to all of them first: a loan is
+/// an argument too.
 ///
 /// Implemented here only.
 pub trait Argument<'a>: sealed::Hold<'a> {}
@@ -146,6 +148,37 @@ impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
 }
 
 impl<'a, T: Pod> Argument<'a> for &'a DeviceBuffer<T> {}
+
+/// The address of what is on loan to the stream of the launch already.
+fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<CUdeviceptr>> {
+    if to == stream {
+        return Ok(Value(address));
+    }
+    Err(Error::invalid(format!(
+        "the buffer is on loan to {to:?}, and the launch is on {stream:?}; lend it to that one, or pass the buffer \
+         itself"
+    )))
+}
+
+impl<'a, T: Pod> Hold<'a> for &'a mut Loan<'_, T> {
+    type Held = Value<CUdeviceptr>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        on_loan(self.as_raw(), self.stream(), stream)
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a mut Loan<'_, T> {}
+
+impl<'a, T: Pod> Hold<'a> for &'a ReadLoan<'_, T> {
+    type Held = Value<CUdeviceptr>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        on_loan(self.as_raw(), self.stream(), stream)
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a ReadLoan<'_, T> {}
 
 macro_rules! tuples {
     ($($name:ident)*) => {

@@ -135,12 +135,18 @@ pub(super) fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
     own.synchronize()?;
     let held = hold(&a)?;
     let launch = Launch::over(1000, 256);
+    let (on_a, on_b) = (from.read_on(&a)?, from.read_on(&b)?);
+    // SAFETY: refused before the driver hears of it.
+    let refused = unsafe { copy.launch(&b, launch, (&mut second, &on_a, 1000u64)) };
+    let error = refused.expect_err("it is lent to another stream");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     // SAFETY: as the kernel says.
-    unsafe { copy.launch(&a, launch, (&mut first, &from, 1000u64)) }?;
+    unsafe { copy.launch(&a, launch, (&mut first, &on_a, 1000u64)) }?;
     // SAFETY: as the kernel says.
-    unsafe { copy.launch(&b, launch, (&mut second, &from, 1000u64)) }?;
+    unsafe { copy.launch(&b, launch, (&mut second, &on_b, 1000u64)) }?;
     // `b` does not wait for `a`, which is held.
     b.synchronize()?;
+    drop((on_a, on_b));
     ensure!(second.to_vec()? == [5; 1000]);
     drop(held);
     ensure!(first.to_vec()? == [5; 1000]);
@@ -221,11 +227,7 @@ pub(super) fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    let [first, second, ..] = &devices[..] else {
-        return Err(crate::lab::Skip("needs two devices".to_owned()).into());
-    };
-    let (here, there) = (first.primary_context()?, second.primary_context()?);
+    let (here, there) = (lab.context()?, lab.driver.device(1)?.primary_context()?);
     let (spin, stream) = (kernel(&here, "spin")?, there.stream()?);
     // SAFETY: refused before the driver hears of it.
     let refused = unsafe { spin.launch(&stream, Launch::over(1, 1), (0u64,)) };

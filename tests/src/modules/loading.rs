@@ -8,7 +8,7 @@ use crate::lab::Lab;
 
 pub(super) fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
-    let wrong = PTX.replace("setp.ge.u64", "setp.teapot.u64");
+    let wrong = PTX.replace(".param .u32 value", ".param .teapot value");
     let error = context
         .load(&Image::ptx(&wrong)?)
         .expect_err("it is refused");

@@ -32,7 +32,6 @@ pub fn all() -> Vec<Test> {
             arguments_that_do_not_fit_are_refused,
             blocks_that_cannot_run_are_explained,
             a_launch_over_nothing_does_nothing,
-            a_stream_of_another_context_is_refused,
             limits_and_occupancy_agree,
             a_kernel_that_still_runs_keeps_its_code;
     };
@@ -40,6 +39,12 @@ pub fn all() -> Vec<Test> {
         kernels: a_captured_stream_takes_no_launch;
     });
     all
+}
+
+/// What needs two devices.
+#[must_use]
+pub fn of_two() -> Vec<Test> {
+    tests! { kernels: a_stream_of_another_context_is_refused }
 }
 
 /// The kernels, loaded into a context.
