@@ -35,6 +35,9 @@ impl Backend {
 /// and on a GPU may keep the test from the call that lets it go.
 static PRESSURE: RwLock<()> = RwLock::new(());
 
+/// Which device the tests use.
+pub const DEVICE: &str = "CUDA_MEM_TEST_DEVICE";
+
 /// The driver under test, and what a test body needs around it.
 #[derive(Debug)]
 pub struct Lab {
@@ -154,13 +157,18 @@ impl Lab {
         PRESSURE.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first device.
+    /// The device under test: the first one, or the last if `CUDA_MEM_TEST_DEVICE` is `last`.
     ///
     /// # Errors
     ///
     /// As the driver answers.
     pub fn device(&self) -> Result<Device> {
-        Ok(self.driver.device(0)?)
+        let ordinal = match std::env::var(DEVICE).as_deref() {
+            Ok("last") => self.driver.device_count()?.saturating_sub(1),
+            Ok(other) => bail!("{DEVICE} is {other:?}; it can only be last"),
+            Err(_) => 0,
+        };
+        Ok(self.driver.device(ordinal)?)
     }
 
     /// The primary context of the first device.

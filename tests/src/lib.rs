@@ -17,3 +17,4 @@ mod resources_of_two;
 pub mod run;
 pub mod sweep;
 pub mod two;
+pub mod untouched;

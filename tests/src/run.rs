@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::lab::{Backend, Lab, Skip};
+use crate::untouched;
 
 /// A test: its name is a sentence, its body holds on every driver or says why it cannot run.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,8 @@ pub struct Options {
     pub drops_fail: bool,
     /// On the simulator, whatever `CUDA_MEM_TEST_BACKEND` says: nothing else can show it.
     pub sim_only: bool,
+    /// After each test, no other device may have been touched.
+    pub untouched: bool,
 }
 
 /// Runs the tests as the command line asks, and says on what.
@@ -98,7 +101,7 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
     let mut trials: Vec<Trial> = tests
         .iter()
         .chain(&contract)
-        .map(|test| trial(lab, *test))
+        .map(|test| trial(lab, *test, options))
         .collect();
     trials.sort_by(|a, b| a.name().cmp(b.name()));
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -120,7 +123,7 @@ fn announce(lab: &Lab) {
     );
 }
 
-fn trial(lab: &'static Lab, test: Test) -> Trial {
+fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
     Trial::ignorable_test(test.name, move || {
         let calls = std::env::var_os(CALLS);
         let is_child = std::env::var_os(ALONE).is_some();
@@ -128,6 +131,10 @@ fn trial(lab: &'static Lab, test: Test) -> Trial {
             _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name),
             Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
             None => (test.body)(lab),
+        };
+        let outcome = match outcome {
+            Ok(()) if options.untouched => untouched::check(lab),
+            outcome => outcome,
         };
         match outcome {
             Ok(()) => Ok(Completion::Completed),

@@ -1,0 +1,76 @@
+//! The tests of everything, on the last device of several: after each of them no other device may have a context.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Result, ensure};
+use cuda_mem_tests::lab::{Backend, DEVICE, Lab};
+use cuda_mem_tests::run::{self, Options, Test};
+use cuda_mem_tests::{arena, contract, modules, resources, untouched};
+
+/// Everything that runs on one device in one process.
+fn all() -> Vec<Test> {
+    let mut all = contract::all();
+    all.extend(resources::all());
+    all.extend(arena::all());
+    all.extend(modules::all());
+    all
+}
+
+mod others {
+    use super::*;
+
+    pub(crate) fn stay_untouched(_: &Lab) -> Result<()> {
+        let output = Command::new(std::env::current_exe()?)
+            .env(DEVICE, "last")
+            .env("CUDA_MEM_TEST_BACKEND", "sim")
+            .env("CUDA_SIM_DEVICES", "8")
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{text}\n{errors}");
+        ensure!(text.contains("a_kernel_does_what_it_says"), "{text}");
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let lab = match Lab::get() {
+        Ok(lab) => lab,
+        Err(error) => {
+            eprintln!("no driver to test on: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if std::env::var_os(DEVICE).is_some() {
+        // One at a time: what is active is a matter of the whole process.
+        let options = Options {
+            serial: true,
+            untouched: true,
+            ..Options::default()
+        };
+        let code = run::main(&all(), options);
+        let is_whole = std::env::args().len() == 1;
+        return match untouched::everything_was_asked(lab) {
+            Err(error) if is_whole => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+            _ => code,
+        };
+    }
+    match lab.backend {
+        Backend::Gpu if lab.driver.device_count().unwrap_or(0) < 2 => {
+            println!("one GPU: there are no others to be left alone");
+            run::main(&[], Options::default())
+        }
+        Backend::Gpu => {
+            println!("set {DEVICE}=last to run this on several GPUs");
+            run::main(&[], Options::default())
+        }
+        Backend::Sim => {
+            let tests = cuda_mem_tests::tests! { others: stay_untouched };
+            run::main(&tests, Options::default())
+        }
+    }
+}
