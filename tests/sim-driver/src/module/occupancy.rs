@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn the_best_block_keeps_most_threads_busy() {
         assert_eq!(PLAIN.best(0, |_| 0), (1024, 2));
-        assert_eq!(PLAIN.best(700, |_| 0), (672, 3));
+        assert_eq!(PLAIN.best(700, |_| 0), (512, 4));
         assert_eq!(
             PLAIN.best(0, |threads| if threads > 96 { 1 << 20 } else { 0 }),
             (64, 32)
