@@ -143,10 +143,12 @@ fn launch(
     launch.check(&state.limits(id)?)?;
     let Some(work) = Work::new(&entry, &arguments?) else {
         let name = entry.name.to_string_lossy();
-        eprintln!(
+        // In one piece, whatever others write meanwhile.
+        let line = format!(
             "cuda-sim: cannot run the kernel `{name}`: the simulator runs only `fill`, `copy`, `add` and \
              `spin`, with the parameters that tests/data/kernels.ptx gives them"
         );
+        eprintln!("{line}");
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     };
     // A guess: a launch loads what is not loaded, also while the stream is recorded.

@@ -175,10 +175,10 @@ fn a_kernel_keeps_its_stream_busy() {
     let spin = bench.function(c"spin");
     assert_eq!(launch(spin, [1, 1], stream, [2_000_000]), OK);
     assert_eq!(cu!(cuStreamQuery(stream)), CUresult::CUDA_ERROR_NOT_READY);
-    gate.open();
     let begun = std::time::Instant::now();
+    gate.open();
     synchronise(stream);
-    assert!(begun.elapsed().as_micros() >= 1000);
+    assert!(begun.elapsed().as_millis() >= 2);
     bench.end(&[]);
 }
 
