@@ -42,6 +42,12 @@ mod table;
 mod compat;
 mod library;
 mod names;
+#[allow(
+    non_camel_case_types,
+    non_snake_case,
+    reason = "the names of NVML, as its reference has them"
+)]
+pub mod nvml;
 mod resolve;
 mod version;
 mod versions;

@@ -65,7 +65,7 @@ pub struct Attempt {
     pub reason: AttemptFailure,
 }
 
-/// Why a candidate was not the driver.
+/// Why a candidate was not the library that was looked for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AttemptFailure {
@@ -75,6 +75,8 @@ pub enum AttemptFailure {
     Stub,
     /// It opened, but exports no `cuInit`: not a CUDA driver.
     NotADriver,
+    /// It opened, but exports no `nvmlInit_v2`: not NVML.
+    NotNvml,
 }
 
 impl fmt::Display for AttemptFailure {
@@ -89,6 +91,7 @@ impl fmt::Display for AttemptFailure {
                 "the toolkit's stub, good for linking only (it answers CUDA_ERROR_STUB_LIBRARY)",
             ),
             Self::NotADriver => f.write_str("it exports no cuInit, so it is not a CUDA driver"),
+            Self::NotNvml => f.write_str("it exports no nvmlInit_v2, so it is not NVML"),
         }
     }
 }
@@ -110,26 +113,30 @@ impl LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("no CUDA driver could be opened; tried ")?;
-        for (index, attempt) in self.attempts.iter().enumerate() {
-            if index > 0 {
-                f.write_str("; ")?;
-            }
-            let (path, reason) = (
-                attempt.path.display().to_string(),
-                attempt.reason.to_string(),
-            );
-            // The loader's own words begin with the name that it was given.
-            if reason.starts_with(&path) {
-                f.write_str(&reason)?;
-            } else {
-                write!(f, "{path}: {reason}")?;
-            }
-        }
+        write_attempts(f, &self.attempts)?;
         write!(
             f,
             ". Install an NVIDIA driver, or set {LIBRARY_VARIABLE} to the library's path"
         )
     }
+}
+
+/// `path: reason; path: reason`.
+pub(crate) fn write_attempts(f: &mut fmt::Formatter<'_>, attempts: &[Attempt]) -> fmt::Result {
+    for (index, attempt) in attempts.iter().enumerate() {
+        if index > 0 {
+            f.write_str("; ")?;
+        }
+        let path = attempt.path.display().to_string();
+        let reason = attempt.reason.to_string();
+        // The loader's own words begin with the name that it was given.
+        if reason.starts_with(&path) {
+            f.write_str(&reason)?;
+        } else {
+            write!(f, "{path}: {reason}")?;
+        }
+    }
+    Ok(())
 }
 
 // No source: the text has the loader's words for every attempt, and there is no one cause.
@@ -152,7 +159,7 @@ impl std::error::Error for LoadError {}
 pub fn load() -> Result<&'static DriverLibrary, LoadError> {
     static LIBRARY: OnceCell<Result<DriverLibrary, LoadError>> = OnceCell::new();
     LIBRARY
-        .get_or_init(|| open_first(candidates(requested_library())))
+        .get_or_init(|| open_first(candidates(requested(LIBRARY_VARIABLE))))
         .as_ref()
         .map_err(Clone::clone)
 }
@@ -181,8 +188,9 @@ fn candidates(requested: Option<OsString>) -> Vec<PathBuf> {
     }
 }
 
-fn requested_library() -> Option<OsString> {
-    let requested = std::env::var_os(LIBRARY_VARIABLE).filter(|value| !value.is_empty())?;
+/// The library that the environment names by this variable, if it may choose.
+pub(crate) fn requested(variable: &str) -> Option<OsString> {
+    let requested = std::env::var_os(variable).filter(|value| !value.is_empty())?;
     (!runs_with_foreign_rights()).then_some(requested)
 }
 
@@ -217,8 +225,7 @@ fn open_first(candidates: impl IntoIterator<Item = PathBuf>) -> Result<DriverLib
 fn open(path: PathBuf) -> Result<DriverLibrary, AttemptFailure> {
     // SAFETY: the names are the CUDA driver's, or the caller of `load_from` or whoever set the
     // variable vouches for the file.
-    let library =
-        unsafe { Library::new(&path) }.map_err(|error| AttemptFailure::Open(Arc::new(error)))?;
+    let library = unsafe { open_library(&path) }?;
     // SAFETY: what a CUDA driver exports under these names has the signatures of cuda.h, which
     // names the ABI by the symbol; the library is never closed (below).
     let table = unsafe { DriverTable::fill(|name| address(&library, name)) };
@@ -232,7 +239,15 @@ fn open(path: PathBuf) -> Result<DriverLibrary, AttemptFailure> {
     Ok(DriverLibrary { path, table })
 }
 
-fn address(library: &Library, name: &CStr) -> *const c_void {
+/// # Safety
+///
+/// The file's initialisers run.
+pub(crate) unsafe fn open_library(path: &Path) -> Result<Library, AttemptFailure> {
+    // SAFETY: the caller vouches for the file.
+    unsafe { Library::new(path) }.map_err(|error| AttemptFailure::Open(Arc::new(error)))
+}
+
+pub(crate) fn address(library: &Library, name: &CStr) -> *const c_void {
     // SAFETY: the symbol is only read as an address here.
     unsafe { library.get::<*const c_void>(name) }.map_or(std::ptr::null(), |symbol| *symbol)
 }
