@@ -1,13 +1,10 @@
-//! Makes exports vanish: an older driver has no symbol for what came later, so neither has the
-//! simulator of one. Runs when the library is loaded, before anybody can look a symbol up.
+//! Makes exports of a library vanish, as an older one lacks what came later. The simulated NVML
+//! compiles this file too.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
-use cuda_driver_sys::{CudaVersion, Symbol};
 use libc::{Elf64_Phdr, Elf64_Sym};
-
-use crate::knobs::Knobs;
 
 const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
@@ -22,20 +19,12 @@ struct Dyn {
     value: u64,
 }
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ON_LOAD: extern "C" fn() = on_load;
-
-/// What the loader runs first. In a program that merely links this crate it does nothing.
-extern "C" fn on_load() {
-    let Some(module) = Module::of(on_load as *const c_void) else {
-        return;
-    };
-    if module.is_program {
-        return;
+/// Hides exports of the library that holds `address`; for its initialisers, before anybody can look a
+/// symbol up. In a program that merely links the code it does nothing.
+pub(crate) fn hide_in_library(address: *const c_void, is_hidden: impl Fn(&str) -> bool) {
+    if let Some(module) = Module::of(address).filter(|module| !module.is_program) {
+        module.hide(is_hidden);
     }
-    let version = CudaVersion::from_raw(Knobs::get().version);
-    module.hide(|name| Symbol::find(name).is_some_and(|symbol| symbol.since() > version));
 }
 
 /// A loaded file.
@@ -78,7 +67,7 @@ impl Module {
         let size = size_of::<Elf64_Sym>() as u64;
         let pages = pages(symbols..symbols + count * size);
         if !protect(&pages, libc::PROT_READ | libc::PROT_WRITE) {
-            eprintln!("cuda-sim: cannot hide the symbols of newer versions");
+            eprintln!("cuda-sim: cannot hide symbols");
             return;
         }
         for index in 0..count {

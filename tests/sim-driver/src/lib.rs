@@ -58,6 +58,8 @@ mod state;
 mod stream;
 mod table;
 mod thread;
+#[cfg(target_pointer_width = "64")]
+mod vanish;
 mod visible;
 mod vmm;
 

@@ -1,0 +1,19 @@
+//! An older driver has no symbol for what came later, so neither has the simulator of one.
+
+use std::ffi::c_void;
+
+use cuda_driver_sys::{CudaVersion, Symbol};
+
+use crate::knobs::Knobs;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
+/// What the loader runs first.
+extern "C" fn on_load() {
+    crate::elf::hide_in_library(on_load as *const c_void, |name| {
+        let version = CudaVersion::from_raw(Knobs::get().version);
+        Symbol::find(name).is_some_and(|symbol| symbol.since() > version)
+    });
+}

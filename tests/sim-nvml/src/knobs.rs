@@ -1,0 +1,188 @@
+//! What the environment asks for.
+
+use std::sync::OnceLock;
+
+/// A GPU, or one of its MIG instances.
+pub(crate) type Unit = (usize, Option<usize>);
+
+/// The settings of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Knobs {
+    pub(crate) devices: usize,
+    /// Bytes that a GPU can give out.
+    pub(crate) memory: u64,
+    /// Bytes that it keeps for itself beside them.
+    pub(crate) reserved: u64,
+    /// As `cuDriverGetVersion` counts.
+    pub(crate) version: u32,
+    pub(crate) used: Vec<(Unit, u64)>,
+    /// GPUs with MIG, and how many instances each has.
+    pub(crate) mig: Vec<(usize, usize)>,
+    /// GPU or instance, process, and its bytes if they are known.
+    pub(crate) processes: Vec<(Unit, u32, Option<u64>)>,
+    pub(crate) compute_mode: Vec<(usize, u32)>,
+    pub(crate) lost: Vec<usize>,
+    pub(crate) missing: Vec<String>,
+    /// What the start answers instead of succeeding.
+    pub(crate) error: Option<u32>,
+}
+
+impl Knobs {
+    /// The knobs of this process.
+    pub(crate) fn get() -> &'static Self {
+        static KNOBS: OnceLock<Knobs> = OnceLock::new();
+        KNOBS.get_or_init(|| {
+            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            for complaint in complaints {
+                eprintln!("cuda-sim-nvml: {complaint}");
+            }
+            knobs
+        })
+    }
+
+    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+        let mut reader = Reader {
+            look_up,
+            complaints: Vec::new(),
+        };
+        let knobs = Self {
+            devices: reader.one("CUDA_SIM_DEVICES", number).unwrap_or(1).min(64),
+            // As the simulated driver's default, which is an H200's.
+            memory: reader
+                .one("CUDA_SIM_MEMORY", size)
+                .unwrap_or(150_109_880_320),
+            reserved: reader.one("NVML_SIM_RESERVED", size).unwrap_or(512 << 20),
+            version: reader
+                .one("CUDA_SIM_DRIVER_VERSION", number)
+                .unwrap_or(13000),
+            used: reader.list("NVML_SIM_USED", |item| {
+                let (at, bytes) = item.split_once(':')?;
+                Some((unit(at)?, size(bytes)?))
+            }),
+            mig: reader.list("NVML_SIM_MIG", pair),
+            processes: reader.list("NVML_SIM_PROCESSES", |item| {
+                let mut parts = item.splitn(3, ':');
+                let (at, pid) = (unit(parts.next()?)?, number(parts.next()?)?);
+                let bytes = match parts.next() {
+                    Some(bytes) => Some(size(bytes)?),
+                    None => None,
+                };
+                Some((at, pid, bytes))
+            }),
+            compute_mode: reader.list("NVML_SIM_COMPUTE_MODE", pair),
+            lost: reader.list("NVML_SIM_LOST", number),
+            missing: reader.list("NVML_SIM_MISSING", |item| Some(item.to_owned())),
+            error: reader
+                .one("NVML_SIM_ERROR", number)
+                .filter(|code| *code != 0),
+        };
+        (knobs, reader.complaints)
+    }
+
+    /// How many MIG instances a GPU has; `None` without MIG.
+    pub(crate) fn instances(&self, gpu: usize) -> Option<usize> {
+        let found = self.mig.iter().find(|(index, _)| *index == gpu);
+        found.map(|(_, count)| *count)
+    }
+}
+
+struct Reader<F> {
+    look_up: F,
+    complaints: Vec<String>,
+}
+
+impl<F: Fn(&str) -> Option<String>> Reader<F> {
+    fn one<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let text = (self.look_up)(name)?;
+        let value = parse(text.trim());
+        if value.is_none() {
+            self.complaints
+                .push(format!("{name}={text:?} makes no sense; using the default"));
+        }
+        value
+    }
+
+    fn list<T>(&mut self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Vec<T> {
+        self.one(name, |text| {
+            let items = text.split(',').map(str::trim);
+            items.filter(|item| !item.is_empty()).map(&parse).collect()
+        })
+        .unwrap_or_default()
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    text.trim().parse().ok()
+}
+
+/// `1:3`
+fn pair<A: std::str::FromStr, B: std::str::FromStr>(text: &str) -> Option<(A, B)> {
+    let (a, b) = text.split_once(':')?;
+    Some((number(a)?, number(b)?))
+}
+
+/// `3`, or `1.0` for a MIG instance.
+fn unit(text: &str) -> Option<Unit> {
+    match text.split_once('.') {
+        Some((gpu, instance)) => Some((number(gpu)?, Some(number(instance)?))),
+        None => Some((number(text)?, None)),
+    }
+}
+
+/// Bytes, with K, M or G.
+fn size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (digits, shift) = match text.as_bytes().last()?.to_ascii_uppercase() {
+        b'K' => (&text[..text.len() - 1], 10),
+        b'M' => (&text[..text.len() - 1], 20),
+        b'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    number::<u64>(digits)?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read() {
+        let (knobs, complaints) = Knobs::read(|name| {
+            let value = match name {
+                "CUDA_SIM_DEVICES" => "8",
+                "NVML_SIM_USED" => "0:10G, 3:70G,1.1:5",
+                "NVML_SIM_MIG" => "1:3",
+                "NVML_SIM_PROCESSES" => "0:4711:1K,2:12",
+                "NVML_SIM_ERROR" => "9",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        });
+        assert_eq!(complaints, [""; 0]);
+        assert_eq!(knobs.devices, 8);
+        assert_eq!(
+            knobs.used,
+            [
+                ((0, None), 10 << 30),
+                ((3, None), 70 << 30),
+                ((1, Some(1)), 5)
+            ]
+        );
+        assert_eq!((knobs.instances(1), knobs.instances(0)), (Some(3), None));
+        assert_eq!(
+            knobs.processes,
+            [((0, None), 4711, Some(1024)), ((2, None), 12, None)]
+        );
+        assert_eq!(knobs.error, Some(9));
+    }
+
+    #[test]
+    fn nonsense_is_named_and_ignored() {
+        let (knobs, complaints) =
+            Knobs::read(|name| (name == "NVML_SIM_USED").then(|| "0=10G".to_owned()));
+        assert_eq!(complaints.len(), 1);
+        assert!(complaints[0].contains("NVML_SIM_USED"), "{complaints:?}");
+        assert_eq!(knobs.used, []);
+    }
+}
