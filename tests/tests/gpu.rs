@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{self, CUresult, SYMBOLS};
+use cuda_mem::{ErrorKind, Nvml};
 use cuda_mem_tests::lab::{Backend, Lab, Skip};
 use cuda_mem_tests::run::{self, Options};
 
@@ -131,6 +132,42 @@ mod gpu {
         );
         Ok(())
     }
+
+    /// The structs of NVML are written by hand, so a real library has to fill them sensibly.
+    pub(crate) fn nvml_and_the_driver_mean_the_same_devices(lab: &Lab) -> Result<()> {
+        need_gpu(lab)?;
+        let nvml = match Nvml::load() {
+            Err(error) if error.kind() == ErrorKind::NvmlMissing => {
+                return Err(Skip(error.to_string()).into());
+            }
+            nvml => nvml?,
+        };
+        ensure!(nvml.cuda_version()? == lab.driver.version());
+        ensure!(nvml.driver_version()?.contains('.'));
+        for device in lab.driver.devices()? {
+            let seen = device.nvml(&nvml)?;
+            ensure!(seen.uuid()? == device.uuid()?, "{seen:?}");
+            ensure!(seen.pci_id()? == device.pci_id()?, "{seen:?}");
+            ensure!(lab.driver.device_by_uuid(&seen.uuid()?)? == device);
+            let memory = seen.memory()?;
+            ensure!(memory.total >= device.total_memory()?, "{memory:?}");
+            let reserved = memory.reserved.unwrap_or(0);
+            ensure!(
+                memory.free + memory.used + reserved == memory.total,
+                "{memory:?}"
+            );
+            let bar1 = seen.bar1_memory()?;
+            ensure!(bar1.free + bar1.used == bar1.total, "{bar1:?}");
+            let processes = seen.processes()?;
+            ensure!(
+                processes.iter().all(|process| process.pid > 0),
+                "{processes:?}"
+            );
+            seen.mig_mode()?;
+            seen.compute_mode()?;
+        }
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
@@ -138,7 +175,8 @@ fn main() -> ExitCode {
         gpu: the_driver_exports_every_public_symbol_of_its_version,
             the_driver_exports_the_older_variants_too, the_driver_calls_its_codes_as_we_do,
             nothing_of_the_simulator_is_visible,
-            a_batch_of_copies_is_refused_on_the_legacy_stream;
+            a_batch_of_copies_is_refused_on_the_legacy_stream,
+            nvml_and_the_driver_mean_the_same_devices;
     };
     run::main(&tests, Options::default())
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::sys::CUdevice_attribute;
-use cuda_mem::{CudaVersion, ErrorKind, Uuid};
+use cuda_mem::{CudaVersion, ErrorKind, PciId, Uuid};
 
 use crate::lab::Lab;
 
@@ -10,6 +10,11 @@ pub(super) fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     ensure!(!device.name()?.is_empty());
     ensure!(device.uuid()? != Uuid([0; 16]));
+    ensure!(lab.driver.device_by_uuid(&device.uuid()?)? == device);
+    let nobody = lab.driver.device_by_uuid(&Uuid([0; 16])).err();
+    ensure!(nobody.is_some_and(|error| error.kind() == ErrorKind::InvalidDevice));
+    let pci = device.pci_id()?;
+    ensure!(pci.to_string().parse::<PciId>()? == pci);
     ensure!(device.total_memory()? > 1 << 28);
     let can = device.capabilities()?;
     ensure!(can.memory_pools.is_yes(), "{}", can.memory_pools);
@@ -63,6 +68,7 @@ pub(super) fn looking_creates_no_context(lab: &Lab) -> Result<()> {
     for device in lab.driver.devices()? {
         device.name()?;
         device.uuid()?;
+        device.pci_id()?;
         device.total_memory()?;
         device.capabilities()?;
         ensure!(!device.has_active_context()?, "{device:?}");
