@@ -1,5 +1,7 @@
 //! The driver: opened, initialised, asked for its version.
 
+pub(crate) mod start;
+
 use std::fmt;
 use std::path::Path;
 
@@ -26,6 +28,7 @@ struct Loaded {
     table: &'static DriverTable,
     path: Option<&'static Path>,
     version: CudaVersion,
+    start: &'static start::Start,
 }
 
 impl Driver {
@@ -33,7 +36,7 @@ impl Driver {
     /// in a process). Later calls return the same driver at once.
     ///
     /// `CUDA_DRIVER_SYS_LIBRARY` may name another library to open. `CUDA_VISIBLE_DEVICES` is read
-    /// by the driver here, and never again.
+    /// by the driver here, and never again; [`visibility`](Self::visibility) remembers what it said.
     ///
     /// # Errors
     ///
@@ -89,13 +92,14 @@ impl Driver {
         // First, so that no fork falls between.
         report::watch_forks();
         // SAFETY: the table is a CUDA driver's, by the contract of every function that leads here.
-        unsafe { raw::init::init(table) }?;
+        let start = unsafe { start::initialise(table) }?;
         // SAFETY: as above.
         let version = unsafe { raw::init::version(table) }?;
         Ok(Self(Box::leak(Box::new(Loaded {
             table,
             path,
             version: CudaVersion::from_raw(version.unsigned_abs()),
+            start,
         }))))
     }
 
@@ -167,6 +171,11 @@ impl Driver {
         // SAFETY: the driver is initialised.
         let count = unsafe { raw::device::count(self.table()) }?;
         Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// What was found just before it was initialised.
+    pub(crate) fn start_facts(&self) -> &'static start::Start {
+        self.0.start
     }
 
     /// The functions of the driver, for calls that this crate does not wrap.

@@ -71,6 +71,7 @@ mod report;
 mod resource;
 mod stats;
 mod stream;
+mod visible;
 
 pub use adaptor::{
     AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
@@ -114,3 +115,7 @@ pub use resource::{
 };
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};
+pub use visible::{
+    DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
+    VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
+};

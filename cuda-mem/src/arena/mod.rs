@@ -26,7 +26,7 @@ mod lock;
 mod node;
 mod owners;
 #[cfg(test)]
-mod random;
+pub(crate) mod random;
 mod refill;
 mod slots;
 mod stamp;

@@ -8,7 +8,7 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 /// Runs a test on so many values, fewer under Miri. One that fails is made as short as it can be.
-pub(super) fn cases<S: Strategy>(
+pub(crate) fn cases<S: Strategy>(
     count: u32,
     strategy: &S,
     test: impl Fn(S::Value) -> Result<(), TestCaseError>,

@@ -7,8 +7,10 @@ use cuda_driver_sys::{CUdevice, CUdevice_attribute, CUuuid};
 use super::{Table, call};
 use crate::error::Result;
 
+/// Before the driver is initialised, it answers NOT_INITIALIZED (measured).
+///
 /// # Safety
-/// The driver must be initialised.
+/// The table's functions must be a CUDA driver's.
 pub(crate) unsafe fn count(table: &Table) -> Result<c_int> {
     let mut count = 0;
     // SAFETY: `count` is valid for a write of one int.

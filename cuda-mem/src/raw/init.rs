@@ -10,6 +10,11 @@ pub(crate) unsafe fn init(table: &Table) -> Result<()> {
     unsafe { call!(table, cuInit(0)) }
 }
 
+/// Where the function that initialises is: which driver this is, however often it was opened.
+pub(crate) fn address(table: &Table) -> usize {
+    table.cuInit.map_or(0, |function| function as usize)
+}
+
 /// # Safety
 /// As [`init`].
 pub(crate) unsafe fn version(table: &Table) -> Result<i32> {
