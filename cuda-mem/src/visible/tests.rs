@@ -55,12 +55,15 @@ fn gpus(devices: &[usize]) -> Vec<VisibleDevice> {
     devices.iter().copied().map(Gpu).collect()
 }
 
+/// Which item ended the list, and why.
+type End = (usize, EndReason);
+
 #[test]
 fn the_documented_values() {
     let all = [0, 1, 2, 3, 4, 5, 6, 7];
     let ended = |item, reason| Some((item, reason));
     let beyond = Why::Beyond { devices: 8 };
-    let values: [(Option<&str>, &[usize], Option<(usize, EndReason)>); 14] = [
+    let values: [(Option<&str>, &[usize], Option<End>); 14] = [
         (None, &all, None),
         (Some(""), &[], None),
         (Some("0,1,2,-1,3"), &[0, 1, 2], ended(4, Why::Negative)),

@@ -10,12 +10,15 @@ use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::knobs::Knobs;
 use crate::pool::PoolId;
 use crate::state::{State, state};
+use crate::visible::Gpu;
 
 /// One visible device.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// Which device of the machine it is.
     pub(crate) index: usize,
+    /// Which MIG instance of it. Otherwise it is like the whole device.
+    pub(crate) instance: Option<usize>,
     pub(crate) memory: u64,
     /// Bytes that pools and allocations hold.
     pub(crate) taken: u64,
@@ -36,11 +39,25 @@ impl Device {
 
 /// The devices that a process with this `CUDA_VISIBLE_DEVICES` sees.
 pub(crate) fn visible(knobs: &Knobs, value: Option<&str>) -> Vec<Device> {
-    let uuids: Vec<String> = (0..knobs.devices).map(uuid_text).collect();
-    crate::visible::visible(value, &uuids)
+    let machine: Vec<Gpu> =
+        (0..knobs.devices)
+            .map(|index| Gpu {
+                uuid: text("GPU", uuid(index, None)),
+                instances: knobs.mig.iter().find(|(device, _)| *device == index).map(
+                    |(_, count)| {
+                        let instances = 0..*count;
+                        instances
+                            .map(|instance| text("MIG", uuid(index, Some(instance))))
+                            .collect()
+                    },
+                ),
+            })
+            .collect();
+    crate::visible::visible(value, &machine)
         .into_iter()
-        .map(|index| Device {
-            index,
+        .map(|shown| Device {
+            index: shown.gpu,
+            instance: shown.instance,
             memory: knobs.memory,
             taken: 0,
             primary: None,
@@ -51,22 +68,21 @@ pub(crate) fn visible(knobs: &Knobs, value: Option<&str>) -> Vec<Device> {
         .collect()
 }
 
-/// Distinct, the same in every run, and recognisable: the first bytes differ most.
-fn uuid(index: usize) -> [u8; 16] {
+/// Distinct, the same in every run, and recognisable: the first bytes differ most. Of a whole device, or
+/// of one of its instances.
+fn uuid(index: usize, instance: Option<usize>) -> [u8; 16] {
     let mut bytes = *b"\0\0\0\0cuda-sim\0\0\0\0";
     // Consecutive devices get unlike prefixes, so that abbreviations work.
-    let mixed = (index as u32 + 1).wrapping_mul(0x9e37_79b1);
+    let part = instance.map_or(0, |instance| (instance as u32 + 1) << 16);
+    let mixed = (index as u32 + 1 + part).wrapping_mul(0x9e37_79b1);
     bytes[..4].copy_from_slice(&mixed.to_be_bytes());
-    bytes[12..].copy_from_slice(&(index as u32).to_be_bytes());
+    bytes[12..].copy_from_slice(&(index as u32 + part).to_be_bytes());
     bytes
 }
 
 /// As NVML and `CUDA_VISIBLE_DEVICES` write it.
-fn uuid_text(index: usize) -> String {
-    let hex: Vec<String> = uuid(index)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+fn text(prefix: &str, uuid: [u8; 16]) -> String {
+    let hex: Vec<String> = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let part = |range: std::ops::Range<usize>| hex[range].concat();
     let parts = [
         part(0..4),
@@ -75,7 +91,7 @@ fn uuid_text(index: usize) -> String {
         part(8..10),
         part(10..16),
     ];
-    format!("GPU-{}", parts.join("-"))
+    format!("{prefix}-{}", parts.join("-"))
 }
 
 impl State {
@@ -112,11 +128,13 @@ exports! {
     }
 
     plain fn cuDeviceGetUuid(_, out: Out<CUuuid>, device: c_int) {
-        write_uuid(out, device)
+        let index = state()?.device(device)?.index;
+        write_uuid(out, uuid(index, None))
     }
 
     plain fn cuDeviceGetUuid_v2(_, out: Out<CUuuid>, device: c_int) {
-        write_uuid(out, device)
+        let (index, instance) = state()?.device(device).map(|d| (d.index, d.instance))?;
+        write_uuid(out, uuid(index, instance))
     }
 
     plain fn cuDeviceTotalMem_v2(_, out: Out<usize>, device: c_int) {
@@ -151,8 +169,7 @@ exports! {
     }
 }
 
-fn write_uuid(out: Out<CUuuid>, device: c_int) -> Answer {
-    let bytes = uuid(state()?.device(device)?.index);
+fn write_uuid(out: Out<CUuuid>, bytes: [u8; 16]) -> Answer {
     out.write(CUuuid {
         bytes: bytes.map(|byte| byte as c_char),
     })
@@ -161,6 +178,10 @@ fn write_uuid(out: Out<CUuuid>, device: c_int) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn uuid_text(index: usize) -> String {
+        text("GPU", uuid(index, None))
+    }
 
     #[test]
     fn uuids_differ_in_their_first_digits() {
@@ -185,5 +206,19 @@ mod tests {
         };
         assert_eq!(shown("2,0"), [2, 0]);
         assert_eq!(shown(&uuid_text(3)[..8]), [3]);
+    }
+
+    #[test]
+    fn an_instance_has_a_name_of_its_own() {
+        let knobs = Knobs {
+            devices: 2,
+            mig: vec![(1, 3)],
+            ..Knobs::default()
+        };
+        let name = text("MIG", uuid(1, Some(2)));
+        for value in [name, format!("MIG-{}/3/0", uuid_text(1))] {
+            let shown = visible(&knobs, Some(&value));
+            assert_eq!((shown[0].index, shown[0].instance), (1, Some(2)), "{value}");
+        }
     }
 }

@@ -24,7 +24,10 @@ exports! {
             // Refuses in a forked child, as the driver does.
             return state::check_initialised();
         }
-        let devices = device::visible(knobs, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+        // What is no UTF-8 is no number and no name either.
+        let value = std::env::var_os("CUDA_VISIBLE_DEVICES");
+        let value = value.as_ref().map(|value| value.to_string_lossy());
+        let devices = device::visible(knobs, value.as_deref());
         if devices.is_empty() {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }

@@ -37,6 +37,8 @@ pub(crate) struct Knobs {
     pub(crate) peers: bool,
     /// Pairs of devices of the machine that cannot.
     pub(crate) no_peers: Vec<(usize, usize)>,
+    /// Devices of the machine that have MIG on, and how many instances each.
+    pub(crate) mig: Vec<(usize, usize)>,
     /// What `cuInit` answers instead of succeeding.
     pub(crate) init_error: Option<u32>,
     /// Whether this plays the toolkit's link-time stub, which answers nothing but that it is one.
@@ -77,6 +79,7 @@ impl Default for Knobs {
             vmm: true,
             peers: true,
             no_peers: Vec::new(),
+            mig: Vec::new(),
             init_error: None,
             stub: false,
             granule: 512,
@@ -141,6 +144,7 @@ impl Knobs {
             vmm: read("CUDA_SIM_VMM", 1, 0..=1) == 1,
             peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
             no_peers: Vec::new(),
+            mig: Vec::new(),
             init_error: Some(read("CUDA_SIM_INIT_ERROR", 0, 0..=u64::from(u32::MAX)) as u32)
                 .filter(|code| *code != 0),
             stub: read("CUDA_SIM_STUB", 0, 0..=1) == 1,
@@ -148,10 +152,18 @@ impl Knobs {
             chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
         };
         if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
-            match pairs(&text) {
+            match pairs(&text, '-') {
                 Some(pairs) => knobs.no_peers = pairs,
                 None => complaints.push(format!(
                     "CUDA_SIM_NO_PEERS={text:?} is no list of pairs such as 0-1,2-3; ignored"
+                )),
+            }
+        }
+        if let Some(text) = look_up("CUDA_SIM_MIG") {
+            match pairs(&text, ':') {
+                Some(pairs) => knobs.mig = pairs,
+                None => complaints.push(format!(
+                    "CUDA_SIM_MIG={text:?} is no list of devices and instances such as 0:2,1:7; ignored"
                 )),
             }
         }
@@ -237,9 +249,9 @@ fn size(text: &str) -> Option<u64> {
 }
 
 /// Pairs of numbers: `0-1,2-3`.
-fn pairs(text: &str) -> Option<Vec<(usize, usize)>> {
+fn pairs(text: &str, between: char) -> Option<Vec<(usize, usize)>> {
     let pair = |text: &str| {
-        let (one, other) = text.split_once('-')?;
+        let (one, other) = text.split_once(between)?;
         Some((one.trim().parse().ok()?, other.trim().parse().ok()?))
     };
     text.split(',').map(pair).collect()
@@ -297,6 +309,15 @@ mod tests {
             assert!(knobs.no_peers.is_empty());
             assert_eq!(complaints.len(), 1, "{wrong}");
         }
+    }
+
+    #[test]
+    fn instances_are_a_list() {
+        let (knobs, complaints) = read(&[("CUDA_SIM_MIG", "0:2, 3:0")]);
+        assert_eq!(knobs.mig, [(0, 2), (3, 0)]);
+        assert!(complaints.is_empty());
+        let (knobs, complaints) = read(&[("CUDA_SIM_MIG", "0-2")]);
+        assert_eq!((knobs.mig.len(), complaints.len()), (0, 1));
     }
 
     #[test]

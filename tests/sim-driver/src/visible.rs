@@ -1,37 +1,108 @@
 //! `CUDA_VISIBLE_DEVICES`: which devices a process sees, and in which order.
+//!
+//! The rules are NVIDIA's guide and PyTorch's reading of driver 525. What neither says is marked as a
+//! guess. Written apart from the parser of `cuda-mem`, which is compared with this one.
 
-/// The devices to show, as indexes into `uuids` (texts such as `GPU-9e8d35e3-…`).
-pub(crate) fn visible(value: Option<&str>, uuids: &[String]) -> Vec<usize> {
-    let Some(value) = value else {
-        return (0..uuids.len()).collect();
-    };
-    let by_uuid = value.starts_with("GPU-") || value.starts_with("MIG-");
-    let find = |item: &str| {
-        if by_uuid {
-            find_uuid(item, uuids)
-        } else {
-            number(item).filter(|index| *index < uuids.len())
-        }
-    };
-    // The first item that names no device ends the list.
-    let found: Vec<usize> = value.split(',').map_while(find).collect();
-    let repeats = (1..found.len()).any(|at| found[..at].contains(&found[at]));
-    if repeats { Vec::new() } else { found }
+/// A device of the machine by its names.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    /// A text such as `GPU-9e8d35e3-…`.
+    pub(crate) uuid: String,
+    /// With MIG on, a text such as `MIG-…` for each instance. Their numbers count from 1 here, and each
+    /// has the one compute instance 0.
+    pub(crate) instances: Option<Vec<String>>,
 }
 
-/// The one device whose UUID begins so. The simulator has no MIG instances.
-fn find_uuid(item: &str, uuids: &[String]) -> Option<usize> {
-    if !item.starts_with("GPU-") {
-        return None;
+/// One device to show: by its place in the machine, and which instance of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) gpu: usize,
+    pub(crate) instance: Option<usize>,
+}
+
+/// The devices to show.
+pub(crate) fn visible(value: Option<&str>, machine: &[Gpu]) -> Vec<Shown> {
+    let found: Vec<Shown> = match value {
+        None => (0..machine.len())
+            .filter_map(|gpu| whole(gpu, machine))
+            .collect(),
+        // The first item that names no device ends the list. A guess: so does an empty one.
+        Some(value) => {
+            let first = value
+                .get(..4)
+                .filter(|start| ["GPU-", "MIG-"].contains(start));
+            value
+                .split(',')
+                .map_while(|item| match first {
+                    None => whole(number(item)?, machine),
+                    Some(prefix) if !item.starts_with(prefix) => None,
+                    Some("GPU-") => whole(find_uuid(item, machine)?, machine),
+                    Some(_) => find_instance(item, machine),
+                })
+                .collect()
+        }
+    };
+    // A guess: an item after the end of the list repeats nothing.
+    if (1..found.len()).any(|at| found[..at].contains(&found[at])) {
+        return Vec::new();
     }
-    let mut matching = (0..uuids.len()).filter(|index| uuids[*index].starts_with(item));
+    // One instance a process. A guess: the first one, and no whole device beside it.
+    match found.iter().find(|shown| shown.instance.is_some()) {
+        Some(first) => vec![*first],
+        None => found,
+    }
+}
+
+/// A device as a process sees it that does not ask for an instance: with MIG on, its first one. A guess:
+/// with MIG on and no instance it is not there.
+fn whole(gpu: usize, machine: &[Gpu]) -> Option<Shown> {
+    let instance = match &machine.get(gpu)?.instances {
+        None => None,
+        Some(instances) if instances.is_empty() => return None,
+        Some(_) => Some(0),
+    };
+    Some(Shown { gpu, instance })
+}
+
+/// The one device whose UUID begins so. Guesses: capital letters are others, and a text that is longer
+/// than the UUID names nothing.
+fn find_uuid(item: &str, machine: &[Gpu]) -> Option<usize> {
+    let mut matching = (0..machine.len()).filter(|gpu| machine[*gpu].uuid.starts_with(item));
     let found = matching.next()?;
     matching.next().is_none().then_some(found)
 }
 
-/// As `strtoul` reads the beginning of a text.
+/// The one instance of that name. Guesses: both spellings may be abbreviated, the older one in its UUID
+/// or at its end, but not in its numbers.
+fn find_instance(item: &str, machine: &[Gpu]) -> Option<Shown> {
+    let mut found = None;
+    for (gpu, names) in machine.iter().enumerate() {
+        for (instance, uuid) in names.instances.iter().flatten().enumerate() {
+            let old = format!("MIG-{}", names.uuid);
+            let matches = uuid.starts_with(item)
+                || match item.split_once('/') {
+                    None => old.starts_with(item),
+                    Some((of, place)) => {
+                        let is_named = of.starts_with("MIG-GPU-") && old.starts_with(of);
+                        is_named && place == format!("{}/0", instance + 1)
+                    }
+                };
+            let shown = Shown {
+                gpu,
+                instance: Some(instance),
+            };
+            if matches && found.replace(shown).is_some() {
+                return None;
+            }
+        }
+    }
+    found
+}
+
+/// As `strtoul` reads the beginning of a text. Guesses: the base is 10, and a number that 64 bits do not
+/// hold, or an `int` does not, is beyond the last device.
 fn number(item: &str) -> Option<usize> {
-    let item = item.trim_start();
+    let item = item.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
     let (negative, digits) = match item.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, item.strip_prefix('+').unwrap_or(item)),
@@ -47,11 +118,15 @@ fn number(item: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn uuids() -> Vec<String> {
+    fn machine() -> Vec<Gpu> {
         ["GPU-9e8d35e3", "GPU-47aa", "GPU-47bb", "GPU-5"]
             .iter()
             .map(|uuid| format!("{uuid}-0000"))
             .chain((4..8).map(|index| format!("GPU-f{index}")))
+            .map(|uuid| Gpu {
+                uuid,
+                instances: None,
+            })
             .collect()
     }
 
@@ -75,9 +150,44 @@ mod tests {
             (Some("GPU-47bb,GPU-9e"), &[2, 0]),
             (Some("GPU-47"), &[]),
             (Some("GPU-9e,GPU-9e8d"), &[]),
+            (Some("99999999999999999999"), &[]),
+            (Some("0x1,1"), &[0, 1]),
+            (Some("1,,2"), &[1]),
+            (Some("\t1,\u{a0}2"), &[1]),
+            (Some("+-1"), &[]),
+            (Some("é"), &[]),
         ];
         for (value, expected) in vectors {
-            assert_eq!(visible(*value, &uuids()), *expected, "{value:?}");
+            let shown = visible(*value, &machine());
+            assert!(shown.iter().all(|shown| shown.instance.is_none()));
+            let shown: Vec<usize> = shown.iter().map(|shown| shown.gpu).collect();
+            assert_eq!(shown, *expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn one_instance_is_shown() {
+        let mut machine = machine();
+        machine[1].instances = Some(vec!["MIG-a1".into(), "MIG-a2".into()]);
+        machine[2].instances = Some(Vec::new());
+        for (value, expected) in [
+            (None, Some((1, 0))),
+            (Some("1"), Some((1, 0))),
+            (Some("0,1"), Some((1, 0))),
+            (Some("GPU-47aa"), Some((1, 0))),
+            (Some("MIG-a2,MIG-a1"), Some((1, 1))),
+            (Some("MIG-GPU-47aa/2/0"), Some((1, 1))),
+            (Some("MIG-GPU-47aa-0000/1/0"), Some((1, 0))),
+            (Some("MIG-GPU-47aa/3/0"), None),
+            (Some("MIG-a"), None),
+            (Some("MIG-a1,MIG-a1"), None),
+            (Some("2"), None),
+        ] {
+            let shown = visible(value, &machine);
+            assert!(shown.len() <= 1, "{value:?}");
+            let shown = shown.first().map(|shown| (shown.gpu, shown.instance));
+            let expected = expected.map(|(gpu, instance)| (gpu, Some(instance)));
+            assert_eq!(shown, expected, "{value:?}");
         }
     }
 }
