@@ -71,7 +71,7 @@ impl Visibility {
     ///
     /// # Safety
     ///
-    /// While this runs, no other thread may read or write the environment, unless through [`std::env`].
+    /// While this runs, no other thread may read or write the environment, unless through [`std::env`](mod@std::env).
     /// Many functions of C read it, those that look up host names and local time among them: see
     /// [`std::env::set_var`]. With a single thread it is always sound.
     ///
