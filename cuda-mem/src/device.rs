@@ -1,5 +1,9 @@
 //! Devices, and what they can do. Nothing here creates a context.
 
+mod identity;
+
+pub use identity::PciId;
+
 use std::fmt;
 
 use bitflags::bitflags;

@@ -6,18 +6,21 @@
 mod failed;
 mod kind;
 mod memory;
+mod nvml;
 
 pub use failed::Failed;
 pub use kind::ErrorKind;
 pub use memory::{OutOfMemory, Remedy, Tried};
 
 use kind::{advice, kind_of};
+use nvml::kind_of_nvml;
 
 pub(crate) use memory::Bytes;
 use memory::Refusal;
 
 use std::fmt;
 
+use cuda_driver_sys::nvml::{NvmlLoadError, nvmlReturn_t};
 use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
 
 /// The result of every fallible function of this crate.
@@ -44,6 +47,23 @@ enum Cause {
     Load(#[from] LoadError),
     #[error(transparent)]
     Missing(#[from] MissingSymbol),
+    #[error(transparent)]
+    NvmlLoad(#[from] NvmlLoadError),
+    #[error(
+        "the NVML library has no {0}; it belongs to an older driver, or was built for another system"
+    )]
+    NvmlLacks(&'static str),
+    #[error("{function} answered {code}{}", Asked(asked))]
+    Nvml {
+        function: &'static str,
+        code: nvmlReturn_t,
+        asked: Option<String>,
+    },
+    #[error(
+        "this process was forked after NVML was initialised; look for the GPU before the fork and hand \
+         its UUID on, or in a new process (exec)"
+    )]
+    NvmlForked,
     #[error("{function} answered {code}{}{}", Asked(asked), advice(kind_of(*code)))]
     Driver {
         function: &'static str,
@@ -143,7 +163,9 @@ impl Error {
     /// Adds what was asked for; the text is only made when there is an error to carry it.
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
-        if let Cause::Driver { asked, .. } | Cause::Code { asked, .. } = &mut *self.0 {
+        if let Cause::Driver { asked, .. } | Cause::Code { asked, .. } | Cause::Nvml { asked, .. } =
+            &mut *self.0
+        {
             *asked = Some(text());
         }
         self
@@ -337,7 +359,9 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
             Cause::Load(_) => ErrorKind::DriverMissing,
-            Cause::Missing(_) => ErrorKind::SymbolMissing,
+            Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
+            Cause::Missing(_) | Cause::NvmlLacks(_) => ErrorKind::SymbolMissing,
+            Cause::Nvml { code, .. } => kind_of_nvml(*code),
             Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
@@ -349,7 +373,7 @@ impl Error {
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,
             Cause::Capturing(_) => ErrorKind::Capturing,
             Cause::StillAllocated { .. } => ErrorKind::StillAllocated,
-            Cause::Forked => ErrorKind::Forked,
+            Cause::Forked | Cause::NvmlForked => ErrorKind::Forked,
         }
     }
 
@@ -365,7 +389,7 @@ impl Error {
         }
     }
 
-    /// The driver function that failed or is missing.
+    /// The function, of the driver or of NVML, that failed or is missing.
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
@@ -373,6 +397,7 @@ impl Error {
             | Cause::Code { function, .. }
             | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
+            Cause::Nvml { function, .. } | Cause::NvmlLacks(function) => Some(function),
             Cause::Missing(missing) => Some(missing.symbol),
             _ => None,
         }
@@ -424,6 +449,12 @@ impl From<Cause> for Error {
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         Self::from(Cause::Load(error))
+    }
+}
+
+impl From<NvmlLoadError> for Error {
+    fn from(error: NvmlLoadError) -> Self {
+        Self::from(Cause::NvmlLoad(error))
     }
 }
 

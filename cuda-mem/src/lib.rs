@@ -62,6 +62,7 @@ mod join;
 mod later;
 mod location;
 mod module;
+mod nvml;
 mod origin;
 mod pointer;
 mod pool;
@@ -85,7 +86,7 @@ pub use context::{Context, Current, MemoryInfo};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;
 pub use current::ScopedResource;
-pub use device::{Capabilities, Device, HandleTypes, Reason, Support, Uuid};
+pub use device::{Capabilities, Device, HandleTypes, PciId, Reason, Support, Uuid};
 pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
 pub use event::Event;
@@ -102,6 +103,9 @@ pub use ipc::{
 pub use location::{AllocationType, Location};
 pub use module::{
     Argument, Arguments, Function, Image, Launch, Library, LoadingMode, Module, Occupancy, Value,
+};
+pub use nvml::{
+    Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
 };
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

@@ -43,6 +43,7 @@ static AFTER_FORK: AtomicU64 = AtomicU64::new(0);
 /// Kept by the list of what waits, and here so that everything is counted in one place.
 pub(crate) static WAITING: AtomicU64 = AtomicU64::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
+static NVML_FORKED: AtomicBool = AtomicBool::new(false);
 
 /// Calls `hook` whenever a destructor fails, in place of any earlier hook.
 ///
@@ -138,6 +139,30 @@ pub(crate) fn watch_forks() {
 
 #[cfg(not(unix))]
 pub(crate) fn watch_forks() {}
+
+/// Whether this process came out of `fork` after NVML was initialised. Apart from the driver's mark: a
+/// program may look for its GPU, fork, and start the driver in its children.
+pub(crate) fn is_nvml_forked() -> bool {
+    NVML_FORKED.load(Ordering::Relaxed)
+}
+
+/// As [`watch_forks`], for NVML.
+#[cfg(unix)]
+pub(crate) fn watch_nvml_forks() {
+    use std::sync::Once;
+
+    extern "C" fn mark() {
+        NVML_FORKED.store(true, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: as in `watch_forks`. If registering fails, NVML itself answers in forks.
+        unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    });
+}
+
+#[cfg(not(unix))]
+pub(crate) fn watch_nvml_forks() {}
 
 #[cfg(test)]
 mod tests {

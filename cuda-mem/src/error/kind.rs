@@ -8,7 +8,9 @@ use cuda_driver_sys::CUresult;
 pub enum ErrorKind {
     /// No CUDA driver could be opened on this machine.
     DriverMissing,
-    /// The driver is too old to have the function.
+    /// No NVML library could be opened on this machine.
+    NvmlMissing,
+    /// The driver, or NVML, is too old to have the function.
     SymbolMissing,
     /// The driver is not initialised in this process.
     NotInitialized,

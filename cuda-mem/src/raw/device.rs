@@ -56,6 +56,21 @@ pub(crate) unsafe fn uuid(table: &Table, device: CUdevice) -> Result<[u8; 16]> {
     Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
 }
 
+/// The text of the place on the PCI bus, such as `0000:3B:00.0`.
+///
+/// # Safety
+/// `device` must come from [`get`] of the same driver.
+pub(crate) unsafe fn pci_bus_id(table: &Table, device: CUdevice) -> Result<String> {
+    let mut text: [c_char; 64] = [0; 64];
+    // As in `name`: the last byte stays zero.
+    let room = text.len() as c_int - 1;
+    // SAFETY: `text` is valid for `room` bytes, all that cuDeviceGetPCIBusId may write.
+    unsafe { call!(table, cuDeviceGetPCIBusId(text.as_mut_ptr(), room, device)) }?;
+    // SAFETY: the last byte is zero, so there is a terminator inside the array.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    Ok(text.to_string_lossy().into_owned())
+}
+
 /// # Safety
 /// `device` must come from [`get`] of the same driver.
 pub(crate) unsafe fn total_memory(table: &Table, device: CUdevice) -> Result<usize> {

@@ -1,4 +1,4 @@
-//! The only place that calls the driver: one thin function a call.
+//! The only place that calls the driver, or NVML: one thin function a call.
 //!
 //! Out-parameters become return values and the result code becomes a `Result`; nothing else
 //! happens here. Each function is `unsafe` with the driver's own preconditions.
@@ -14,6 +14,7 @@ pub(crate) mod init;
 pub(crate) mod ipc;
 pub(crate) mod memory;
 pub(crate) mod module;
+pub(crate) mod nvml;
 pub(crate) mod pointer;
 pub(crate) mod pool;
 pub(crate) mod stream;

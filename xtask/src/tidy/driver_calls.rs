@@ -1,4 +1,4 @@
-//! In `cuda-mem` only `raw/` calls the driver.
+//! In `cuda-mem` only `raw/` calls the driver, or NVML.
 //!
 //! Others hand its function table on to `raw/` and name no function of it. Benchmarks and examples
 //! may: they compare with it.
@@ -41,12 +41,15 @@ fn walk(tokens: TokenStream, path: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// `cuMemAlloc_v2` and `PFN_cuMemAlloc_v2`, but not the types `CUresult` and `cuuint64_t`.
+/// `cuMemAlloc_v2`, `PFN_cuMemAlloc_v2` and `nvmlInit_v2`, but not the types `CUresult`, `cuuint64_t` and
+/// `nvmlDevice_t`.
 fn is_driver_function(name: &str) -> bool {
-    name.strip_prefix("PFN_")
-        .unwrap_or(name)
-        .strip_prefix("cu")
-        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+    let name = name.strip_prefix("PFN_").unwrap_or(name);
+    let rest = name.strip_prefix("cu").or_else(|| {
+        name.strip_prefix("nvml")
+            .filter(|rest| !rest.ends_with("_t"))
+    });
+    rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
 }
 
 #[cfg(test)]
@@ -66,6 +69,8 @@ mod tests {
             let g: PFN_cuInit = x;\n}";
         assert_eq!(lines("cuda-mem/src/pool/mod.rs", text), [2, 3, 4]);
         assert_eq!(lines("cuda-mem/src/lib.rs", text), [2, 3, 4]);
+        let text = "fn f(t: &NvmlTable, d: nvmlDevice_t) {\nt.nvmlDeviceGetName; }";
+        assert_eq!(lines("cuda-mem/src/nvml/mod.rs", text), [2]);
     }
 
     #[test]

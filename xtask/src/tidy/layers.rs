@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 34] = [
+const LAYERS: [&str; 35] = [
     "error",
     "report",
     "origin",
@@ -17,6 +17,7 @@ const LAYERS: [&str; 34] = [
     "recording",
     "driver",
     "device",
+    "nvml",
     "location",
     "pointer",
     "visible",
