@@ -18,3 +18,4 @@ pub mod run;
 pub mod sweep;
 pub mod two;
 pub mod untouched;
+pub mod visible;

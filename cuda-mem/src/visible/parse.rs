@@ -142,10 +142,8 @@ fn by_instance(item: &str, machine: &[Identity]) -> Result<VisibleDevice, EndRea
     // `MIG-GPU-<uuid>/<GPU instance>/<compute instance>`: the numbers are whole, the UUID may be short.
     let whole = item.strip_prefix(MIG).filter(|gpu| gpu.starts_with(GPU));
     if let Some((gpu, path)) = whole.and_then(|whole| whole.split_once('/')) {
-        let path = path.split_once('/').ok_or(EndReason::UnknownUuid)?;
-        let path: Option<(u32, u32)> = path.0.parse().ok().zip(path.1.parse().ok());
         return only(all.filter_map(|(device, of, _, own)| {
-            (of.starts_with(gpu) && path == Some(own)).then_some(device)
+            (of.starts_with(gpu) && path == format!("{}/{}", own.0, own.1)).then_some(device)
         }));
     }
     only(all.filter_map(|(device, gpu, uuid, _)| {

@@ -151,6 +151,8 @@ fn mig_instances_have_two_names_and_a_process_sees_one() {
         (&format!("MIG-{gpu}/1/10"), Ok(instance(1))),
         ("MIG-GPU-47aa/13/0", Ok(instance(2))),
         (&format!("MIG-{gpu}/1/1"), Err(Why::UnknownUuid)),
+        (&format!("MIG-{gpu}/01/0"), Err(Why::UnknownUuid)),
+        (&format!("MIG-{gpu}/+1/0"), Err(Why::UnknownUuid)),
         (&format!("MIG-{gpu}/1"), Err(Why::UnknownUuid)),
         ("MIG-GPU-47aa", ambiguous(3)),
         ("1", Ok(instance(0))),

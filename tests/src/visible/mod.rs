@@ -1,0 +1,275 @@
+//! `CUDA_VISIBLE_DEVICES`: for each of many values a process of its own is started, and what the driver
+//! shows there is compared with what the parser says. On any machine: the values are made from the
+//! devices that are there.
+
+mod child;
+mod values;
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice, sys};
+
+use crate::lab::{Backend, Lab, Skip, sim_path};
+use crate::run;
+
+pub use child::play;
+
+const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Names what is played in a child.
+const SCENE: &str = "CUDA_MEM_TEST_VISIBLE";
+
+/// The number of the last device, for a child that has none yet.
+const LAST: &str = "CUDA_MEM_TEST_VISIBLE_LAST";
+
+/// Longer than it takes to start a driver.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// As many processes start the driver at a time.
+const AT_ONCE: usize = 4;
+
+/// How children are started: on which driver, with which knobs.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    backend: Backend,
+    knobs: &'static [(&'static str, &'static str)],
+}
+
+impl Machine {
+    /// The machine of the lab; the knobs are for the simulator.
+    #[must_use]
+    pub fn of(lab: &Lab, knobs: &'static [(&'static str, &'static str)]) -> Self {
+        Self {
+            backend: lab.backend,
+            knobs,
+        }
+    }
+
+    /// What a child prints that plays this scene with this value; an error if it fails.
+    fn play(self, scene: &str, value: Option<&str>) -> Result<String> {
+        self.play_on(scene, value, 0)
+    }
+
+    /// The child is told that so many devices come before the last one.
+    fn play_on(self, scene: &str, value: Option<&str>, last: usize) -> Result<String> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .env(SCENE, scene)
+            .env(LAST, last.to_string())
+            .envs(self.knobs.iter().copied());
+        match value {
+            Some(value) => command.env(VARIABLE, value),
+            None => command.env_remove(VARIABLE),
+        };
+        if self.backend == Backend::Sim {
+            command.env(sys::LIBRARY_VARIABLE, sim_path()?);
+        }
+        let output = run::output_within(&mut command, PATIENCE)
+            .with_context(|| format!("{scene} with {value:?}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{scene} with {value:?}: {}\n{text}{errors}",
+            output.status
+        );
+        Ok(text)
+    }
+
+    /// The devices that a driver shows to a process with this value, by the digits of their UUIDs.
+    fn shown(self, value: Option<&str>) -> Result<Vec<String>> {
+        let text = self.play("devices", value)?;
+        // Without this line the child has not come to its end.
+        let end = text.lines().last().context("a child printed nothing")?;
+        let devices = text.lines().filter_map(|line| line.strip_prefix("device "));
+        let devices: Vec<String> = devices.map(str::to_owned).collect();
+        ensure!(
+            end == format!("{} devices", devices.len()),
+            "{value:?}: {text}"
+        );
+        Ok(devices)
+    }
+
+    /// The devices without the variable.
+    fn devices(self) -> Result<Vec<Identity>> {
+        let digits = self.shown(None)?;
+        ensure!(!digits.is_empty(), "no device without {VARIABLE}");
+        let all: Vec<Identity> = digits
+            .iter()
+            .map(|digits| Identity::new(format!("GPU-{digits}")))
+            .collect();
+        // Of MIG instances CUDA tells their own UUID, and of one only: that is not the whole machine.
+        if let [one] = &all[..]
+            && self.shown(Some(one.uuid()))?.is_empty()
+        {
+            return Err(Skip("MIG is on, and CUDA does not tell all devices".to_owned()).into());
+        }
+        Ok(all)
+    }
+}
+
+/// Every value, on the machine as it is.
+///
+/// # Errors
+///
+/// If the driver shows anything else than the parser says.
+pub fn the_driver_shows_what_the_parser_says(machine: Machine) -> Result<()> {
+    let devices = machine.devices()?;
+    println!("{} devices: {devices:?}", devices.len());
+    compare(machine, &devices, values::of(&devices))
+}
+
+/// The same with MIG instances, which children find that name each of them by its place. `instances` says
+/// how many each device has.
+///
+/// # Errors
+///
+/// As there.
+pub fn instances_are_shown_as_the_parser_says(
+    whole: Machine,
+    machine: Machine,
+    instances: &[Option<u32>],
+) -> Result<()> {
+    let mut devices = whole.devices()?;
+    ensure!(devices.len() == instances.len(), "{devices:?}");
+    for (device, count) in devices.iter_mut().zip(instances) {
+        let Some(count) = *count else { continue };
+        let mut found = Vec::new();
+        for gpu_instance in 1..=count {
+            let name = format!("MIG-{}/{gpu_instance}/0", device.uuid());
+            match &machine.shown(Some(&name))?[..] {
+                [digits] => found.push(MigIdentity {
+                    uuid: Some(format!("MIG-{digits}")),
+                    gpu_instance,
+                    compute_instance: 0,
+                }),
+                other => bail!("{name} shows {other:?}"),
+            }
+        }
+        *device = device.clone().with_mig(found);
+    }
+    let mut values = values::of(&devices);
+    values.extend(values::of_instances(&devices));
+    compare(machine, &devices, values)
+}
+
+fn compare(machine: Machine, devices: &[Identity], values: Vec<Option<String>>) -> Result<()> {
+    let mut differences = Vec::new();
+    for values in values.chunks(AT_ONCE) {
+        let shown: Vec<Result<Vec<String>>> = thread::scope(|scope| {
+            let children: Vec<_> = values
+                .iter()
+                .map(|value| scope.spawn(move || machine.shown(value.as_deref())))
+                .collect();
+            children
+                .into_iter()
+                .map(|child| child.join().map_err(|_| anyhow::anyhow!("panicked"))?)
+                .collect()
+        });
+        for (value, shown) in values.iter().zip(shown) {
+            let shown = shown?;
+            let said = Visibility::parse(value.as_deref(), devices);
+            let expected: Vec<&str> = said
+                .devices()
+                .iter()
+                .map(|device| digits(*device, devices))
+                .collect::<Result<_>>()?;
+            let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
+            let line = format!(
+                "{value:?}: the driver shows {:?}, the parser says {:?}",
+                places(&shown, devices),
+                places(&expected, devices)
+            );
+            println!("{line}");
+            if shown != expected {
+                differences.push(format!("{line}: {said}"));
+            }
+        }
+    }
+    println!("{} differences", differences.len());
+    ensure!(differences.is_empty(), "{}", differences.join("\n"));
+    Ok(())
+}
+
+/// What a driver tells of a device: its UUID without what it is of.
+fn digits(device: VisibleDevice, machine: &[Identity]) -> Result<&str> {
+    let uuid = device.uuid(machine).context("a device without a UUID")?;
+    Ok(uuid.trim_start_matches("GPU-").trim_start_matches("MIG-"))
+}
+
+/// The same as places in the machine, which are easier to read.
+fn places(shown: &[String], machine: &[Identity]) -> Vec<String> {
+    let name = |digits: &String| {
+        let find = |uuid: &str| uuid.ends_with(digits.as_str());
+        for (gpu, identity) in machine.iter().enumerate() {
+            if find(identity.uuid()) {
+                return format!("Gpu({gpu})");
+            }
+            let mut instances = identity.mig().unwrap_or_default().iter();
+            if let Some(instance) = instances.position(|mig| mig.uuid.as_deref().is_some_and(find))
+            {
+                return format!("Mig({gpu}, {instance})");
+            }
+        }
+        digits.clone()
+    };
+    shown.iter().map(name).collect()
+}
+
+/// A child that changes the variable after the start: it is told, and the devices stay.
+///
+/// # Errors
+///
+/// If it is not so.
+pub fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
+    let text = machine.play("changed", Some("0"))?;
+    ensure!(
+        text.contains(
+            "when the driver was initialised, CUDA_VISIBLE_DEVICES=0; now CUDA_VISIBLE_DEVICES is empty"
+        ),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// A child that sets the variable first, and then too late.
+///
+/// # Errors
+///
+/// If the driver does not see what was set, or it is set too late.
+pub fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machine) -> Result<()> {
+    let all = machine.devices()?;
+    let last = all.last().context("no device")?;
+    let text = machine.play_on("set", None, all.len() - 1)?;
+    let digits = last.uuid().trim_start_matches("GPU-");
+    ensure!(text.lines().any(|line| line == digits), "{text}");
+    Ok(())
+}
+
+/// A child in which somebody else initialises the driver first, with another value.
+///
+/// # Errors
+///
+/// If that is not noticed.
+pub fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Result<()> {
+    let text = machine.play("second", Some("0"))?;
+    ensure!(
+        text.contains("the driver shows 1 devices, and CUDA_VISIBLE_DEVICES=-1 leaves at most 0"),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// A value with which there is no device is told as that.
+///
+/// # Errors
+///
+/// If it is not.
+pub fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Result<()> {
+    let text = machine.play("none", Some("-1"))?;
+    ensure!(text.contains("before the first use of CUDA"), "{text}");
+    Ok(())
+}
