@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, ErrorKind, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, peers};
+use cuda_mem_tests::{contract, modules, peers};
 
 /// What is simulated in this process, which runs the tests themselves.
 const CHILD: &str = "CUDA_MEM_TEST_DEVICES_CHILD";
@@ -105,6 +105,7 @@ fn main() -> ExitCode {
         Ok(_) => {
             let mut all = contract::all();
             all.extend(peers::all());
+            all.extend(modules::of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -115,7 +116,9 @@ fn main() -> ExitCode {
                 println!("one GPU: what needs two is not tested");
                 return run::main(&[], serial);
             }
-            run::main(&peers::all(), serial)
+            let mut all = peers::all();
+            all.extend(modules::of_two());
+            run::main(&all, serial)
         }
         _ => {
             let tests = cuda_mem_tests::tests! {

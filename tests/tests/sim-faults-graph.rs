@@ -203,6 +203,7 @@ fn main() -> ExitCode {
             serial: true,
             drops_fail: true,
             sim_only: true,
+            ..Options::default()
         },
     )
 }

@@ -132,6 +132,7 @@ fn main() -> ExitCode {
             serial: true,
             drops_fail: true,
             sim_only: true,
+            ..Options::default()
         },
     )
 }

@@ -275,6 +275,7 @@ fn main() -> ExitCode {
         serial: true,
         drops_fail: true,
         sim_only: true,
+        ..Options::default()
     };
     if std::env::var_os(CHILD).is_some() {
         let tests = cuda_mem_tests::tests! { pairs: every_call_between_devices_fails_once; };
