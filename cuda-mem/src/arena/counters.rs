@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::PAGE_UNITS;
 use super::front::is_small;
 
 /// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
@@ -21,6 +22,8 @@ pub(super) struct Counters {
     held: AtomicU64,
     /// Units of the large block in front.
     fronted: AtomicU64,
+    /// Units in no block when the lane was last found to have no whole page.
+    in_vain: AtomicU64,
 }
 
 /// Adds, where nobody else writes at the same time: no locked instruction.
@@ -88,10 +91,24 @@ impl Counters {
         read(&self.held)
     }
 
-    /// Whether the lane may have something that others could use: a large block in front, or so many units that
-    /// are in no block, which may be whole pages.
-    pub(super) fn has_spare(&self, units: u64) -> bool {
-        read(&self.fronted) > 0 || self.held().saturating_sub(read(&self.small)) >= units
+    /// Units in pages of the lane that are in no block.
+    fn spare(&self) -> u64 {
+        self.held().saturating_sub(read(&self.small))
+    }
+
+    /// Whether the lane may have something that others could use: whole pages, or a large block in front. Crumbs
+    /// that were looked through in vain count only when there are more of them, unless all have to be looked at.
+    pub(super) fn has_spare(&self, thorough: bool) -> bool {
+        let spare = self.spare();
+        let in_vain = read(&self.in_vain).min(spare);
+        self.in_vain.store(in_vain, Ordering::Relaxed);
+        read(&self.fronted) > 0 || spare >= PAGE_UNITS && (thorough || spare > in_vain)
+    }
+
+    /// The lane was looked through, and had so many whole pages.
+    pub(super) fn gave(&self, pages: usize) {
+        let in_vain = if pages == 0 { self.spare() } else { 0 };
+        self.in_vain.store(in_vain, Ordering::Relaxed);
     }
 
     /// Adds this to a sum: units and blocks that users have.

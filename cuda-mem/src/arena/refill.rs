@@ -118,7 +118,7 @@ impl Inner {
         let mut centre = self.centre();
         if means == Means::Gather {
             count(&self.seldom.refills);
-            self.gather(GRANULE_UNITS);
+            self.gather(false);
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
@@ -202,17 +202,18 @@ impl Inner {
         })
     }
 
-    /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that have less than
-    /// so many units in no block are left alone: the lane of a thread is dear to take away.
-    pub(super) fn gather(&self, units: u64) {
+    /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that had none the last
+    /// time are left alone, unless it is to be thorough: the lane of a thread is dear to take away.
+    pub(super) fn gather(&self, thorough: bool) {
         let me = thread::number();
         for (id, slot) in self.lanes.iter() {
-            if !slot.counters.has_spare(units) {
+            if !slot.counters.has_spare(thorough) {
                 continue;
             }
             let mut lane = slot.lock.lock(me);
             let large = lane.flush(&slot.counters);
             let pages = lane.give_away(&slot.counters);
+            slot.counters.gave(pages.len());
             drop(lane);
             // The lane's stream may use all that until now.
             let stamp = Stamp::new(id, self.clock.now());

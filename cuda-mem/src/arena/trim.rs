@@ -4,7 +4,7 @@ use super::ground::Chunk;
 use super::lanes::Centre;
 use super::owners::LaneId;
 use super::stamp::Stamp;
-use super::{Inner, PAGE_UNITS, UNIT, count, thread};
+use super::{Inner, UNIT, count, thread};
 use crate::error::{Error, Result, took_effect};
 use crate::report;
 
@@ -52,8 +52,7 @@ impl Inner {
             self.recover(&mut centre, id, None);
         }
         // What is gathered may have been in use until now, so that all are looked at again.
-        // One free page keeps a whole chunk.
-        self.gather(PAGE_UNITS);
+        self.gather(true);
         self.look_at_all(&mut centre);
         let mut places = self.commons.lock(me).done_pages();
         // From the far end, so that what is kept has no gaps.

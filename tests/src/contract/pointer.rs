@@ -13,7 +13,8 @@ pub(super) fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()>
         let info = lab.driver.pointer_info(buffer.as_raw() + inside)?;
         let info = info.with_context(|| format!("byte {inside} is not known"))?;
         ensure!(
-            info.kind == MemoryKind::Device && info.device == 0,
+            info.kind == MemoryKind::Device
+                && i64::from(info.device) == i64::from(lab.device()?.ordinal()),
             "{info:?}"
         );
         ensure!(

@@ -274,7 +274,7 @@ impl World {
     fn gather(&mut self) {
         for (id, (lane, counters)) in self.lanes.iter_mut().enumerate() {
             let stamp = Stamp::new(id as LaneId, self.now);
-            let spare = counters.has_spare(PAGE_UNITS);
+            let spare = counters.has_spare(true);
             let large = lane.flush(counters);
             assert!(spare || large.is_none(), "a block in front is told");
             if let Some(block) = large {

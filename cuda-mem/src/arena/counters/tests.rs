@@ -23,14 +23,27 @@ fn a_lane_has_spare_memory_if_a_page_may_be_free_or_a_large_block_is_in_front() 
     for _ in 0..PAGE_UNITS / 64 {
         counters.took_fit(64);
     }
-    assert!(
-        counters.has_spare(PAGE_UNITS),
-        "as much as a page is not in use"
-    );
+    assert!(counters.has_spare(false), "as much as a page is not in use");
     counters.took_fit(1);
-    assert!(!counters.has_spare(PAGE_UNITS));
+    assert!(!counters.has_spare(false));
     counters.fronts(300);
-    assert!(counters.has_spare(PAGE_UNITS) && counters.fronted() == 300);
+    assert!(counters.has_spare(false) && counters.fronted() == 300);
     counters.took_front(300);
-    assert!(!counters.has_spare(PAGE_UNITS) && counters.fronted() == 0);
+    assert!(!counters.has_spare(false) && counters.fronted() == 0);
+    counters.came_back(64);
+    assert!(counters.has_spare(false));
+    counters.gave(0);
+    assert!(
+        !counters.has_spare(false) && counters.has_spare(true),
+        "it was in vain"
+    );
+    counters.came_back(1);
+    assert!(counters.has_spare(false), "there is more now");
+    counters.gave(0);
+    counters.took_fit(64);
+    assert!(!counters.has_spare(false));
+    counters.came_back(64);
+    assert!(counters.has_spare(false), "there was less in between");
+    counters.gave(1);
+    assert!(counters.has_spare(false), "it was not in vain");
 }
