@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::Write as _;
+use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::Nvml;
 use cuda_mem::sys::SYMBOLS;
 
-use crate::lab::Lab;
+use crate::lab::{Backend, Lab};
 
 /// What the public operations of the crate ask of the driver; `cargo xtask coverage` writes it.
 const OPERATIONS: &str = include_str!("../data/operations.txt");
@@ -24,11 +26,73 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
 ];
 
-/// An error if any device but the one under test has a context now, made by anybody in this process.
+/// What NVML says of a device: processes, and bytes in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    processes: usize,
+    used: u64,
+}
+
+/// The other devices as they were at the first look, if there is NVML. The machine must be nobody else's.
+fn at_first(lab: &Lab) -> Result<&'static [Seen]> {
+    static FIRST: OnceLock<Vec<Seen>> = OnceLock::new();
+    if let Some(first) = FIRST.get() {
+        return Ok(first);
+    }
+    let now = look(lab)?;
+    Ok(FIRST.get_or_init(|| now))
+}
+
+/// Nothing on the simulator, whose NVML knows nothing of the simulated driver.
+fn look(lab: &Lab) -> Result<Vec<Seen>> {
+    if lab.backend == Backend::Sim {
+        return Ok(Vec::new());
+    }
+    let (nvml, own) = (Nvml::load()?, lab.device()?);
+    let mut seen = Vec::new();
+    for device in lab
+        .driver
+        .devices()?
+        .into_iter()
+        .filter(|device| *device != own)
+    {
+        let device = device.nvml(&nvml)?;
+        let processes = device.processes()?;
+        ensure!(
+            processes
+                .iter()
+                .all(|process| process.pid != std::process::id()),
+            "NVML lists this process on {device:?}"
+        );
+        seen.push(Seen {
+            processes: processes.len(),
+            used: device.memory()?.used,
+        });
+    }
+    Ok(seen)
+}
+
+/// Looks at the other devices before anything is done.
 ///
 /// # Errors
 ///
-/// Which device has one.
+/// As [`check`].
+pub fn start(lab: &Lab) -> Result<()> {
+    for seen in at_first(lab)? {
+        println!(
+            "another device: {} processes, {} bytes in use",
+            seen.processes, seen.used
+        );
+    }
+    check(lab)
+}
+
+/// An error if any device but the one under test has a context now, made by anybody in this process; or if NVML sees
+/// a process or memory in use there that it did not see at the start.
+///
+/// # Errors
+///
+/// Which device, and what.
 pub fn check(lab: &Lab) -> Result<()> {
     let own = lab.device()?;
     for device in lab.driver.devices()? {
@@ -37,6 +101,11 @@ pub fn check(lab: &Lab) -> Result<()> {
             "{device:?} has a context, and only {own:?} was used"
         );
     }
+    let (first, now) = (at_first(lab)?, look(lab)?);
+    ensure!(
+        *first == *now,
+        "other devices changed from {first:?} to {now:?}"
+    );
     Ok(())
 }
 

@@ -52,6 +52,10 @@ fn main() -> ExitCode {
             untouched: true,
             ..Options::default()
         };
+        if let Err(error) = untouched::start(lab) {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
         let code = run::main(&all(), options);
         return match untouched::note_calls(lab) {
             Ok(()) => code,
