@@ -1,4 +1,5 @@
-//! A number at the beginning of a text, as C's `strtoul` reads it with base 10.
+//! A number at the beginning of a text, as the driver reads it: by C's `strtoul` with base 10, and then as an `int`.
+//! So of a large number only the lower 32 bits count (measured).
 
 #![forbid(unsafe_code)]
 
@@ -7,10 +8,10 @@
 pub(super) enum Number {
     /// No number: neither digits nor a sign before them.
     None,
-    /// A number below zero. C makes a large one of it.
+    /// A number below zero.
     Negative,
-    /// This number, or the largest there is if it is larger still.
-    Value(u64),
+    /// This number.
+    Value(u32),
 }
 
 impl Number {
@@ -27,12 +28,14 @@ impl Number {
         if end == 0 {
             return Self::None;
         }
-        // Only too large a number fails here, and that is none of a device, whatever its size.
-        match digits[..end].parse().unwrap_or(u64::MAX) {
-            0 => Self::Value(0),
-            _ if is_negative => Self::Negative,
-            value => Self::Value(value),
-        }
+        let long = match digits[..end].parse::<u64>() {
+            Ok(value) if is_negative => value.wrapping_neg(),
+            Ok(value) => value,
+            // C answers the largest there is, whatever the sign.
+            Err(_) => u64::MAX,
+        };
+        let int = long as u32 as i32;
+        u32::try_from(int).map_or(Self::Negative, Self::Value)
     }
 }
 
@@ -59,8 +62,12 @@ mod tests {
             ("2 3", Number::Value(2)),
             ("-1", Number::Negative),
             ("-99999999999999999999", Number::Negative),
-            ("18446744073709551615", Number::Value(u64::MAX)),
-            ("99999999999999999999", Number::Value(u64::MAX)),
+            ("2147483647", Number::Value(0x7fff_ffff)),
+            ("2147483648", Number::Negative),
+            ("4294967297", Number::Value(1)),
+            ("-4294967295", Number::Value(1)),
+            ("18446744073709551615", Number::Negative),
+            ("99999999999999999999", Number::Negative),
             ("", Number::None),
             (" ", Number::None),
             ("one", Number::None),

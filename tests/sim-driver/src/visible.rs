@@ -99,19 +99,25 @@ fn find_instance(item: &str, machine: &[Gpu]) -> Option<Shown> {
     found
 }
 
-/// As `strtoul` reads the beginning of a text. Guesses: the base is 10, and a number that 64 bits do not
-/// hold, or an `int` does not, is beyond the last device.
+/// As `strtoul` reads the beginning of a text with base 10, cut to an `int` (measured).
 fn number(item: &str) -> Option<usize> {
     let item = item.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
-    let (negative, digits) = match item.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, item.strip_prefix('+').unwrap_or(item)),
+    let (sign, digits) = match item.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, item.strip_prefix('+').unwrap_or(item)),
     };
     let end = digits
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(digits.len());
-    let value = digits[..end].parse().ok()?;
-    (!negative || value == 0).then_some(value)
+    if end == 0 {
+        return None;
+    }
+    let value = match digits[..end].parse::<i128>() {
+        Ok(value) if value <= i128::from(u64::MAX) => sign * value,
+        // Out of range it is the largest number, and as an `int` -1.
+        _ => -1,
+    };
+    usize::try_from(value as i32).ok()
 }
 
 #[cfg(test)]
