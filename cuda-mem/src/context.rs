@@ -1,4 +1,4 @@
-//! The primary context of a device, and which context is current on a thread.
+//! The primary context of a device, contexts of others, and which context is current on a thread.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,8 @@ use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::{later, raw, report};
 
-/// The primary context of a device: the one that the CUDA runtime and other libraries share.
+/// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
+/// else made ([`Driver::context_from_raw`]).
 ///
 /// A handle that can be cloned; the context is retained while any clone, or anything made from
 /// one, lives. It is never reset, and other devices are never touched.
@@ -33,6 +34,8 @@ pub struct Context(Arc<Retained>);
 struct Retained {
     device: Device,
     raw: CUcontext,
+    /// Retained here, and released at the end; else somebody else's.
+    is_primary: bool,
     /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
     events: Mutex<Vec<CUevent>>,
 }
@@ -57,6 +60,9 @@ impl Drop for Retained {
         for event in std::mem::take(events) {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
+        }
+        if !self.is_primary {
+            return;
         }
         report::release("context", || {
             // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
@@ -103,6 +109,7 @@ impl Device {
         Ok(Context(Arc::new(Retained {
             device: *self,
             raw,
+            is_primary: true,
             events: Mutex::new(Vec::new()),
         })))
     }
@@ -119,7 +126,77 @@ impl Device {
     }
 }
 
+impl Driver {
+    /// Hands in a context that somebody else made, such as the program's own by `cuCtxCreate`: streams and all else
+    /// are made in it, and it is never destroyed or released here. For a primary context take
+    /// [`Device::primary_context`], which keeps it.
+    ///
+    /// # Safety
+    ///
+    /// It must be a live context of this driver, and stay so until the last handle, and everything made from one, is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidContext`](ErrorKind::InvalidContext) for null; else as the driver answers.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = cuda_mem::Driver::load()?;
+    /// # let own = driver.device(0)?.primary_context()?;
+    /// # let raw = own.as_raw();
+    /// // SAFETY: `raw` is a context of ours, which ends after everything below.
+    /// let context = unsafe { driver.context_from_raw(raw) }?;
+    /// let stream = context.stream()?;
+    /// # stream.synchronize()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuCtxGetDevice", "cuCtxCreate"))]
+    pub unsafe fn context_from_raw(&self, raw: CUcontext) -> Result<Context> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if raw.is_null() {
+            return Err(Error::new(
+                ErrorKind::InvalidContext,
+                "there is no context to hand in: the handle is null",
+            ));
+        }
+        let table = self.table();
+        // SAFETY: the driver is initialised.
+        let before = unsafe { raw::context::current(table) }?;
+        // SAFETY: the caller vouches for the context.
+        unsafe { raw::context::set_current(table, raw) }?;
+        // SAFETY: a live context is current.
+        let device = unsafe { raw::context::device(table) };
+        // SAFETY: it was current until now.
+        unsafe { raw::context::set_current(table, before) }?;
+        let device = device?;
+        let device = self
+            .devices()?
+            .into_iter()
+            .find(|known| known.as_raw() == device)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "the context is of device {device}, which is not visible"
+                ))
+            })?;
+        Ok(Context(Arc::new(Retained {
+            device,
+            raw,
+            is_primary: false,
+            events: Mutex::new(Vec::new()),
+        })))
+    }
+}
+
 impl Context {
+    /// Whether this is the primary context of its device, and retained by its handles.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.0.is_primary
+    }
+
     /// The device of this context.
     #[must_use]
     pub fn device(&self) -> Device {

@@ -55,6 +55,17 @@ pub(crate) unsafe fn set_current(table: &Table, context: CUcontext) -> Result<()
     unsafe { call!(table, cuCtxSetCurrent(context)) }
 }
 
+/// The device of the current context.
+///
+/// # Safety
+/// A live context must be current on this thread.
+pub(crate) unsafe fn device(table: &Table) -> Result<CUdevice> {
+    let mut device = 0;
+    // SAFETY: `device` is valid for a write.
+    unsafe { call!(table, cuCtxGetDevice(&raw mut device)) }?;
+    Ok(device)
+}
+
 /// # Safety
 /// A live context must be current on this thread.
 pub(crate) unsafe fn synchronize(table: &Table) -> Result<()> {

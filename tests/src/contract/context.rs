@@ -3,8 +3,8 @@
 use std::ptr::null_mut;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::Driver;
 use cuda_mem::sys::{CUcontext, CUresult};
+use cuda_mem::{Driver, ErrorKind};
 
 use crate::lab::Lab;
 
@@ -182,4 +182,28 @@ pub(super) fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Res
     drop(buffer);
     ensure!(!device.has_active_context()?, "nothing holds it any more");
     Ok(())
+}
+
+pub(super) fn a_context_of_the_program_can_be_handed_in(lab: &Lab) -> Result<()> {
+    set_current(lab.driver, null_mut())?;
+    // SAFETY: null is refused.
+    let refused = unsafe { lab.driver.context_from_raw(null_mut()) };
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidContext));
+    let foreign = Foreign::new(lab)?;
+    set_current(lab.driver, null_mut())?;
+    // SAFETY: it ends after everything that is made in it here.
+    let context = unsafe { lab.driver.context_from_raw(foreign.1) }?;
+    ensure!(current(lab.driver)?.is_null(), "asking left it current");
+    ensure!(!context.is_primary() && context.device() == lab.device()?);
+    let (a, b) = (context.stream()?, context.stream()?);
+    let mut buffer = lab.pool()?.alloc_from(&a, &[1u8, 2, 3])?;
+    buffer.on(&b)?.fill(7)?;
+    ensure!(buffer.to_vec()? == [7; 3]);
+    ensure!(current(lab.driver)?.is_null(), "work left it current");
+    drop((buffer, a, b, context));
+    // It is still there, and its maker's.
+    set_current(lab.driver, foreign.1)?;
+    ensure!(current(lab.driver)? == foreign.1);
+    drop(foreign);
+    set_current(lab.driver, null_mut())
 }

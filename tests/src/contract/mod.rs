@@ -34,6 +34,7 @@ pub fn all() -> Vec<Test> {
             an_unknown_attribute_is_none, a_symbol_that_does_not_exist_is_missing,
             the_version_is_one_that_has_pools;
         context: binding_puts_back_what_was_current, binding_is_nested,
+            a_context_of_the_program_can_be_handed_in,
             no_operation_needs_or_leaves_a_current_context, memory_info_is_plausible;
         order: a_held_stream_is_not_done, an_event_marks_a_point_in_a_stream,
             timing_events_tell_milliseconds, a_stream_waits_for_another,
