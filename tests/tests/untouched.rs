@@ -37,6 +37,15 @@ mod others {
     }
 }
 
+/// This program with the last device; whether it succeeded.
+fn again() -> Result<bool> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(std::env::args_os().skip(1))
+        .env(DEVICE, "last");
+    Ok(command.status()?.success())
+}
+
 fn main() -> ExitCode {
     let lab = match Lab::get() {
         Ok(lab) => lab,
@@ -70,10 +79,15 @@ fn main() -> ExitCode {
             println!("one GPU: there are no others to be left alone");
             run::main(&[], Options::default())
         }
-        Backend::Gpu => {
-            println!("set {DEVICE}=last to run this on several GPUs");
-            run::main(&[], Options::default())
-        }
+        // Anew, because nothing may have chosen a device yet.
+        Backend::Gpu => match again() {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        },
         Backend::Sim => {
             let tests = cuda_mem_tests::tests! { others: stay_untouched };
             run::main(&tests, Options::default())

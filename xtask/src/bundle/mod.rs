@@ -97,14 +97,18 @@ fn clear(out: &Path) -> Result<()> {
     fs::create_dir_all(&bin).with_context(|| format!("could not make {}", bin.display()))
 }
 
-/// Copies an artifact without its symbols, under its plain name.
+/// Copies an artifact without its symbols, under its plain name, and packs it; `run.sh` unpacks it.
 fn add(artifact: &Artifact, bin: &Path) -> Result<()> {
     let target = bin.join(&artifact.name);
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&target).arg(&artifact.file);
     workspace::run(&mut strip).context(
         "strip is part of binutils; install it (Debian and Ubuntu: apt-get install binutils)",
-    )
+    )?;
+    // Without name and time: the same program packs to the same bytes.
+    let mut gzip = Command::new("gzip");
+    gzip.args(["-n", "-f"]).arg(&target);
+    workspace::run(&mut gzip).context("gzip packs the programs; install it")
 }
 
 fn copy_folder(from: &Path, to: &Path) -> Result<()> {

@@ -2,12 +2,23 @@
 # Runs the tests, the example and the benchmarks of this bundle on the GPUs of this machine.
 #
 #     ./run.sh [OUTPUT_DIR] [OPTION...]
+#     ./run.sh --unpack                    only unpacks the programs in bin
 #
 # Writes report.json and the logs to OUTPUT_DIR (default: report); bin/report --help lists the
 # options. CUDA_VISIBLE_DEVICES chooses the GPUs. Needs a driver, and neither Rust nor a toolkit.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+# The programs come packed, so that the bundle is easy to carry.
+for packed in "$here"/bin/*.gz; do
+    if [ -e "$packed" ]; then
+        gzip -d -f "$packed"
+    fi
+done
+if [ "${1:-}" = --unpack ]; then
+    exit 0
+fi
+
 output=report
 case ${1:-} in
     '' | -*) ;;
