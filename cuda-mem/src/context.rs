@@ -14,7 +14,7 @@ use crate::{later, raw, report};
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
 /// else made ([`Driver::context_from_raw`]).
 ///
-/// A handle that can be cloned; the context is retained while any clone, or anything made from
+/// A handle that can be cloned; a primary context is retained while any clone, or anything made from
 /// one, lives. It is never reset, and other devices are never touched.
 ///
 /// If nobody else in the process holds the context, dropping the last handle destroys it, and the
@@ -134,7 +134,8 @@ impl Driver {
     /// # Safety
     ///
     /// It must be a live context of this driver, and stay so until the last handle, and everything made from one, is
-    /// dropped.
+    /// dropped; and until nothing [waits](crate::DropCounts) any more for work in it. Arenas refuse its streams,
+    /// because they remember those longer than can be seen from outside.
     ///
     /// # Errors
     ///
@@ -170,8 +171,9 @@ impl Driver {
         // SAFETY: a live context is current.
         let device = unsafe { raw::context::device(table) };
         // SAFETY: it was current until now.
-        unsafe { raw::context::set_current(table, before) }?;
+        let restored = unsafe { raw::context::set_current(table, before) };
         let device = device?;
+        restored?;
         let device = self
             .devices()?
             .into_iter()
@@ -237,7 +239,8 @@ impl Context {
         // SAFETY: the driver is initialised.
         let before = unsafe { raw::context::current(table) }?;
         if before != self.0.raw {
-            // SAFETY: the context is retained for as long as the guard borrows `self`.
+            // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
+            // `self`.
             unsafe { raw::context::set_current(table, self.0.raw) }?;
         }
         Ok(Current {
@@ -316,7 +319,12 @@ impl Eq for Context {}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context(device {})", self.0.device.ordinal())
+        let ordinal = self.0.device.ordinal();
+        if self.0.is_primary {
+            write!(f, "Context(device {ordinal})")
+        } else {
+            write!(f, "Context(device {ordinal}, handed in, {:p})", self.0.raw)
+        }
     }
 }
 

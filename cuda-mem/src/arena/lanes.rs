@@ -65,6 +65,12 @@ impl Inner {
                 "{stream:?} is of a device that does not reach the memory of {self:?}"
             )));
         }
+        if !stream.context().is_primary() {
+            // An arena keeps marks, and with them contexts, longer than the maker of this one can know.
+            return Err(Error::not_supported(format!(
+                "{stream:?} is of a context that was handed in; an arena takes streams of primary contexts"
+            )));
+        }
         {
             // A thread's own stream is named on that thread only, and a default stream is asked in its context.
             let _current = stream.enter()?;

@@ -75,7 +75,10 @@ impl<T: Pod> DeviceBuffer<T> {
     /// `Ok` if work on the stream's device may touch the memory.
     pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
         let (ours, theirs) = (self.stream.device(), other.device());
-        if ours == theirs || self.address == 0 && ours.driver() == theirs.driver() {
+        // Plain memory may be one context's alone, though both are of one device.
+        if self.stream.context() == other.context()
+            || self.address == 0 && ours.driver() == theirs.driver()
+        {
             return Ok(());
         }
         if ours.driver() == theirs.driver() {

@@ -33,8 +33,13 @@ impl<'a> Image<'a> {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is a 0 inside.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is a 0 inside, or it begins as a binary does.
     pub fn ptx(text: &str) -> Result<Image<'static>> {
+        if text.as_bytes().starts_with(&CUBIN) || text.as_bytes().starts_with(&FATBIN) {
+            // The driver would take it for one, and believe what it says of itself.
+            let text = "PTX is a text, and this begins as a binary does; take `Image::binary`";
+            return Err(Error::invalid(text.to_owned()));
+        }
         if text.contains('\0') {
             let text =
                 "PTX is a text, and this one has a 0 inside; take `Image::binary` for a binary";
@@ -123,6 +128,12 @@ mod tests {
             let image = unsafe { Image::binary(&bytes[..]) };
             assert!(image.is_ok_and(|image| image.kind == kind));
         }
+    }
+
+    #[test]
+    fn a_binary_is_no_text() {
+        let error = Image::ptx("\x7fELF, and what makes the driver read elsewhere");
+        assert!(error.is_err_and(|error| error.to_string().contains("begins as a binary")));
     }
 
     #[test]

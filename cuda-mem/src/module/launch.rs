@@ -19,6 +19,7 @@ use crate::{raw, recording};
 /// assert_eq!(launch.shared, 1024);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Launch {
     /// Blocks, by dimension. None at all, in any dimension: nothing is launched.
     pub grid: [u32; 3],

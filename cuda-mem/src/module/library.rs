@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{raw, recording, report};
 
 /// Code that is loaded once and comes to a device when a function is first taken for it. Needs CUDA 12.0;
 /// for older drivers there is [`Context::load`](crate::Context::load). Unloaded when the last handle, or function of it, is
@@ -48,9 +48,12 @@ unsafe impl Sync for Loaded {}
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // SAFETY: functions hold a handle, so none is left.
-        report::release("library", || unsafe {
-            raw::module::unload_library(self.driver.table(), self.raw)
+        let table = self.driver.table();
+        report::release("library", || {
+            recording::kept_out(table, || {
+                // SAFETY: functions hold a handle, so none is left. As a module's, its kernels may still run (R151).
+                unsafe { raw::module::unload_library(table, self.raw) }
+            })
         });
     }
 }
@@ -115,7 +118,8 @@ impl Library {
         Function::new(function, context.clone(), self.clone().into(), name)
     }
 
-    /// The devices that this library has code on: those that a function was taken for, in that order.
+    /// The devices that a function was taken for, in that order: nowhere else does this library have code. On a
+    /// device whose context has ended since it has none either.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
         self.devices_mut().clone()

@@ -20,7 +20,7 @@ pub use library::Library;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{raw, recording, report};
 
 /// Code that is loaded into one context, so on one device. Unloaded when the last handle, or function of it, is
 /// dropped.
@@ -65,8 +65,11 @@ impl Drop for Loaded {
         let table = self.context.driver().table();
         report::release("module", || {
             let _current = self.context.bind()?;
-            // SAFETY: functions hold a handle, so none is left, and its context is current.
-            unsafe { raw::module::unload(table, self.raw) }
+            recording::kept_out(table, || {
+                // SAFETY: functions hold a handle, so none is left, and its context is current. A kernel that still
+                // runs is no obstacle (R151).
+                unsafe { raw::module::unload(table, self.raw) }
+            })
         });
     }
 }

@@ -107,6 +107,9 @@ impl<'a> DeviceChoice<'a> {
         let mut judge = Judge::new(self);
         for index in 0..nvml.device_count()? {
             match nvml.device(index).and_then(units) {
+                Ok(units) if units.is_empty() => {
+                    judge.pass_over(format!("GPU {index}: MIG is on, and it has no instance"));
+                }
                 Ok(units) => units.into_iter().for_each(|unit| judge.look_at(unit, unit)),
                 Err(error) => judge.pass_over(format!("GPU {index}: {error}")),
             }

@@ -1,6 +1,6 @@
 //! Which devices a value of the variable leaves, as the driver reads it.
 //!
-//! What the driver does with MIG, with UUIDs in capital letters and with numbers beyond 32 bits is
+//! What the driver does with MIG, with UUIDs in capital letters and with numbers beyond 64 bits is
 //! taken from its documentation, which is short, and not from measurement.
 
 #![forbid(unsafe_code)]

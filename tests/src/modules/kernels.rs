@@ -285,3 +285,24 @@ pub(super) fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
     stream.synchronize()?;
     Ok(())
 }
+
+pub(super) fn code_that_goes_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let context = lab.context()?;
+    for mode in [
+        CaptureMode::Global,
+        CaptureMode::ThreadLocal,
+        CaptureMode::Relaxed,
+    ] {
+        let spin = kernel(&context, "spin")?;
+        warm(&spin)?;
+        let stream = context.stream()?;
+        let (graph, ()) = stream.capture(mode, |capture| {
+            drop(spin);
+            capture.alloc::<u32>(10)?.fill(0)
+        })?;
+        drop(graph);
+    }
+    ensure!(cuda_mem::drop_counts().failures == 0);
+    Ok(())
+}

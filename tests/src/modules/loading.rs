@@ -73,6 +73,7 @@ pub(super) fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Alone, because it looks at what the whole process has loaded.
 pub(super) fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let live = || lab.control().ok().map(|control| control.live());
@@ -82,11 +83,17 @@ pub(super) fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
     let again = fill.clone();
     drop(fill);
     ensure!(again.registers()? > 0, "its module is gone");
-    if before.is_some() {
-        ensure!(live() != before, "no module is loaded");
-    }
+    ensure!(before.is_none() || live() != before, "no module is loaded");
     drop(again);
-    // Others of this process may load and unload; they are few.
+    ensure!(live() == before, "the module is still loaded");
+    if lab.need(12, 0).is_ok() {
+        let library = lab.driver.load_library(&Image::ptx(PTX)?)?;
+        let fill = library.function("fill", &context)?;
+        drop(library);
+        ensure!(fill.registers()? > 0, "its library is gone");
+        drop(fill);
+        ensure!(live() == before, "the library is still loaded");
+    }
     Ok(())
 }
 

@@ -21,7 +21,6 @@ pub fn all() -> Vec<Test> {
             what_is_no_code_is_refused,
             a_kernel_that_is_not_there_is_named,
             a_library_is_nowhere_until_it_is_used,
-            code_stays_until_its_last_function_goes,
             a_kernel_is_loaded_before_it_is_needed,
             nothing_of_this_needs_or_leaves_a_current_context;
         kernels: a_kernel_does_what_it_says,
@@ -36,7 +35,8 @@ pub fn all() -> Vec<Test> {
             a_kernel_that_still_runs_keeps_its_code;
     };
     all.extend(tests_alone! {
-        kernels: a_captured_stream_takes_no_launch;
+        loading: code_stays_until_its_last_function_goes;
+        kernels: a_captured_stream_takes_no_launch, code_that_goes_does_not_spoil_a_capture;
     });
     all
 }
