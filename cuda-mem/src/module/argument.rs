@@ -21,6 +21,10 @@ pub trait Argument<'a>: sealed::Hold<'a> {}
 /// The arguments of a launch: a tuple of up to twelve [`Argument`]s, `()` for none.
 pub trait Arguments<'a>: sealed::HoldAll<'a> {}
 
+#[allow(
+    unreachable_pub,
+    reason = "named by public traits, and older compilers do not see that"
+)]
 pub(super) mod sealed {
     use super::*;
 
