@@ -37,7 +37,8 @@ fn a_live_block_with_a_gap_behind_it_takes_little_more() {
         }
         let count = MANY - blocks.div_ceil(2);
         let bytes = (fit.bytes() - Fit::default().bytes()) as u64;
-        assert!(bytes <= 104 * count, "{largest}: {}", bytes / count);
+        // Tables grow by 64 at least, which counts where there are few.
+        assert!(bytes <= 104 * count + 4096, "{largest}: {}", bytes / count);
     }
 }
 
