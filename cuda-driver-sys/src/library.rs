@@ -159,7 +159,7 @@ impl std::error::Error for LoadError {}
 pub fn load() -> Result<&'static DriverLibrary, LoadError> {
     static LIBRARY: OnceCell<Result<DriverLibrary, LoadError>> = OnceCell::new();
     LIBRARY
-        .get_or_init(|| open_first(candidates(requested(LIBRARY_VARIABLE))))
+        .get_or_init(|| open_any(candidates(requested(LIBRARY_VARIABLE), CANDIDATES)))
         .as_ref()
         .map_err(Clone::clone)
 }
@@ -177,14 +177,15 @@ pub fn load() -> Result<&'static DriverLibrary, LoadError> {
 ///
 /// [`LoadError`] with this one attempt.
 pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<&'static DriverLibrary, LoadError> {
-    open_first([path.as_ref().to_path_buf()]).map(|library| &*Box::leak(Box::new(library)))
+    open_any([path.as_ref().to_path_buf()]).map(|library| &*Box::leak(Box::new(library)))
 }
 
-fn candidates(requested: Option<OsString>) -> Vec<PathBuf> {
+/// What to try: the usual names, unless somebody asks for a library.
+pub(crate) fn candidates(requested: Option<OsString>, usual: &[&str]) -> Vec<PathBuf> {
     match requested {
         // Somebody who names a library wants that one and no other.
         Some(path) => vec![PathBuf::from(path)],
-        None => CANDIDATES.iter().map(PathBuf::from).collect(),
+        None => usual.iter().map(PathBuf::from).collect(),
     }
 }
 
@@ -211,7 +212,11 @@ fn runs_with_foreign_rights() -> bool {
     false
 }
 
-fn open_first(candidates: impl IntoIterator<Item = PathBuf>) -> Result<DriverLibrary, LoadError> {
+/// The first candidate that opens, or why each did not.
+pub(crate) fn open_first<L>(
+    candidates: impl IntoIterator<Item = PathBuf>,
+    open: impl Fn(PathBuf) -> Result<L, AttemptFailure>,
+) -> Result<L, Vec<Attempt>> {
     let mut attempts = Vec::new();
     for path in candidates {
         match open(path.clone()) {
@@ -219,7 +224,11 @@ fn open_first(candidates: impl IntoIterator<Item = PathBuf>) -> Result<DriverLib
             Err(reason) => attempts.push(Attempt { path, reason }),
         }
     }
-    Err(LoadError { attempts })
+    Err(attempts)
+}
+
+fn open_any(candidates: impl IntoIterator<Item = PathBuf>) -> Result<DriverLibrary, LoadError> {
+    open_first(candidates, open).map_err(|attempts| LoadError { attempts })
 }
 
 fn open(path: PathBuf) -> Result<DriverLibrary, AttemptFailure> {
@@ -269,16 +278,19 @@ mod tests {
 
     #[test]
     fn a_requested_library_is_the_only_candidate() {
-        let found = candidates(Some("/somewhere/libcuda.so".into()));
+        let found = candidates(Some("/somewhere/libcuda.so".into()), CANDIDATES);
         assert_eq!(found, [PathBuf::from("/somewhere/libcuda.so")]);
-        assert_eq!(candidates(None)[0], PathBuf::from(CANDIDATES[0]));
+        assert_eq!(
+            candidates(None, CANDIDATES)[0],
+            PathBuf::from(CANDIDATES[0])
+        );
     }
 
     #[test]
     #[cfg(not(miri))] // Miri does not open libraries.
     fn the_failure_lists_everything_that_was_tried() {
-        let error = open_first(["/nowhere/a.so".into(), "/nowhere/b.so".into()])
-            .expect_err("neither exists");
+        let error =
+            open_any(["/nowhere/a.so".into(), "/nowhere/b.so".into()]).expect_err("neither exists");
         assert_eq!(error.attempts().len(), 2);
         let text = error.to_string();
         assert!(
@@ -291,7 +303,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_library_that_is_no_driver_is_told_apart() {
-        let error = open_first(["libc.so.6".into()]).expect_err("libc is no driver");
+        let error = open_any(["libc.so.6".into()]).expect_err("libc is no driver");
         assert!(matches!(
             error.attempts()[0].reason,
             AttemptFailure::NotADriver

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use once_cell::sync::OnceCell;
 
 use super::NvmlTable;
-use crate::library::{Attempt, AttemptFailure, address, open_library, requested, write_attempts};
+use crate::library::{
+    Attempt, AttemptFailure, address, candidates, open_first, open_library, requested,
+    write_attempts,
+};
 
 /// The environment variable that names the library to open instead of the usual ones.
 ///
@@ -97,11 +100,7 @@ impl std::error::Error for NvmlLoadError {}
 pub fn load() -> Result<&'static NvmlLibrary, NvmlLoadError> {
     static LIBRARY: OnceCell<Result<NvmlLibrary, NvmlLoadError>> = OnceCell::new();
     LIBRARY
-        .get_or_init(|| match requested(NVML_LIBRARY_VARIABLE) {
-            // Somebody who names a library wants that one and no other.
-            Some(path) => open_first([PathBuf::from(path)]),
-            None => open_first(CANDIDATES.iter().map(PathBuf::from)),
-        })
+        .get_or_init(|| open_any(candidates(requested(NVML_LIBRARY_VARIABLE), CANDIDATES)))
         .as_ref()
         .map_err(Clone::clone)
 }
@@ -119,18 +118,11 @@ pub fn load() -> Result<&'static NvmlLibrary, NvmlLoadError> {
 ///
 /// [`NvmlLoadError`] with this one attempt.
 pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<&'static NvmlLibrary, NvmlLoadError> {
-    open_first([path.as_ref().to_path_buf()]).map(|library| &*Box::leak(Box::new(library)))
+    open_any([path.as_ref().to_path_buf()]).map(|library| &*Box::leak(Box::new(library)))
 }
 
-fn open_first(candidates: impl IntoIterator<Item = PathBuf>) -> Result<NvmlLibrary, NvmlLoadError> {
-    let mut attempts = Vec::new();
-    for path in candidates {
-        match open(path.clone()) {
-            Ok(library) => return Ok(library),
-            Err(reason) => attempts.push(Attempt { path, reason }),
-        }
-    }
-    Err(NvmlLoadError { attempts })
+fn open_any(candidates: impl IntoIterator<Item = PathBuf>) -> Result<NvmlLibrary, NvmlLoadError> {
+    open_first(candidates, open).map_err(|attempts| NvmlLoadError { attempts })
 }
 
 fn open(path: PathBuf) -> Result<NvmlLibrary, AttemptFailure> {
@@ -154,8 +146,8 @@ mod tests {
     #[test]
     #[cfg(not(miri))] // Miri does not open libraries.
     fn the_failure_lists_everything_that_was_tried() {
-        let error = open_first(["/nowhere/a.so".into(), "/nowhere/b.so".into()])
-            .expect_err("neither exists");
+        let error =
+            open_any(["/nowhere/a.so".into(), "/nowhere/b.so".into()]).expect_err("neither exists");
         assert_eq!(error.attempts().len(), 2);
         let text = error.to_string();
         for part in [
@@ -171,7 +163,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_library_that_is_not_nvml_is_told_apart() {
-        let error = open_first(["libc.so.6".into()]).expect_err("the C library is not NVML");
+        let error = open_any(["libc.so.6".into()]).expect_err("the C library is not NVML");
         assert!(matches!(
             error.attempts()[0].reason,
             AttemptFailure::NotNvml
