@@ -174,6 +174,7 @@ pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> 
 }
 
 /// As [`harmlessly`] while this crate records any stream; else the call alone.
+#[inline]
 pub(crate) fn kept_out<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
     if any() {
         return harmlessly(table, call);

@@ -248,12 +248,7 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
         // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
         unsafe { raw::alloc::free(table, address, stream.as_raw()) }
     };
-    let freed = if recording::any() {
-        recording::harmlessly(table, call)
-    } else {
-        call()
-    };
-    freed.map_err(|error| crate::buffer::explain_refusal(error, stream))
+    recording::kept_out(table, call).map_err(|error| crate::buffer::explain_refusal(error, stream))
 }
 
 impl Drop for GraphExec {
