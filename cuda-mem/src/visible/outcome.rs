@@ -56,8 +56,6 @@ pub enum EndReason {
         /// Of how many.
         matches: usize,
     },
-    /// It names a MIG instance where the first item names a GPU, or the other way round.
-    OtherPrefix,
     /// There is a blank before the UUID, as after a comma.
     LeadingBlank,
     /// The GPU has MIG on and no instance.
@@ -177,9 +175,6 @@ impl fmt::Display for EndReason {
                     f,
                     "the UUIDs of {matches} devices begin so; write more of it"
                 )
-            }
-            Self::OtherPrefix => {
-                f.write_str("the first item decides whether all begin with GPU- or all with MIG-")
             }
             Self::LeadingBlank => {
                 f.write_str("there is a blank before it, which UUIDs may not have")

@@ -30,17 +30,6 @@ pub enum Selector {
     },
 }
 
-impl Selector {
-    /// Those of one kind may stand together.
-    fn kind(self) -> &'static str {
-        match self {
-            Self::Index(_) => "an index",
-            Self::Gpu(_) => "a GPU's UUID",
-            Self::Mig(_) | Self::MigOf { .. } => "a MIG instance",
-        }
-    }
-}
-
 /// As the variable spells it.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,28 +122,28 @@ fn is_initialised() -> bool {
 /// The value that names exactly these devices.
 fn spell(devices: &[Selector]) -> Result<String> {
     for (index, selector) in devices.iter().enumerate() {
-        let before = &devices[..index];
-        if before.contains(selector) {
+        if devices[..index].contains(selector) {
             return Err(Error::invalid(format!(
                 "{selector} is in the list twice, and then the driver shows no device at all; name each \
                  one once"
             )));
         }
-        if let Some(first) = before.first()
-            && first.kind() != selector.kind()
-        {
-            return Err(Error::invalid(format!(
-                "{selector} is {} and the first of the list is {}, and the driver would end the list \
-                 there; name all in the same way",
-                selector.kind(),
-                first.kind()
-            )));
-        }
     }
-    if let [Selector::Mig(_) | Selector::MigOf { .. }, _, ..] = devices {
+    let is_index = |selector: &&Selector| matches!(selector, Selector::Index(_));
+    let is_instance =
+        |selector: &&Selector| matches!(selector, Selector::Mig(_) | Selector::MigOf { .. });
+    if devices.len() > 1 && devices.iter().any(|selector| is_instance(&selector)) {
         return Err(Error::invalid(
-            "a process sees one MIG instance; name a single one".to_owned(),
+            "a process sees one MIG instance, and no GPU beside it; name a single one".to_owned(),
         ));
+    }
+    let indexes = devices.iter().filter(is_index).count();
+    if indexes != 0 && indexes != devices.len() {
+        return Err(Error::invalid(format!(
+            "{indexes} of {} devices are named by their index and the others by their UUID, and the driver \
+             would end the list between them; name all in the same way",
+            devices.len()
+        )));
     }
     let items: Vec<String> = devices.iter().map(Selector::to_string).collect();
     Ok(items.join(","))
@@ -188,7 +177,8 @@ mod tests {
         for (list, why) in [
             (vec![Selector::Index(1), Selector::Index(1)], "twice"),
             (vec![Selector::Index(1), Selector::Gpu(one)], "same way"),
-            (vec![Selector::Gpu(one), Selector::Mig(one)], "same way"),
+            (vec![Selector::Gpu(one), Selector::Index(1)], "same way"),
+            (vec![Selector::Gpu(one), Selector::Mig(one)], "single"),
             (vec![Selector::Mig(one), Selector::Mig(other)], "single"),
         ] {
             let error = spell(&list).expect_err("a bad list");

@@ -76,7 +76,7 @@ fn the_documented_values() {
         (Some("one,two,3"), &[], ended(1, Why::NotANumber)),
         (Some("4,3,two,one"), &[4, 3], ended(3, Why::NotANumber)),
         (Some("0,9,1"), &[0], ended(2, beyond)),
-        (Some("GPU-9e8d35e3,MIG-9"), &[0], ended(2, Why::OtherPrefix)),
+        (Some("GPU-9e8d35e3,MIG-1"), &[0], ended(2, Why::UnknownUuid)),
         (
             Some("GPU-9e8d35e3, GPU-47aa"),
             &[0],
@@ -112,7 +112,26 @@ fn what_the_documents_leave_open() {
         ("0,gpu-9e", &[0], Some((2, Why::NotANumber))),
         ("gpu-9e8d35e3", &[], Some((1, Why::NotANumber))),
         (" GPU-9e8d35e3", &[], Some((1, Why::NotANumber))),
-        ("GPU-9E8D35E3", &[], Some((1, Why::UnknownUuid))),
+        ("GPU-9E8D35E3", &[0], None),
+        ("GPU-9-e--8-", &[0], None),
+        (
+            "GPU-9e8d35e300000000000000000000000000x,GPU-5a",
+            &[0, 3],
+            None,
+        ),
+        ("GPU-9e8d35e3-0000-0000-0000-000000000000x", &[0], None),
+        (
+            "GPU-9e8d35e3-0000-0000-0000-00000000000x",
+            &[],
+            Some((1, Why::UnknownUuid)),
+        ),
+        ("GPU-9e8dx", &[], Some((1, Why::UnknownUuid))),
+        ("GPU-9e8d ", &[], Some((1, Why::UnknownUuid))),
+        ("GPU-5a,GPU-9e8d_35e3", &[3], Some((2, Why::UnknownUuid))),
+        ("GPU-5a,MIG-9e", &[3, 0], None),
+        ("MIG-5a", &[3], None),
+        ("GPU-5a,MIG-5a", &[], None),
+        ("GPU-GPU-5a", &[], Some((1, Why::UnknownUuid))),
         ("GPU-5a,1", &[3], Some((2, Why::UnknownUuid))),
         ("GPU-5a,", &[3], Some((2, Why::Empty))),
         ("GPU-5a,GPU-ff", &[3], Some((2, Why::UnknownUuid))),
@@ -121,8 +140,9 @@ fn what_the_documents_leave_open() {
             &[3],
             Some((2, Why::AmbiguousUuid { matches: 2 })),
         ),
-        ("GPU-", &[], Some((1, Why::AmbiguousUuid { matches: 8 }))),
-        ("MIG-5a", &[], Some((1, Why::UnknownUuid))),
+        ("GPU--", &[], Some((1, Why::AmbiguousUuid { matches: 8 }))),
+        ("GPU-", &[], Some((1, Why::UnknownUuid))),
+        ("GPU-5a,GPU-", &[3], Some((2, Why::UnknownUuid))),
         ("GPU-5a,GPU-5a0", &[], None),
         ("0,9,0", &[0], Some((2, beyond))),
     ] {
@@ -131,7 +151,7 @@ fn what_the_documents_leave_open() {
         let by = visible.ended_by().map(|ended| (ended.item, ended.reason));
         assert_eq!(by, ended, "{value:?}");
     }
-    let one = Visibility::parse(Some("GPU-"), &machine(1));
+    let one = Visibility::parse(Some("GPU--"), &machine(1));
     assert_eq!(one.devices(), [Gpu(0)], "the beginning of the only one");
 }
 
@@ -145,7 +165,8 @@ fn mig_instances_have_two_names_and_a_process_sees_one() {
         ("MIG-aa1", Ok(instance(0))),
         ("MIG-aa2", Ok(instance(1))),
         ("MIG-aa", ambiguous(2)),
-        ("MIG-", ambiguous(3)),
+        ("MIG-", Err(Why::UnknownUuid)),
+        ("MIG--", ambiguous(6)),
         ("MIG-bb", Err(Why::UnknownUuid)),
         (&format!("MIG-{gpu}/1/0"), Ok(instance(0))),
         (&format!("MIG-{gpu}/1/10"), Ok(instance(1))),
@@ -154,12 +175,12 @@ fn mig_instances_have_two_names_and_a_process_sees_one() {
         (&format!("MIG-{gpu}/01/0"), Err(Why::UnknownUuid)),
         (&format!("MIG-{gpu}/+1/0"), Err(Why::UnknownUuid)),
         (&format!("MIG-{gpu}/1"), Err(Why::UnknownUuid)),
-        ("MIG-GPU-47aa", ambiguous(3)),
+        ("MIG-GPU-47aa", Err(Why::UnknownUuid)),
         ("1", Ok(instance(0))),
         ("GPU-47aa", Ok(instance(0))),
         ("2", Err(Why::NoInstance)),
         ("0,3", Ok(gpus(&[0, 3]))),
-        ("MIG-aa1,GPU-47aa", Err(Why::OtherPrefix)),
+        ("GPU-aa1", Ok(instance(0))),
     ] {
         let visible = Visibility::parse(Some(value), &machine);
         match expected {
@@ -261,8 +282,8 @@ fn how_many_a_value_can_leave_is_known_without_the_machine() {
         (Some("0"), Some(1)),
         (Some("0,9,1"), Some(3)),
         (Some("0,1,x,2"), Some(2)),
-        (Some("GPU-1,GPU-2,MIG-1,GPU-3"), Some(2)),
-        (Some("MIG-1,MIG-2"), Some(1)),
+        (Some("GPU-1,GPU-2,MIG-1, GPU-3"), Some(3)),
+        (Some("GPU-1,MIG-1,GPU-1"), Some(2)),
     ] {
         let visibility = Visibility {
             devices: value.map(OsString::from),
@@ -304,6 +325,9 @@ fn values() -> impl Strategy<Value = String> {
         "MIG-aa1",
         "MIG-aa2",
         "MIG-GPU-47aa",
+        "GPU-9E8D35E3000000000000000000000000",
+        "0000-0000-0000-000000000000",
+        "GPU--",
         "/1/0",
         "/13/0",
         "/",

@@ -9,6 +9,7 @@ mod across;
 mod attributes;
 mod capture;
 mod child;
+mod code;
 mod contexts;
 mod copies;
 mod current;
@@ -28,10 +29,12 @@ mod ipc_pointers;
 mod joins;
 mod kinds;
 mod lab;
+mod launches;
 mod managed;
 mod managed_use;
 mod meanwhile;
 mod memory;
+mod modules;
 mod none;
 mod observe;
 mod peers;
@@ -217,6 +220,12 @@ fn questions() -> Vec<Question> {
         allocations, seen, events, waits),
     );
     all.extend(questions!(false views: addresses, host_memory));
+    all.extend(
+        questions!(true modules: images, logs, late_logs, names, contexts, captures, waits, waits_elsewhere, laziness,
+        links),
+    );
+    all.extend(questions!(false modules: nulls, given_back, unloads));
+    all.extend(questions!(true launches: shapes, contexts, memory));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }

@@ -1,7 +1,7 @@
 //! `CUDA_VISIBLE_DEVICES`: which devices a process sees, and in which order.
 //!
-//! The rules are NVIDIA's guide and PyTorch's reading of driver 525. What neither says is marked as a
-//! guess. Written apart from the parser of `cuda-mem`, which is compared with this one.
+//! The rules are as H200s with driver 580 answer, and for MIG NVIDIA's guide; what neither says is marked as
+//! a guess. Written apart from the parser of `cuda-mem`, which is compared with this one.
 
 /// A device of the machine by its names.
 #[derive(Debug)]
@@ -26,23 +26,18 @@ pub(crate) fn visible(value: Option<&str>, machine: &[Gpu]) -> Vec<Shown> {
         None => (0..machine.len())
             .filter_map(|gpu| whole(gpu, machine))
             .collect(),
-        // The first item that names no device ends the list. A guess: so does an empty one.
+        // The first item that names no device ends the list.
         Some(value) => {
-            let first = value
-                .get(..4)
-                .filter(|start| ["GPU-", "MIG-"].contains(start));
+            let by_name = name(value).is_some();
             value
                 .split(',')
-                .map_while(|item| match first {
-                    None => whole(number(item)?, machine),
-                    Some(prefix) if !item.starts_with(prefix) => None,
-                    Some("GPU-") => whole(find_uuid(item, machine)?, machine),
-                    Some(_) => find_instance(item, machine),
+                .map_while(|item| match by_name {
+                    false => whole(number(item)?, machine),
+                    true => find(name(item)?, machine),
                 })
                 .collect()
         }
     };
-    // A guess: an item after the end of the list repeats nothing.
     if (1..found.len()).any(|at| found[..at].contains(&found[at])) {
         return Vec::new();
     }
@@ -64,39 +59,45 @@ fn whole(gpu: usize, machine: &[Gpu]) -> Option<Shown> {
     Some(Shown { gpu, instance })
 }
 
-/// The one device whose UUID begins so. Guesses: capital letters are others, and a text that is longer
-/// than the UUID names nothing.
-fn find_uuid(item: &str, machine: &[Gpu]) -> Option<usize> {
-    let mut matching = (0..machine.len()).filter(|gpu| machine[*gpu].uuid.starts_with(item));
-    let found = matching.next()?;
-    matching.next().is_none().then_some(found)
+/// What comes after the beginning of a name. Which of the two it is does not matter.
+fn name(item: &str) -> Option<&str> {
+    item.strip_prefix("GPU-")
+        .or_else(|| item.strip_prefix("MIG-"))
 }
 
-/// The one instance of that name. Guesses: both spellings may be abbreviated, the older one in its UUID
-/// or at its end, but not in its numbers.
-fn find_instance(item: &str, machine: &[Gpu]) -> Option<Shown> {
+/// The one device of that name. Guesses: GPUs and instances are told apart by their digits alone; the older
+/// spelling of instances may be short in its UUID, but not in its numbers.
+fn find(name: &str, machine: &[Gpu]) -> Option<Shown> {
+    let place = name.strip_prefix("GPU-").and_then(|of| of.split_once('/'));
     let mut found = None;
     for (gpu, names) in machine.iter().enumerate() {
+        let mut matching: Vec<Option<Shown>> = Vec::new();
+        if place.is_none() && begins(&names.uuid, name) {
+            matching.push(whole(gpu, machine));
+        }
         for (instance, uuid) in names.instances.iter().flatten().enumerate() {
-            let old = format!("MIG-{}", names.uuid);
-            let matches = uuid.starts_with(item)
-                || match item.split_once('/') {
-                    None => old.starts_with(item),
-                    Some((of, place)) => {
-                        let is_named = of.starts_with("MIG-GPU-") && old.starts_with(of);
-                        is_named && place == format!("{}/0", instance + 1)
-                    }
-                };
-            let shown = Shown {
-                gpu,
-                instance: Some(instance),
+            let matches = match place {
+                None => begins(uuid, name),
+                Some((of, at)) => begins(&names.uuid, of) && at == format!("{}/0", instance + 1),
             };
-            if matches && found.replace(shown).is_some() {
+            let instance = Some(instance);
+            matching.extend(matches.then_some(Some(Shown { gpu, instance })));
+        }
+        for shown in matching {
+            if found.replace(shown).is_some() {
                 return None;
             }
         }
     }
-    found
+    found.flatten()
+}
+
+/// Whether a UUID begins with these digits, small or capital, with dashes wherever. What comes after all of its
+/// digits does not matter.
+fn begins(uuid: &str, with: &str) -> bool {
+    let own = uuid[4..].chars().filter(|c| *c != '-');
+    let mut pairs = own.zip(with.chars().filter(|c| *c != '-'));
+    !with.is_empty() && pairs.all(|(own, other)| own.eq_ignore_ascii_case(&other))
 }
 
 /// As `strtoul` reads the beginning of a text with base 10, cut to an `int` (measured).
@@ -152,6 +153,11 @@ mod tests {
             (Some("4,3,two,one"), &[4, 3]),
             (Some("0,9,1"), &[0]),
             (Some("GPU-9e8d35e3,MIG-1"), &[0]),
+            (Some("GPU-9E8D,MIG-5"), &[0, 3]),
+            (Some("GPU-9-e,MIG-9e8d"), &[]),
+            (Some("GPU-5,GPU-"), &[3]),
+            (Some("GPU-5x"), &[]),
+            (Some("GPU-50000x"), &[3]),
             (Some("GPU-9e8d35e3, GPU-47aa"), &[0]),
             (Some("GPU-47bb,GPU-9e"), &[2, 0]),
             (Some("GPU-47"), &[]),

@@ -70,6 +70,12 @@ const PLAIN: &[&str] = &[
     "18446744073709551616",
     "-18446744073709551615",
     "-18446744073709551616",
+    "9223372036854775807",
+    "9223372036854775808",
+    "9223372036854775809",
+    "-9223372036854775807",
+    "-9223372036854775808",
+    "-9223372036854775809",
     "99999999999999999999",
     "0,99999999999999999999",
     "-99999999999999999999",
@@ -81,6 +87,8 @@ const PLAIN: &[&str] = &[
     "MIG-GPU-00000000-0000-0000-0000-000000000000/1/0",
     "GPU-x",
     "GPU-,0",
+    "GPU--",
+    "GPU- ",
 ];
 
 /// Values for this machine; `None` is no variable.
@@ -141,6 +149,7 @@ fn uuids(machine: &[Identity]) -> Vec<String> {
         format!("{},{first}", all.join(",")),
         format!("{first},MIG-{digits}"),
         format!("MIG-{digits},{first}"),
+        format!("{first},MIG-{}", &last["GPU-".len()..]),
         format!("MIG-{first}/0/0"),
         format!("{first},0"),
         format!("0,{first}"),
@@ -166,8 +175,54 @@ fn uuids(machine: &[Identity]) -> Vec<String> {
         format!("{last},gpu-{digits}"),
         format!("{last},GPU-ffffffff-ffff-ffff-ffff-ffffffffffff,{first}"),
     ];
+    values.extend(spellings(first, digits, short));
     let abbreviations = [first, short, unique, shared, &first[..first.len() - 1]];
     values.extend(abbreviations.map(str::to_owned));
+    values
+}
+
+/// Ways to write the first UUID that are not `nvidia-smi`'s, and ways to name it twice in them.
+fn spellings(first: &str, digits: &str, short: &str) -> Vec<String> {
+    let bare = digits.replace('-', "");
+    let (head, rest) = bare.split_at(3);
+    let mut values = vec![
+        format!("MIG-{digits}"),
+        format!("MIG-{digits},0"),
+        format!("{first},MIG-ffffffff-ffff-ffff-ffff-ffffffffffff"),
+        format!("{first},MIG-"),
+        format!("{first},MIG-x"),
+        format!("{first},MIG-{}", &bare[..8]),
+        format!("{first},x,MIG-{digits}"),
+        format!("{first},GPU-x"),
+        format!("{first},GPU-x,{first}"),
+        format!("{first}x,{first}"),
+        format!("{first},GPU-{}", digits.to_uppercase()),
+        format!("{first},{short}x"),
+        format!("GPU-GPU-{digits}"),
+        format!("GPU--{digits}"),
+        format!("GPU- {digits}"),
+        format!("GPU-+{digits}"),
+        format!("GPU-0x{bare}"),
+        format!("GPU-x{bare}"),
+        format!("GPU-{{{digits}}}"),
+        format!("GPU-{head}-{rest}"),
+        format!("GPU-{head}--{rest}"),
+        format!("GPU-{head}_{rest}"),
+        format!("GPU-{head} {rest}"),
+        format!("GPU-{head}x{rest}"),
+        format!("GPU-{bare}0"),
+        format!("GPU-{bare}-0"),
+        format!("GPU-{}", &bare[..31]),
+        format!("{short}-0000"),
+        format!("{}0", &first[..first.len() - 1]),
+        format!("{}x", &first[..first.len() - 1]),
+    ];
+    for end in [
+        "x", " ", "\t", "-", "--", "_", "/", "/0", ".", "g", "-x", "- ",
+    ] {
+        values.push(format!("{short}{end}"));
+        values.push(format!("GPU-{head}{end}"));
+    }
     values
 }
 

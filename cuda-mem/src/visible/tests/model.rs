@@ -8,18 +8,16 @@ pub(super) fn visible(value: &str, machine: &[Identity]) -> Vec<VisibleDevice> {
     if value.is_empty() {
         return Vec::new();
     }
-    let prefix = ["GPU-", "MIG-"]
-        .into_iter()
-        .find(|prefix| value.starts_with(prefix));
+    let is_name = |text: &str| text.starts_with("GPU-") || text.starts_with("MIG-");
     let mut devices = Vec::new();
     for item in value.split(',') {
-        let named = match prefix {
-            None => match strtoul(item) {
+        let named = if is_name(value) {
+            is_name(item).then(|| named(&item[4..], machine)).flatten()
+        } else {
+            match strtoul(item) {
                 Some(number) if number < machine.len() as u64 => whole(number as usize, machine),
                 _ => None,
-            },
-            Some(prefix) if !item.starts_with(prefix) => None,
-            Some(_) => named(item, machine),
+            }
         };
         let Some(device) = named else { break };
         devices.push(device);
@@ -47,23 +45,21 @@ fn whole(gpu: usize, machine: &[Identity]) -> Option<VisibleDevice> {
     }
 }
 
-/// The one device that has a name which fits.
-fn named(item: &str, machine: &[Identity]) -> Option<VisibleDevice> {
+/// The one device that has a name which fits. `text` is without the prefix.
+fn named(text: &str, machine: &[Identity]) -> Option<VisibleDevice> {
     let mut found = Vec::new();
     for (gpu, identity) in machine.iter().enumerate() {
-        if identity.uuid().starts_with(item) {
+        if is_start(text, identity.uuid()) {
             found.push(whole(gpu, machine));
         }
         for (instance, mig) in identity.mig().unwrap_or_default().iter().enumerate() {
             let tail = format!("/{}/{}", mig.gpu_instance, mig.compute_instance);
-            let long = format!("MIG-{}", identity.uuid());
-            let fits = mig.uuid.as_ref().is_some_and(|uuid| uuid.starts_with(item))
-                || long.starts_with(item)
-                // The UUID before the numbers may be short, but not so short that it is none.
-                || (item.starts_with("MIG-GPU-") && item.ends_with(&tail)
-                    && long.starts_with(&item[..item.len() - tail.len()])
-                    && item.len() >= "MIG-GPU-".len() + tail.len());
-            if fits {
+            let of = text
+                .strip_prefix("GPU-")
+                .and_then(|of| of.strip_suffix(&tail));
+            let is_place = of.is_some_and(|of| !of.contains('/') && is_start(of, identity.uuid()));
+            let uuid = mig.uuid.as_ref();
+            if is_place || uuid.is_some_and(|uuid| is_start(text, uuid)) {
                 found.push(Some(VisibleDevice::Mig { gpu, instance }));
             }
         }
@@ -72,6 +68,19 @@ fn named(item: &str, machine: &[Identity]) -> Option<VisibleDevice> {
         [one] => one,
         _ => None,
     }
+}
+
+/// Whether the digits of a UUID begin so: the text is worn away from its front together with them.
+fn is_start(text: &str, uuid: &str) -> bool {
+    let mut own: Vec<char> = uuid[4..].chars().rev().filter(|c| *c != '-').collect();
+    for c in text.chars().filter(|c| *c != '-') {
+        match own.pop() {
+            None => break,
+            Some(digit) if c.eq_ignore_ascii_case(&digit) => {}
+            Some(_) => return false,
+        }
+    }
+    !text.is_empty()
 }
 
 /// `None` for what is no number, and for one below zero.
