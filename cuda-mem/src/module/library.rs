@@ -9,12 +9,12 @@ use super::{Function, Image, LoadingMode, c_name};
 use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::{raw, recording, report};
 
 /// Code that is loaded once and comes to a device when a function is first taken for it. Needs CUDA 12.0;
 /// for older drivers there is [`Context::load`](crate::Context::load). Unloaded when the last handle, or function of it, is
-/// dropped.
+/// dropped, which waits as a [`Module`](crate::Module)'s end does.
 ///
 /// ```
 /// use cuda_mem::{Driver, Image};
@@ -37,13 +37,15 @@ pub struct Library(Arc<Loaded>);
 struct Loaded {
     driver: Driver,
     raw: CUlibrary,
+    /// Where the compiler writes what is wrong. Locked while it may do so.
+    logs: Mutex<Box<raw::module::Logs>>,
     /// Where functions were taken for.
     devices: Mutex<Vec<Device>>,
 }
 
-// SAFETY: library handles may be used from any thread.
+// SAFETY: library handles may be used from any thread; the logs point to themselves, and nowhere else.
 unsafe impl Send for Loaded {}
-// SAFETY: as for `Send`; the list is behind a lock.
+// SAFETY: as for `Send`; the list and the logs are behind locks.
 unsafe impl Sync for Loaded {}
 
 impl Drop for Loaded {
@@ -66,7 +68,7 @@ impl Driver {
     /// [`NotSupported`](crate::ErrorKind::NotSupported) below CUDA 12.0, and if the driver loads eagerly
     /// ([`LoadingMode::Eager`]): it would load the code into all contexts of the process.
     /// [`InvalidImage`](crate::ErrorKind::InvalidImage) as for
-    /// [`Context::load`](crate::Context::load); of PTX it may come only when a function is taken.
+    /// [`Context::load`](crate::Context::load). A driver that compiles later says so when a function is taken.
     #[doc(alias("cuLibraryLoadData", "cuLibraryLoadFromFile"))]
     pub fn load_library(&self, image: &Image<'_>) -> Result<Library> {
         self.require_version("loading code for no context", CudaVersion::new(12, 0))?;
@@ -76,11 +78,12 @@ impl Driver {
             return Err(Error::not_supported(text.to_owned()));
         }
         // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
-        let raw = unsafe { raw::module::load_library(self.table(), image.bytes()) }
+        let (raw, logs) = unsafe { raw::module::load_library(self.table(), image.bytes()) }
             .map_err(|error| error.asked(|| format!("{image:?} as a library")))?;
         Ok(Library(Arc::new(Loaded {
             driver: *self,
             raw,
+            logs: Mutex::new(logs),
             devices: Mutex::default(),
         })))
     }
@@ -88,7 +91,7 @@ impl Driver {
 
 impl Library {
     /// The kernel of this name, for streams of this context. The first one that is taken for a context brings
-    /// the code there.
+    /// the code there, and waits for what all streams of the context have been given.
     ///
     /// # Errors
     ///
@@ -103,13 +106,21 @@ impl Library {
             format_args!("the library and the context"),
         )?;
         let text = c_name(name)?;
-        let asked = |error: Error| error.asked(|| format!("kernel {name:?} of {self:?}"));
+        let logs = self.0.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = |error: Error| {
+            let error = match error.kind() {
+                ErrorKind::InvalidImage => logs.explain(error),
+                _ => error,
+            };
+            error.asked(|| format!("kernel {name:?} of {self:?}"))
+        };
         // SAFETY: the library is loaded.
         let kernel = unsafe { raw::module::kernel(driver.table(), *raw, &text) }.map_err(asked)?;
         let _current = context.bind()?;
         // SAFETY: the kernel is of this library, and the context is current.
         let function =
             unsafe { raw::module::function_of(driver.table(), kernel) }.map_err(asked)?;
+        drop(logs);
         let mut devices = self.devices_mut();
         if !devices.contains(&context.device()) {
             devices.push(context.device());

@@ -23,7 +23,8 @@ use crate::error::{Error, Result};
 use crate::{raw, recording, report};
 
 /// Code that is loaded into one context, so on one device. Unloaded when the last handle, or function of it, is
-/// dropped.
+/// dropped. That waits for what all streams of the context have been given, as loading does: neither must be
+/// between a stream and something that it waits for.
 ///
 /// ```
 /// use cuda_mem::{Driver, Image, Launch, MemoryPool};
@@ -107,7 +108,8 @@ impl Driver {
 }
 
 impl Context {
-    /// Loads code into this context, and into no other.
+    /// Loads code into this context, and into no other. It waits for what all streams of the context have been
+    /// given.
     ///
     /// # Errors
     ///

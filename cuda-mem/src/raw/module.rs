@@ -8,13 +8,13 @@ use cuda_driver_sys::{
 };
 
 use super::{Table, call};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of each log that the compiler of PTX may write.
 const LOG: usize = 8 << 10;
 
 /// The options of a load that make the compiler write down what is wrong.
-struct Logs {
+pub(crate) struct Logs {
     errors: Vec<u8>,
     keys: [CUjit_option; 2],
     values: [*mut c_void; 2],
@@ -39,7 +39,7 @@ impl Logs {
     }
 
     /// Adds what the compiler said.
-    fn explain(self, error: Error) -> Error {
+    pub(crate) fn explain(&self, error: Error) -> Error {
         let end = self.errors.iter().position(|byte| *byte == 0);
         let said = &self.errors[..end.unwrap_or(LOG)];
         error.with_jit_log(String::from_utf8_lossy(said).trim_end().to_owned())
@@ -97,13 +97,14 @@ pub(crate) unsafe fn loading_mode(table: &Table) -> Result<CUmoduleLoadingMode> 
     Ok(mode)
 }
 
-/// No context is needed, and none is touched under lazy loading.
+/// No context is needed, and none is touched under lazy loading. The logs must stay as long as the library: the
+/// driver may write to them whenever it compiles.
 ///
 /// # Safety
 /// As [`load`] asks of `image`.
-pub(crate) unsafe fn load_library(table: &Table, image: &[u8]) -> Result<CUlibrary> {
+pub(crate) unsafe fn load_library(table: &Table, image: &[u8]) -> Result<(CUlibrary, Box<Logs>)> {
     let mut library = std::ptr::null_mut();
-    let mut logs = Logs::new();
+    let mut logs = Box::new(Logs::new());
     let image = image.as_ptr().cast();
     let (keys, values) = (logs.keys.as_mut_ptr(), logs.values.as_mut_ptr());
     let (no_keys, no_values) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -123,9 +124,16 @@ pub(crate) unsafe fn load_library(table: &Table, image: &[u8]) -> Result<CUlibra
             )
         )
     };
-    match loaded {
-        Ok(()) => Ok(library),
-        Err(error) => Err(logs.explain(error)),
+    loaded.map_err(|error| logs.explain(error))?;
+    // The driver compiles now and tells only those who want a kernel (R154); no kernel has this name.
+    // SAFETY: the library is loaded.
+    match unsafe { kernel(table, library, c"") } {
+        Err(error) if error.kind() == ErrorKind::InvalidImage => {
+            // SAFETY: nobody else knows the library. That its end fails is told less than why it is useless.
+            let _ = unsafe { unload_library(table, library) };
+            Err(logs.explain(error))
+        }
+        _ => Ok((library, logs)),
     }
 }
 

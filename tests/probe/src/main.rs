@@ -20,6 +20,7 @@ mod graph_memory;
 mod graph_work;
 mod graphs;
 mod hosts;
+mod images;
 mod init;
 mod ipc;
 mod ipc_ends;
@@ -30,6 +31,7 @@ mod joins;
 mod kinds;
 mod lab;
 mod launches;
+mod loading;
 mod managed;
 mod managed_use;
 mod meanwhile;
@@ -220,11 +222,11 @@ fn questions() -> Vec<Question> {
         allocations, seen, events, waits),
     );
     all.extend(questions!(false views: addresses, host_memory));
-    all.extend(
-        questions!(true modules: images, logs, late_logs, names, contexts, captures, waits, waits_elsewhere, laziness,
-        links),
-    );
-    all.extend(questions!(false modules: nulls, given_back, unloads));
+    all.extend(questions!(true images: texts, logs, late_logs, links));
+    all.extend(questions!(true modules: names, contexts, laziness));
+    all.extend(questions!(false modules: nulls, given_back));
+    all.extend(questions!(true loading: captures, waits, elsewhere));
+    all.extend(questions!(false loading: unloads));
     all.extend(questions!(true launches: shapes, contexts, memory));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all

@@ -136,10 +136,16 @@ fn synchronise(id: ContextId) -> Answer {
     Ok(())
 }
 
-/// Waits for all work of a context, and ends it if `may_end` still says so.
-fn finish(id: ContextId, may_end: impl FnOnce(&mut State) -> Answer<bool>) -> Answer {
+/// Waits for all work of a context. The host has not seen it then: what was freed waits on.
+pub(crate) fn wait_for(id: ContextId) -> Answer {
     let marks = state()?.marks(id);
     marks.iter().for_each(Mark::wait);
+    Ok(())
+}
+
+/// Waits for all work of a context, and ends it if `may_end` still says so.
+fn finish(id: ContextId, may_end: impl FnOnce(&mut State) -> Answer<bool>) -> Answer {
+    wait_for(id)?;
     let mut state = state()?;
     if may_end(&mut state)? {
         state.end_context(id);

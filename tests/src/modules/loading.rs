@@ -17,6 +17,15 @@ pub(super) fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
     ensure!(log.contains("line"), "the compiler said {log:?}");
     ensure!(error.to_string().contains(log), "{error}");
     load(&context)?;
+    if lab.need(12, 0).is_ok() {
+        let error = lab
+            .driver
+            .load_library(&Image::ptx(&wrong)?)
+            .expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidImage, "{error}");
+        let said = error.jit_log().unwrap_or_default();
+        ensure!(said.contains("line"), "the compiler said {said:?}");
+    }
     Ok(())
 }
 
@@ -26,6 +35,10 @@ pub(super) fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result
         let image = Image::ptx(&PTX.replace(text, with))?;
         let error = context.load(&image).expect_err("it is refused");
         ensure!(error.kind() == ErrorKind::InvalidImage, "{with}: {error}");
+        if lab.need(12, 0).is_ok() {
+            let error = lab.driver.load_library(&image).expect_err("it is refused");
+            ensure!(error.kind() == ErrorKind::InvalidImage, "{with}: {error}");
+        }
     }
     Ok(())
 }

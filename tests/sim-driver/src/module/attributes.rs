@@ -1,6 +1,6 @@
 //! What a kernel says of itself, and what may be changed of that.
 
-use super::ptx::{DEVICE_TARGET, Entry};
+use super::code::{DEVICE_TARGET, Entry};
 use crate::export::{Answer, INVALID_VALUE, Out};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
@@ -19,8 +19,8 @@ fn since(id: u32) -> Option<u32> {
     match id {
         0..=9 => Some(11000),
         10..=15 => Some(11080),
-        16 => Some(12040),
-        17 => Some(13040),
+        // Measured: CUDA 13.0 does not have it.
+        16 | 17 => Some(13040),
         _ => None,
     }
 }
@@ -36,7 +36,7 @@ pub(super) fn value(id: u32, entry: &Entry, set: Option<i32>, version: u32) -> O
         0 => number(entry.max_threads.unwrap_or(MAX_THREADS).min(MAX_THREADS)),
         1 => number(entry.shared),
         3 => number(entry.local),
-        // A guess: nothing is compiled here that would use registers.
+        // Nothing is compiled here that would use registers.
         4 => 16,
         // A guess: the target, and not the version, of the PTX.
         5 => number(entry.target),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use cuda_driver_sys::{CUjit_option, CUresult};
 
-use super::ptx::{Code, Refusal, newest_of, parse};
+use super::code::{Code, Refusal};
+use super::ptx::{newest_of, parse};
 use crate::export::{Answer, INVALID_VALUE, In, Out, Value};
 use crate::knobs::Knobs;
 use crate::memory::{bytes, pointer};
@@ -66,8 +67,8 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Answer<Vec<String>> {
         }
     }
     let text = String::from_utf8(text).map_err(|_| INVALID_IMAGE)?;
-    // A guess: of nothing at all there is nothing to say.
-    if text.is_empty() {
+    // Measured of a text without this, and of none.
+    if !text.contains(".version") {
         return Err(INVALID_IMAGE);
     }
     Ok(vec![text])
@@ -82,8 +83,7 @@ pub(super) fn understand(texts: &[String]) -> Result<Code, Refusal> {
         for entry in code.entries {
             if all.entries.iter().any(|known| known.name == entry.name) {
                 let name = entry.name.to_string_lossy();
-                // A guess: the code of this error.
-                return Err(Refusal::syntax(1, format!("`{name}` is in two inputs")));
+                return Err(Refusal::twice(&name));
             }
             all.entries.push(entry);
         }
@@ -148,7 +148,7 @@ impl Logs {
                 CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => {
                     (logs.error.room, logs.error.used) = (room, used);
                 }
-                // A guess: what is no option is refused.
+                // Measured: what is no option is refused.
                 option if option.0 >= CUjit_option::CU_JIT_NUM_OPTIONS.0 => {
                     return Err(INVALID_VALUE);
                 }
@@ -171,10 +171,12 @@ impl Buffer {
     fn write(&self, text: &str) -> Answer {
         let mut used = 0;
         if self.address != 0 && self.room > 0 {
-            used = text.len().min(self.room - 1);
-            bytes::write(self.address, &[&text.as_bytes()[..used], b"\0"].concat());
+            let kept = text.len().min(self.room - 1);
+            bytes::write(self.address, &[&text.as_bytes()[..kept], b"\0"].concat());
+            // Measured: of a text that was cut the zero counts, of a whole one it does not.
+            used = text.len().min(self.room);
         }
-        // A guess: the zero does not count, and all of the value is written.
+        // A guess: all of the value is written.
         match self.used {
             Some(place) => Value::new(pointer(place)).write(used),
             None => Ok(()),

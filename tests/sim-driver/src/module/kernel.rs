@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::ptx::Entry;
+use super::code::Entry;
 use crate::clock::{Point, StreamId};
 use crate::copy::{By, Side};
 use crate::export::Answer;

@@ -5,9 +5,9 @@ use std::ffi::{c_uint, c_void};
 use cuda_driver_sys::{CUfunction, CUlaunchAttributeID, CUlaunchConfig, CUresult, CUstream};
 
 use super::attributes::MAX_THREADS;
+use super::code::Entry;
 use super::kernel::Work;
 use super::occupancy::{Limits, MULTIPROCESSORS};
-use super::ptx::Entry;
 use crate::export::{Answer, Call, INVALID_VALUE, In, Out, exports};
 use crate::memory::bytes;
 use crate::state::state;
@@ -81,7 +81,7 @@ impl Arguments {
                 let mut all = vec![0; end];
                 for (index, place) in places.iter().enumerate() {
                     let argument: *mut c_void = self.each.at(index).as_input().read()?;
-                    // A guess: null is noticed.
+                    // Measured: null is noticed.
                     if argument.is_null() {
                         return Err(INVALID_VALUE);
                     }
@@ -110,17 +110,23 @@ impl Arguments {
             }
             at += 2;
         }
-        // A guess: a buffer that is too short is refused.
-        if buffer.is_null() || size.is_none_or(|size| size < end) {
+        let size = size.ok_or(INVALID_VALUE)?;
+        if buffer.is_null() {
             return Err(INVALID_VALUE);
         }
-        Ok(bytes::read(buffer.expose_provenance() as u64, end).into())
+        // Measured: more than the kernel takes is refused, less is taken. A guess: the rest is zero.
+        if size > end {
+            return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        }
+        let mut all = Vec::from(bytes::read(buffer.expose_provenance() as u64, size));
+        all.resize(end, 0);
+        Ok(all)
     }
 }
 
 /// Launches a function, or a kernel of a library in the context of the stream.
 ///
-/// A guess: on a stream that the program has made, no context has to be current.
+/// Measured: on a stream that the program has made, no context has to be current.
 fn launch(
     function: CUfunction,
     launch: Launch,
@@ -134,7 +140,7 @@ fn launch(
     let found = state.modules.functions.get(&id);
     let found = found.ok_or(super::INVALID_HANDLE)?;
     let module = state.modules.modules.get(&found.module);
-    // A guess: the code of the error for a stream of another context.
+    // Measured: the code of the error for a stream of another context.
     if module.is_none_or(|module| module.context != context) {
         return Err(super::INVALID_HANDLE);
     }

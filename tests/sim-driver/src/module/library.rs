@@ -9,6 +9,7 @@ use cuda_driver_sys::{
 
 use super::image::{self, Logs};
 use super::{Kernel, Library, attributes};
+use crate::context::wait_for;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{HandleKind, from_handle, state, to_handle};
 
@@ -18,9 +19,8 @@ type Options = (
     (c_uint, Out<CUlibraryOption>),
 );
 
-/// Loads an image of at most `len` bytes.
-///
-/// A guess: mistakes in PTX are found here, and not when a context first wants the code.
+/// Loads an image of at most `len` bytes. Measured: that there is something wrong with it the log says now, and
+/// only the search for a kernel answers an error.
 fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options) -> Answer {
     out.required()?;
     let ((count, names, values), (library_count, library_options)) = options;
@@ -34,20 +34,26 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
             return Err(INVALID_VALUE);
         }
     }
-    let code = image::load(image, len, &logs)?;
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let code = image::load(image, len, &logs);
     let mut state = state()?;
     let id = state.new_handle(HandleKind::Library);
-    let kernels = (0..code.entries.len()).map(|entry| {
-        let kernel = Kernel {
-            library: id,
-            code: Arc::clone(&code),
-            entry,
-        };
-        let name = state.new_handle(HandleKind::Kernel);
-        state.modules.kernels.insert(name, kernel);
-        name
-    });
-    let kernels = kernels.collect();
+    let mut kernels = Vec::new();
+    if let Ok(code) = &code {
+        for entry in 0..code.entries.len() {
+            let kernel = Kernel {
+                library: id,
+                code: Arc::clone(code),
+                entry,
+            };
+            let name = state.new_handle(HandleKind::Kernel);
+            state.modules.kernels.insert(name, kernel);
+            kernels.push(name);
+        }
+    }
+    let is_good = code.is_ok();
     let library = Library {
         code,
         kernels,
@@ -55,7 +61,7 @@ fn load(out: Out<CUlibrary>, image: *const c_void, len: usize, options: Options)
     };
     state.modules.libraries.insert(id, library);
     // Documented: without lazy loading a library is in all contexts, and in those to come.
-    if !state.modules.is_lazy {
+    if is_good && !state.modules.is_lazy {
         let contexts: Vec<_> = state.contexts.keys().copied().collect();
         for context in contexts {
             state.copy_of(id, context)?;
@@ -88,10 +94,19 @@ exports! {
     }
 
     release fn cuLibraryUnload(_, library: CUlibrary) {
+        let (id, copies) = {
+            let mut state = state()?;
+            let (id, library) = state.library(library)?;
+            let copies = library.modules.clone();
+            state.refuse_while_recording()?;
+            (id, copies)
+        };
+        // Measured: as of a module, where the library has code.
+        for context in copies.keys() {
+            wait_for(*context)?;
+        }
         let mut state = state()?;
-        let (id, library) = state.library(library)?;
-        let modules: Vec<_> = library.modules.values().copied().collect();
-        for module in modules {
+        for module in copies.into_values() {
             state.end_module(module);
         }
         state.modules.libraries.remove(&id);
@@ -106,7 +121,8 @@ exports! {
         let name = name.text()?;
         let state = state()?;
         let (_, library) = state.library(library)?;
-        let entry = library.code.find(&name)?;
+        let code = library.code.as_ref().map_err(|code| *code)?;
+        let entry = code.find(&name)?;
         out.write(to_handle(library.kernels[entry]))
     }
 
@@ -139,10 +155,14 @@ exports! {
 
     plain fn cuKernelGetFunction(_, out: Out<CUfunction>, kernel: CUkernel) {
         out.required()?;
+        let context = state()?.current()?;
+        // Measured: the first function in a context waits for its streams, as a module's load does.
+        if !state()?.has_copy(from_handle(kernel), context)? {
+            wait_for(context)?;
+        }
         let mut state = state()?;
-        let context = state.current()?;
         let function = state.bind(from_handle(kernel), context)?;
-        // A guess: as with `cuModuleGetFunction`, this loads the kernel's code.
+        // Measured: as with `cuModuleGetFunction`, this loads the kernel's code.
         state.load_function(function);
         out.write(to_handle(function))
     }

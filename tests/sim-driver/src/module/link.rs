@@ -27,16 +27,22 @@ impl State {
 
 impl Link {
     fn add(&mut self, kind: CUjitInputType, data: *const c_void, size: usize) -> Answer {
-        if data.is_null() || kind.0 >= CUjitInputType::CU_JIT_NUM_INPUT_TYPES.0 {
+        let is_input = !data.is_null() && kind.0 < CUjitInputType::CU_JIT_NUM_INPUT_TYPES.0;
+        // Measured: nothing comes to what was made.
+        if !is_input || self.cubin.is_some() {
             return Err(INVALID_VALUE);
         }
         let texts = image::texts(data, size)?;
-        // A guess: every input is looked at when it comes, and what is wrong with it said then.
-        let understood = image::understand(&texts);
+        let all = [&self.texts[..], &texts].concat();
+        // Measured: every input is looked at when it comes, together with those before.
+        let understood = image::understand(&all);
         self.logs.write(understood.as_ref().err())?;
-        understood.map_err(|refusal| refusal.code)?;
-        self.texts.extend(texts);
-        Ok(())
+        let answer = understood.map(|_| ()).map_err(|refusal| refusal.code);
+        // Measured: what is no code leaves the others good, a kernel that is there twice does not.
+        if matches!(answer, Ok(()) | Err(CUresult::CUDA_ERROR_INVALID_SOURCE)) {
+            self.texts = all;
+        }
+        answer
     }
 }
 
@@ -48,7 +54,7 @@ exports! {
         out.required()?;
         let logs = Logs::from_options(count, options, values)?;
         let mut state = state()?;
-        // A guess: the target is that of the current context, unless an option says it.
+        // Measured: a context must be current.
         state.current()?;
         let id = state.new_handle(HandleKind::Link);
         let link = Link { texts: Vec::new(), logs, cubin: None };
@@ -84,10 +90,6 @@ exports! {
         let understood = image::understand(&link.texts);
         link.logs.write(understood.as_ref().err())?;
         understood.map_err(|refusal| refusal.code)?;
-        // A guess: from nothing comes nothing.
-        if link.texts.is_empty() {
-            return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
-        }
         let texts = &link.texts;
         let cubin = link.cubin.get_or_insert_with(|| image::linked(texts).into());
         size.write_if_wanted(cubin.len());

@@ -7,16 +7,18 @@ use cuda_driver_sys::{
 };
 
 use super::image::{self, Logs};
+use crate::context::wait_for;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{state, to_handle};
 
 /// Loads an image of at most `len` bytes into the current context.
 fn load(out: Out<CUmodule>, image: *const c_void, len: usize, logs: &Logs) -> Answer {
     out.required()?;
-    let mut state = state()?;
-    let context = state.current()?;
+    let context = state()?.current()?;
     let code = image::load(image, len, logs)?;
-    let id = state.add_module(context, code, None)?;
+    // Measured: for all streams of the context, of which one may be recorded; not for those of others.
+    wait_for(context)?;
+    let id = state()?.add_module(context, code, None)?;
     out.write(to_handle(id))
 }
 
@@ -51,15 +53,20 @@ exports! {
     }
 
     release fn cuModuleUnload(_, module: CUmodule) {
-        let mut state = state()?;
-        // A guess: some context is current, as everything with modules wants it.
-        state.current()?;
-        let (id, module) = state.module(module)?;
-        // A guess: what a library has made of itself ends with the library.
-        if module.library.is_some() {
-            return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
-        }
-        state.end_module(id);
+        let (id, context) = {
+            let mut state = state()?;
+            let (id, module) = state.module(module)?;
+            // Measured: what a library has made of itself ends with the library.
+            if module.library.is_some() {
+                return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
+            }
+            let context = module.context;
+            state.refuse_while_recording()?;
+            (id, context)
+        };
+        // Measured: kernels that run or are queued come to their end.
+        wait_for(context)?;
+        state()?.end_module(id);
         Ok(())
     }
 
@@ -68,9 +75,10 @@ exports! {
     ) {
         out.required()?;
         let name = name.text()?;
+        if name.is_empty() {
+            return Err(INVALID_VALUE);
+        }
         let mut state = state()?;
-        // A guess, as in `cuModuleUnload`.
-        state.current()?;
         let (id, module) = state.module(module)?;
         let entry = module.code.find(&name)?;
         let function = state.function_of(id, entry)?;

@@ -2,6 +2,7 @@
 //! runs four kernels, which it knows by name.
 
 mod attributes;
+mod code;
 mod function;
 mod image;
 mod kernel;
@@ -23,9 +24,9 @@ use crate::export::{Answer, Export};
 use crate::knobs::Knobs;
 use crate::state::{HandleKind, State, from_handle};
 
+use code::{Code, Entry};
 pub(crate) use kernel::Work;
 use link::Link;
-use ptx::{Code, Entry};
 
 /// The numbers behind the handles.
 type ModuleId = u64;
@@ -83,7 +84,8 @@ struct Function {
 /// Code in no context.
 #[derive(Debug)]
 struct Library {
-    code: Arc<Code>,
+    /// Or what is wrong with it, which only those hear who want a kernel.
+    code: Result<Arc<Code>, CUresult>,
     /// In the order of the entries.
     kernels: Vec<KernelId>,
     /// Its copies.
@@ -107,15 +109,6 @@ impl Function {
 impl Kernel {
     fn entry(&self) -> Answer<&Entry> {
         self.code.entries.get(self.entry).ok_or(INVALID_HANDLE)
-    }
-}
-
-impl Code {
-    /// The place of the kernel with this name.
-    fn find(&self, name: &str) -> Answer<usize> {
-        let mut entries = self.entries.iter();
-        let place = entries.position(|entry| entry.name.as_bytes() == name.as_bytes());
-        place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
     }
 }
 
@@ -241,12 +234,19 @@ impl State {
         if let Some(module) = found.modules.get(&context) {
             return Ok(*module);
         }
-        let code = Arc::clone(&found.code);
+        let code = found.code.clone()?;
         let module = self.add_module(context, code, Some(library))?;
         if let Some(found) = self.modules.libraries.get_mut(&library) {
             found.modules.insert(context, module);
         }
         Ok(module)
+    }
+
+    /// Whether a kernel's library has a copy in a context.
+    fn has_copy(&self, kernel: KernelId, context: ContextId) -> Answer<bool> {
+        let found = self.modules.kernels.get(&kernel).ok_or(INVALID_HANDLE)?;
+        let library = self.modules.libraries.get(&found.library);
+        Ok(library.is_some_and(|library| library.modules.contains_key(&context)))
     }
 
     /// The function that a kernel is in a context.

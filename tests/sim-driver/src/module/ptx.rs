@@ -6,60 +6,12 @@ use std::ffi::CString;
 
 use cuda_driver_sys::CUresult;
 
+use super::code::{Code, DEVICE_TARGET, Entry, Parameter, Refusal};
 use super::tokens::{Token, begins_a_statement, tokens};
 
-/// The compute capability of the simulated devices.
-pub(super) const DEVICE_TARGET: u32 = 90;
-
-/// A text that was understood.
-#[derive(Debug, Default)]
-pub(super) struct Code {
-    pub(super) entries: Vec<Entry>,
-}
-
-/// A kernel.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Entry {
-    pub(super) name: CString,
-    pub(super) parameters: Vec<Parameter>,
-    /// Bytes that it has of each kind of memory without being given any.
-    pub(super) shared: u32,
-    pub(super) local: u32,
-    /// Threads of a block, if it says how many.
-    pub(super) max_threads: Option<u32>,
-    /// `.target`, as a number: 70 for `sm_70`.
-    pub(super) target: u32,
-}
-
-/// Where a parameter lies among the arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parameter {
-    pub(super) offset: usize,
-    pub(super) size: usize,
-}
-
-/// Why a text is not taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) code: CUresult,
-    pub(super) line: usize,
-    what: String,
-}
-
-impl Refusal {
-    pub(super) fn syntax(line: usize, what: impl Into<String>) -> Self {
-        Self {
-            code: CUresult::CUDA_ERROR_INVALID_PTX,
-            line,
-            what: what.into(),
-        }
-    }
-
-    /// What the log says.
-    pub(super) fn log(&self) -> String {
-        format!("ptx input, line {}; error: {}\n", self.line, self.what)
-    }
-}
+/// The version of PTX that first has targets newer than that, and the newest target.
+const KNOWS_NEWER_TARGETS: (u32, u32) = (8, 6);
+const NEWEST_TARGET: u32 = 121;
 
 /// The newest PTX that a driver of this CUDA version knows.
 pub(super) fn newest_of(version: u32) -> (u32, u32) {
@@ -79,8 +31,8 @@ pub(super) fn parse(text: &str, newest: (u32, u32)) -> Result<Code, Refusal> {
         tokens: tokens(text)?,
         at: 0,
     };
-    parser.version(newest)?;
-    let target = parser.target()?;
+    let version = parser.version(newest)?;
+    let target = parser.target(version)?;
     if parser.takes(".address_size") {
         let token = parser.next()?;
         if token.text != "64" {
@@ -150,7 +102,7 @@ impl<'a> Parser<'a> {
         number.map_err(|_| unexpected(token, "a number"))
     }
 
-    fn version(&mut self, newest: (u32, u32)) -> Result<(), Refusal> {
+    fn version(&mut self, newest: (u32, u32)) -> Result<(u32, u32), Refusal> {
         self.expect(".version")?;
         let token = self.next()?;
         let parts = token.text.split_once('.');
@@ -165,10 +117,10 @@ impl<'a> Parser<'a> {
                 what: format!("version {} is newer than {major}.{minor}", token.text),
             });
         }
-        Ok(())
+        Ok(version)
     }
 
-    fn target(&mut self) -> Result<u32, Refusal> {
+    fn target(&mut self, version: (u32, u32)) -> Result<u32, Refusal> {
         self.expect(".target")?;
         let token = self.name()?;
         let number = token.text.strip_prefix("sm_");
@@ -178,6 +130,10 @@ impl<'a> Parser<'a> {
         };
         while self.takes(",") {
             self.name()?;
+        }
+        // Measured: a target that this version of PTX does not have is a mistake in the text.
+        if target > DEVICE_TARGET && version < KNOWS_NEWER_TARGETS || target > NEWEST_TARGET {
+            return Err(unexpected(token, "a target of this version of PTX"));
         }
         // A guess: the code of this error. That newer targets do not run is documented.
         if target > DEVICE_TARGET {
@@ -548,8 +504,19 @@ mod tests {
             (code, line),
             (CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 2)
         );
-        let (code, line) = refusal(".version 9.0\n.target sm_999");
+        let (code, line) = refusal(".version 8.6\n.target sm_120");
         assert_eq!((code, line), (CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, 2));
+        for text in [
+            ".version 9.0\n.target sm_999",
+            ".version 7.0\n.target sm_120",
+        ] {
+            let (code, line) = refusal(text);
+            assert_eq!(
+                (code, line),
+                (CUresult::CUDA_ERROR_INVALID_PTX, 2),
+                "{text}"
+            );
+        }
         assert!(parse(".version 9.0\n.target sm_90a", (9, 0)).is_ok());
         assert!(parse(".version 9.0\n.target sm_90a", (8, 8)).is_err());
     }

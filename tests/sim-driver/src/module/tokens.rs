@@ -1,6 +1,6 @@
 //! The words of a PTX text.
 
-use super::ptx::Refusal;
+use super::code::Refusal;
 
 /// One word, number or sign, and the line that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ mod graphs;
 mod handles;
 mod harness;
 mod launches;
+mod libraries;
 mod machines;
 mod managed;
 mod mapped;

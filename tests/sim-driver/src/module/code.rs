@@ -1,0 +1,78 @@
+//! Code as the simulator knows it: kernels by their declarations, or why there are none.
+
+use std::ffi::CString;
+
+use cuda_driver_sys::CUresult;
+
+use crate::export::Answer;
+
+/// The compute capability of the simulated devices.
+pub(super) const DEVICE_TARGET: u32 = 90;
+
+/// A text that was understood.
+#[derive(Debug, Default)]
+pub(super) struct Code {
+    pub(super) entries: Vec<Entry>,
+}
+
+impl Code {
+    /// The place of the kernel with this name.
+    pub(super) fn find(&self, name: &str) -> Answer<usize> {
+        let mut entries = self.entries.iter();
+        let place = entries.position(|entry| entry.name.as_bytes() == name.as_bytes());
+        place.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
+    }
+}
+
+/// A kernel.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
+    pub(super) name: CString,
+    pub(super) parameters: Vec<Parameter>,
+    /// Bytes that it has of each kind of memory without being given any.
+    pub(super) shared: u32,
+    pub(super) local: u32,
+    /// Threads of a block, if it says how many.
+    pub(super) max_threads: Option<u32>,
+    /// `.target`, as a number: 70 for `sm_70`.
+    pub(super) target: u32,
+}
+
+/// Where a parameter lies among the arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Parameter {
+    pub(super) offset: usize,
+    pub(super) size: usize,
+}
+
+/// Why a text is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) code: CUresult,
+    pub(super) line: usize,
+    pub(super) what: String,
+}
+
+impl Refusal {
+    pub(super) fn syntax(line: usize, what: impl Into<String>) -> Self {
+        Self {
+            code: CUresult::CUDA_ERROR_INVALID_PTX,
+            line,
+            what: what.into(),
+        }
+    }
+
+    /// Two inputs of a linker have the same kernel.
+    pub(super) fn twice(name: &str) -> Self {
+        Self {
+            code: CUresult::CUDA_ERROR_INVALID_SOURCE,
+            line: 1,
+            what: format!("`{name}` is in two inputs"),
+        }
+    }
+
+    /// What the log says.
+    pub(super) fn log(&self) -> String {
+        format!("ptx input, line {}; error: {}\n", self.line, self.what)
+    }
+}
