@@ -122,6 +122,8 @@ pub(crate) fn memory(lab: &Lab) -> Result<()> {
             format!("synchronous fill, {what}"),
             cu!(lab, cuMemsetD32_v2(block, 5, 64)),
         );
+        // Their stream waits for no other one.
+        lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
         let here = lab.plain(256)?;
         let code = cu!(lab, cuMemcpyDtoDAsync_v2(here, block, 256, theirs));
         lab.code(format!("copy, {what}"), code);

@@ -9,10 +9,6 @@ use cuda_driver_sys::CUresult;
 use super::code::{Code, DEVICE_TARGET, Entry, Parameter, Refusal};
 use super::tokens::{Token, begins_a_statement, tokens};
 
-/// The version of PTX that first has targets newer than that, and the newest target.
-const KNOWS_NEWER_TARGETS: (u32, u32) = (8, 6);
-const NEWEST_TARGET: u32 = 121;
-
 /// The newest PTX that a driver of this CUDA version knows.
 pub(super) fn newest_of(version: u32) -> (u32, u32) {
     let (major, minor) = (version / 1000, version % 1000 / 10);
@@ -31,8 +27,8 @@ pub(super) fn parse(text: &str, newest: (u32, u32)) -> Result<Code, Refusal> {
         tokens: tokens(text)?,
         at: 0,
     };
-    let version = parser.version(newest)?;
-    let target = parser.target(version)?;
+    parser.version(newest)?;
+    let target = parser.target()?;
     if parser.takes(".address_size") {
         let token = parser.next()?;
         if token.text != "64" {
@@ -102,7 +98,7 @@ impl<'a> Parser<'a> {
         number.map_err(|_| unexpected(token, "a number"))
     }
 
-    fn version(&mut self, newest: (u32, u32)) -> Result<(u32, u32), Refusal> {
+    fn version(&mut self, newest: (u32, u32)) -> Result<(), Refusal> {
         self.expect(".version")?;
         let token = self.next()?;
         let parts = token.text.split_once('.');
@@ -117,10 +113,10 @@ impl<'a> Parser<'a> {
                 what: format!("version {} is newer than {major}.{minor}", token.text),
             });
         }
-        Ok(version)
+        Ok(())
     }
 
-    fn target(&mut self, version: (u32, u32)) -> Result<u32, Refusal> {
+    fn target(&mut self) -> Result<u32, Refusal> {
         self.expect(".target")?;
         let token = self.name()?;
         let number = token.text.strip_prefix("sm_");
@@ -131,17 +127,10 @@ impl<'a> Parser<'a> {
         while self.takes(",") {
             self.name()?;
         }
-        // Measured: a target that this version of PTX does not have is a mistake in the text.
-        if target > DEVICE_TARGET && version < KNOWS_NEWER_TARGETS || target > NEWEST_TARGET {
-            return Err(unexpected(token, "a target of this version of PTX"));
-        }
-        // A guess: the code of this error. That newer targets do not run is documented.
+        // Measured: the code of this error, whether or not this version of PTX has the target.
         if target > DEVICE_TARGET {
-            return Err(Refusal {
-                code: CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-                line: token.line,
-                what: format!("{} is no target for sm_{DEVICE_TARGET}", token.text),
-            });
+            let what = format!("{} is no target for sm_{DEVICE_TARGET}", token.text);
+            return Err(Refusal::syntax(token.line, what));
         }
         Ok(target)
     }
@@ -498,14 +487,12 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_targets_of_the_future_have_errors_of_their_own() {
+    fn versions_and_targets_of_the_future_are_refused() {
         let (code, line) = refusal("// new\n.version 99.0\n.target sm_70");
         assert_eq!(
             (code, line),
             (CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 2)
         );
-        let (code, line) = refusal(".version 8.6\n.target sm_120");
-        assert_eq!((code, line), (CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU, 2));
         for text in [
             ".version 9.0\n.target sm_999",
             ".version 7.0\n.target sm_120",
