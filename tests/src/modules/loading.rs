@@ -1,6 +1,7 @@
 //! What can be loaded, and where it is then.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::CUjitInputType;
 use cuda_mem::{ErrorKind, Image, Launch};
 
 use super::{PTX, kernel, load};
@@ -116,6 +117,78 @@ pub(super) fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
     fill.preload()?;
     ensure!(fill.is_loaded()?);
     fill.preload()?;
+    Ok(())
+}
+
+/// The kernels as a cubin for this device, as the driver's linker makes it.
+fn linked(lab: &Lab) -> Result<Vec<u8>> {
+    let context = lab.context()?;
+    let _current = context.bind()?;
+    let table = lab.driver.table();
+    let (mut link, null) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let create = table.cuLinkCreate_v2.context("cuLinkCreate")?;
+    // SAFETY: a context is current, and there are no options.
+    let code = unsafe { create(0, std::ptr::null_mut(), null, &raw mut link) };
+    ensure!(code.0 == 0, "cuLinkCreate: {code}");
+    let mut text = [PTX.as_bytes(), &[0]].concat();
+    let add = table.cuLinkAddData_v2.context("cuLinkAddData")?;
+    let kind = CUjitInputType::CU_JIT_INPUT_PTX;
+    let (data, none) = (text.as_mut_ptr().cast(), std::ptr::null_mut());
+    // SAFETY: the text ends in 0 and is looked at during the call.
+    let code = unsafe {
+        add(
+            link,
+            kind,
+            data,
+            text.len(),
+            c"text".as_ptr(),
+            0,
+            none,
+            null,
+        )
+    };
+    ensure!(code.0 == 0, "cuLinkAddData: {code}");
+    let (mut data, mut bytes) = (std::ptr::null_mut(), 0);
+    let complete = table.cuLinkComplete.context("cuLinkComplete")?;
+    // SAFETY: the linker is live, and both results are valid for a write.
+    let code = unsafe { complete(link, &raw mut data, &raw mut bytes) };
+    ensure!(code.0 == 0, "cuLinkComplete: {code}");
+    // SAFETY: the linker keeps what it made until it is destroyed.
+    let binary = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) }.to_vec();
+    let destroy = table.cuLinkDestroy.context("cuLinkDestroy")?;
+    // SAFETY: nothing of the linker is used any more.
+    let code = unsafe { destroy(link) };
+    ensure!(code.0 == 0, "cuLinkDestroy: {code}");
+    Ok(binary)
+}
+
+pub(super) fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
+    let binary = linked(lab)?;
+    let context = lab.context()?;
+    let stream = context.stream()?;
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let file = std::env::temp_dir().join(format!("cuda-mem-{}.cubin", std::process::id()));
+    std::fs::write(&file, &binary)?;
+    // SAFETY: the driver has made it just now.
+    let images = unsafe { [Image::binary(&binary[..]), Image::open(&file)] };
+    std::fs::remove_file(&file)?;
+    for (value, image) in (5_u32..).zip(images) {
+        let fill = context.load(&image?)?.function("fill")?;
+        // SAFETY: `fill` takes an address of so many words, a word, and their number.
+        unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, value, 100u64)) }?;
+        ensure!(words.to_vec()? == [value; 100]);
+    }
+    if lab.need(12, 0).is_ok() {
+        // SAFETY: as above.
+        let image = unsafe { Image::binary(&binary[..]) }?;
+        let fill = lab
+            .driver
+            .load_library(&image)?
+            .function("fill", &context)?;
+        // SAFETY: as above.
+        unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, 9u32, 100u64)) }?;
+        ensure!(words.to_vec()? == [9; 100]);
+    }
     Ok(())
 }
 

@@ -22,6 +22,7 @@ pub fn all() -> Vec<Test> {
             a_kernel_that_is_not_there_is_named,
             a_library_is_nowhere_until_it_is_used,
             a_kernel_is_loaded_before_it_is_needed,
+            a_binary_is_loaded_as_its_text_is,
             nothing_of_this_needs_or_leaves_a_current_context;
         kernels: a_kernel_does_what_it_says,
             a_structure_is_passed_by_value,
