@@ -73,6 +73,7 @@ mod resource;
 mod stats;
 mod stream;
 mod visible;
+mod vmm;
 
 pub use adaptor::{
     AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
@@ -122,4 +123,8 @@ pub use stream::{Stream, StreamRef};
 pub use visible::{
     DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
     VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
+};
+pub use vmm::{
+    AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
+    PhysicalMemory, PhysicalMemoryBuilder,
 };

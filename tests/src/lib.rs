@@ -19,3 +19,4 @@ pub mod sweep;
 pub mod two;
 pub mod untouched;
 pub mod visible;
+pub mod vmm;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, ErrorKind, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, modules, peers};
+use cuda_mem_tests::{contract, modules, peers, vmm};
 
 /// What is simulated in this process, which runs the tests themselves.
 const CHILD: &str = "CUDA_MEM_TEST_DEVICES_CHILD";
@@ -106,6 +106,7 @@ fn main() -> ExitCode {
             let mut all = contract::all();
             all.extend(peers::all());
             all.extend(modules::of_two());
+            all.extend(vmm::of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
             }
             let mut all = peers::all();
             all.extend(modules::of_two());
+            all.extend(vmm::of_two());
             run::main(&all, serial)
         }
         _ => {

@@ -32,6 +32,11 @@ pub(crate) trait Keep: Send + Sync {
     fn loan_number(&self) -> Option<u64> {
         None
     }
+
+    /// How many bytes the memory has, if that is more than the buffer shows.
+    fn room_bytes(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -41,6 +46,9 @@ impl<T: Pod> DeviceBuffer<T> {
             // Elements of no size need none.
             _ if size_of::<T>() == 0 => usize::MAX,
             Home::Resource(_, layout) => layout.size() / size_of::<T>(),
+            Home::Kept(keep) => keep
+                .room_bytes()
+                .map_or(self.len, |bytes| bytes / size_of::<T>()),
             _ => self.len,
         }
     }

@@ -28,7 +28,7 @@ pub enum Access {
 }
 
 impl Access {
-    fn to_raw(self) -> CUmemAccess_flags {
+    pub(crate) fn to_raw(self) -> CUmemAccess_flags {
         match self {
             Self::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
             Self::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -37,7 +37,7 @@ impl Access {
         }
     }
 
-    fn from_raw(raw: CUmemAccess_flags) -> Self {
+    pub(crate) fn from_raw(raw: CUmemAccess_flags) -> Self {
         match raw {
             CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Self::None,
             CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Self::Read,

@@ -1,10 +1,16 @@
 //! Virtual memory management: addresses, physical memory, and what brings them together.
 
 use std::ffi::c_ulonglong;
+#[cfg(target_os = "linux")]
+use std::ffi::{c_int, c_void};
+#[cfg(target_os = "linux")]
+use std::os::fd::{FromRawFd as _, OwnedFd};
 
+#[cfg(target_os = "linux")]
+use cuda_driver_sys::CUmemAllocationHandleType;
 use cuda_driver_sys::{
-    CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
-    CUmemGenericAllocationHandle,
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation,
 };
 
 use super::{Table, call};
@@ -18,13 +24,37 @@ const NO_FLAGS: c_ulonglong = 0;
 /// # Safety
 /// There must be an initialised driver behind the table.
 pub(crate) unsafe fn granularity(table: &Table, prop: &CUmemAllocationProp) -> Result<usize> {
-    let mut bytes = 0;
     let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    // SAFETY: the caller's.
+    unsafe { step(table, prop, least) }
+}
+
+/// The bytes that it best comes in multiples of.
+///
+/// # Safety
+/// As [`granularity`].
+pub(crate) unsafe fn recommended_granularity(
+    table: &Table,
+    prop: &CUmemAllocationProp,
+) -> Result<usize> {
+    let best = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: the caller's.
+    unsafe { step(table, prop, best) }
+}
+
+/// # Safety
+/// As [`granularity`].
+unsafe fn step(
+    table: &Table,
+    prop: &CUmemAllocationProp,
+    which: CUmemAllocationGranularity_flags,
+) -> Result<usize> {
+    let mut bytes = 0;
     // SAFETY: `bytes` is valid for a write, `prop` for the read of the struct.
     unsafe {
         call!(
             table,
-            cuMemGetAllocationGranularity(&raw mut bytes, prop, least)
+            cuMemGetAllocationGranularity(&raw mut bytes, prop, which)
         )
     }?;
     Ok(bytes)
@@ -117,4 +147,90 @@ pub(crate) unsafe fn allow(
             cuMemSetAccess(address, bytes, who.as_ptr(), who.len())
         )
     }
+}
+
+/// What somebody may do with the memory there.
+///
+/// # Safety
+/// Something must be mapped at the address.
+pub(crate) unsafe fn access(
+    table: &Table,
+    address: CUdeviceptr,
+    who: CUmemLocation,
+) -> Result<CUmemAccess_flags> {
+    let mut flags = 0;
+    // SAFETY: `flags` is valid for a write, `who` for the read of the struct.
+    unsafe {
+        call!(
+            table,
+            cuMemGetAccess(&raw mut flags, &raw const who, address)
+        )
+    }?;
+    Ok(CUmemAccess_flags(flags as u32))
+}
+
+/// What memory was asked to be.
+///
+/// # Safety
+/// `handle` must be live.
+#[cfg(target_os = "linux")]
+pub(crate) unsafe fn properties(
+    table: &Table,
+    handle: CUmemGenericAllocationHandle,
+) -> Result<CUmemAllocationProp> {
+    let mut prop = CUmemAllocationProp::default();
+    // SAFETY: `prop` is valid for a write.
+    unsafe {
+        call!(
+            table,
+            cuMemGetAllocationPropertiesFromHandle(&raw mut prop, handle)
+        )
+    }?;
+    Ok(prop)
+}
+
+/// A descriptor of memory, for other processes.
+///
+/// # Safety
+/// `handle` must be live.
+#[cfg(target_os = "linux")]
+pub(crate) unsafe fn export_fd(
+    table: &Table,
+    handle: CUmemGenericAllocationHandle,
+) -> Result<OwnedFd> {
+    let mut descriptor: c_int = -1;
+    let place = (&raw mut descriptor).cast::<c_void>();
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    // SAFETY: of this kind the driver writes one int.
+    unsafe {
+        call!(
+            table,
+            cuMemExportToShareableHandle(place, handle, kind, NO_FLAGS)
+        )
+    }?;
+    // SAFETY: the driver has made it just now, for this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// The memory behind a descriptor of another process.
+///
+/// # Safety
+/// There must be an initialised driver behind the table.
+#[cfg(target_os = "linux")]
+pub(crate) unsafe fn import_fd(
+    table: &Table,
+    descriptor: c_int,
+) -> Result<CUmemGenericAllocationHandle> {
+    let mut handle = 0;
+    // A number in the place of a pointer, as the driver wants it.
+    let place = std::ptr::without_provenance_mut::<c_void>(descriptor as usize);
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    // SAFETY: `handle` is valid for a write.
+    unsafe {
+        call!(
+            table,
+            cuMemImportFromShareableHandle(&raw mut handle, place, kind)
+        )
+    }?;
+    Ok(handle)
 }

@@ -54,6 +54,8 @@ mod twin;
 mod two;
 mod views;
 mod vmm;
+mod vmm_host;
+mod vmm_share;
 mod vmm_use;
 mod wrong;
 
@@ -213,6 +215,10 @@ fn questions() -> Vec<Question> {
     );
     all.extend(questions!(true vmm_use: mappings, accesses, borders, bytes, waits, contexts));
     all.extend(questions!(false vmm_use: odd));
+    all.extend(questions!(true vmm_host: granularity, memory, accesses, moves, flags));
+    all.extend(questions!(false vmm_host: touches));
+    all.extend(questions!(true vmm_share: exports, hosts, retains, dma_bufs));
+    all.extend(questions!(false vmm_share: wrong));
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));

@@ -10,7 +10,7 @@ const RANGE: &str = "the driver answers the start of something larger than the b
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why. With its colon
 /// it is all of the question.
-const KNOWN_DIFFERENCES: [(&str, &str); 48] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 58] = [
     ("ipc.both_kinds 8 as 8, then used", CRASH),
     ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
@@ -113,6 +113,37 @@ const KNOWN_DIFFERENCES: [(&str, &str); 48] = [
         "the mapping past the reservation was left when this was recorded; the probe unmaps it now",
     ),
     ("vmm_use.odd cuMemMap of a released handle", CRASH),
+    (
+        "vmm_host.flags for tile pools, told",
+        "the driver tells no usage; the simulator tells what it was given",
+    ),
+    (
+        "vmm_host.flags unknown usage, told",
+        "the driver tells no usage; the simulator tells what it was given",
+    ),
+    (
+        "vmm_host.touches host, no access",
+        "the simulator's devices are the host",
+    ),
+    (
+        "vmm_host.touches host, access of the device only",
+        "the simulator's devices are the host",
+    ),
+    (
+        "vmm_host.touches node, no access",
+        "the simulator's devices are the host",
+    ),
+    (
+        "vmm_host.touches node, access of the device only",
+        "the simulator's devices are the host",
+    ),
+    ("vmm_share.dma_bufs plain", "the simulator has no dma-bufs"),
+    (
+        "vmm_share.dma_bufs of a pool",
+        "the simulator has no dma-bufs",
+    ),
+    ("vmm_share.dma_bufs mapped", "the simulator has no dma-bufs"),
+    ("vmm_share.dma_bufs pinned", "the simulator has no dma-bufs"),
     ("modules.given_back library, unload", CRASH),
     (
         "modules.given_back library, kernel",

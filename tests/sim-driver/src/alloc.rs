@@ -20,7 +20,7 @@ const DEVICE_STEP: u64 = slab::SLAB;
 const HOST_FLAGS: c_uint = 7;
 
 /// As much, or more, is more than any address space has.
-const TOO_LARGE: u64 = 1 << 46;
+pub(crate) const TOO_LARGE: u64 = 1 << 46;
 
 /// What memory outside the pools is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

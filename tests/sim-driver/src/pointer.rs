@@ -164,8 +164,9 @@ impl State {
             address,
             start,
             size,
-            memory_type: DEVICE,
-            device: c_int::try_from(found.device).unwrap_or(NO_DEVICE),
+            memory_type: if found.device.is_some() { DEVICE } else { HOST },
+            // Measured: memory of the host is of device 0.
+            device: c_int::try_from(found.device.unwrap_or(0)).unwrap_or(NO_DEVICE),
             handle_types: found.handle_types,
             access: found.access as c_uint,
             reach: match current {

@@ -53,6 +53,6 @@ fn load(context: &Context) -> Result<Module> {
     Ok(context.load(&Image::ptx(PTX)?)?)
 }
 
-fn kernel(context: &Context, name: &str) -> Result<Function> {
+pub(crate) fn kernel(context: &Context, name: &str) -> Result<Function> {
     Ok(load(context)?.function(name)?)
 }

@@ -2,7 +2,9 @@
 
 mod annotate;
 mod physical;
+mod place;
 mod range;
+mod share;
 mod space;
 mod touch;
 
@@ -11,23 +13,28 @@ use std::collections::BTreeMap;
 use cuda_driver_sys::{CUmemAllocationProp, CUresult};
 
 use crate::clock::Point;
-use crate::export::{Answer, Export};
+use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::state::State;
 
 pub(crate) use annotate::Annotations;
+use place::Place;
 pub(crate) use space::hold;
-use space::{Addresses, Memory};
+use space::{Addresses, Bytes, Memory};
 pub(crate) use touch::report_unmapped;
 
 /// Measured: of a device's memory, the least that can be mapped and what is recommended are the same.
 const GRANULARITY: u64 = 2 << 20;
+
+/// Kinds of handle by which memory can be shared.
+const DESCRIPTOR: u32 = 1;
+const FABRIC: u32 = 8;
 
 /// What a device may do, as `CUmemAccess_flags`.
 const READ: u64 = 1;
 const READ_AND_WRITE: u64 = 3;
 
 /// What the files of this folder export.
-pub(crate) static EXPORTS: [&[&Export]; 2] = [physical::EXPORTS, range::EXPORTS];
+pub(crate) static EXPORTS: [&[&Export]; 3] = [physical::EXPORTS, range::EXPORTS, share::EXPORTS];
 
 /// The number behind a `CUmemGenericAllocationHandle`.
 type PhysicalId = u64;
@@ -48,10 +55,11 @@ pub(crate) struct Vmm {
 #[derive(Debug)]
 struct Physical {
     size: u64,
-    device: usize,
+    place: Place,
     prop: Properties,
-    /// Where its bytes are in the file.
-    offset: u64,
+    bytes: Bytes,
+    /// It is counted where it was made.
+    is_imported: bool,
     /// Handles that the program has not released, and mappings.
     handles: u64,
     views: u64,
@@ -69,10 +77,10 @@ unsafe impl Send for Properties {}
 struct View {
     len: u64,
     physical: PhysicalId,
-    /// The device whose memory it is.
-    device: usize,
-    /// What each device may do; nobody anything at first.
+    place: Place,
+    /// What each device may do, and what the host; nobody anything at first.
     access: BTreeMap<usize, u64>,
+    host_access: u64,
     /// The last access of each stream.
     accesses: Vec<Point>,
 }
@@ -89,7 +97,8 @@ pub(crate) struct Mapped {
     /// Start and size of the mapping, and of the reservation that it is in.
     pub(crate) range: (u64, u64),
     pub(crate) reservation: (u64, u64),
-    pub(crate) device: usize,
+    /// `None` if it is of the host.
+    pub(crate) device: Option<usize>,
     pub(crate) handle_types: u64,
     /// What the device that asks may do.
     pub(crate) access: u64,
@@ -113,7 +122,7 @@ impl State {
         Some(Mapped {
             range: (start, view.len),
             reservation: (reservation.base(), reservation.len()),
-            device: view.device,
+            device: view.place.device(),
             handle_types: physical.prop.0.requestedHandleTypes.0.into(),
             access: device.map_or(0, |device| view.access_of(device)),
         })

@@ -1,27 +1,25 @@
 //! Memory without an address: making it, its handles, and its end.
 
-use std::ffi::{c_int, c_ulonglong, c_void};
+use std::ffi::{c_ulonglong, c_void};
 
 use cuda_driver_sys::{
     CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemAllocationType,
-    CUmemGenericAllocationHandle, CUmemLocationType, CUresult, location_parts,
+    CUmemGenericAllocationHandle, CUresult,
 };
 
-use super::{GRANULARITY, Memory, Physical, PhysicalId, Properties};
-use crate::alloc::Kind;
+use super::{
+    Bytes, DESCRIPTOR, FABRIC, GRANULARITY, Memory, Physical, PhysicalId, Place, Properties,
+};
+use crate::alloc::{Kind, TOO_LARGE};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{HandleKind, State, state};
 
 /// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which nothing on Linux has.
 const WINDOWS_HANDLES: u32 = 2 | 4;
 
-const DESCRIPTOR: u32 = 1;
-const FABRIC: u32 = 8;
-
 impl State {
-    /// The device of a request.
-    fn device_of(&self, prop: &CUmemAllocationProp) -> Answer<usize> {
-        let (kind, id): (_, c_int) = location_parts(prop.location);
+    /// Where the memory of a request is to be, if there is such memory.
+    fn check(&self, prop: &CUmemAllocationProp) -> Answer<Place> {
         if prop.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(INVALID_VALUE);
         }
@@ -31,40 +29,47 @@ impl State {
         if types & WINDOWS_HANDLES != 0 || is_missing {
             return Err(INVALID_VALUE);
         }
+        let place = self.memory_place(prop)?;
         if types & FABRIC != 0 {
             // Measured: pools with such handles are made where there is no fabric, memory is not.
             return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
         }
-        match kind {
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => self.ordinal(id),
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
-            | CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA => {
-                Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-            }
-            _ => Err(INVALID_VALUE),
-        }
+        Ok(place)
     }
 
     fn create(&mut self, size: usize, prop: CUmemAllocationProp) -> Answer<PhysicalId> {
-        let device = self.device_of(&prop)?;
+        let place = self.check(&prop)?;
         let size = size as u64;
         if size == 0 || !size.is_multiple_of(GRANULARITY) {
             return Err(INVALID_VALUE);
         }
-        self.make_room(device, size, Kind::Device)?;
-        let memory = match &mut self.vmm.memory {
-            Some(memory) => memory,
-            none => none.insert(Memory::new()?),
+        match place.device() {
+            Some(device) => self.make_room(device, size, Kind::Device)?,
+            // A guess: as much of the host's as of other kinds.
+            None if size >= TOO_LARGE => return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+            None => {}
+        }
+        let bytes = if prop.requestedHandleTypes.0 & DESCRIPTOR != 0 {
+            Bytes::Shared(super::share::file(size, prop.location)?)
+        } else {
+            let memory = match &mut self.vmm.memory {
+                Some(memory) => memory,
+                none => none.insert(Memory::new()?),
+            };
+            Bytes::Part(memory.take(size)?)
         };
         let physical = Physical {
             size,
-            device,
+            place,
             prop: Properties(prop),
-            offset: memory.take(size)?,
+            bytes,
+            is_imported: false,
             handles: 1,
             views: 0,
         };
-        self.devices[device].taken += size;
+        if let Some(device) = place.device() {
+            self.devices[device].taken += size;
+        }
         let id = self.new_handle(HandleKind::Physical);
         self.vmm.physicals.insert(id, physical);
         Ok(id)
@@ -87,10 +92,12 @@ impl State {
         if physical.handles > 0 || physical.views > 0 {
             return;
         }
-        if let Some(memory) = &vmm.memory {
-            memory.give_back(physical.offset, physical.size);
+        if let (Some(memory), Bytes::Part(offset)) = (&vmm.memory, &physical.bytes) {
+            memory.give_back(*offset, physical.size);
         }
-        self.devices[physical.device].taken -= physical.size;
+        if let (Some(device), false) = (physical.place.device(), physical.is_imported) {
+            self.devices[device].taken -= physical.size;
+        }
         self.vmm.physicals.remove(&id);
     }
 }

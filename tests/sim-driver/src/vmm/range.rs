@@ -7,7 +7,8 @@ use cuda_driver_sys::{
     CUresult, location_parts,
 };
 
-use super::{Addresses, GRANULARITY, PhysicalId, READ, READ_AND_WRITE, View};
+use super::place::is_host;
+use super::{Addresses, Bytes, GRANULARITY, PhysicalId, Place, READ, READ_AND_WRITE, View};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
@@ -75,7 +76,7 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let physical = self.physical(handle)?;
-        let (device, offset) = (physical.device, physical.offset);
+        let place = physical.place;
         // Measured: all of it or nothing, also where the length would not do anyway.
         if skipped != 0 || physical.size != len as u64 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
@@ -87,15 +88,20 @@ impl State {
             return Err(INVALID_VALUE);
         }
         let vmm = &mut self.vmm;
-        let (Some(addresses), Some(memory)) = (vmm.reservations.get(&base), &vmm.memory) else {
-            return Err(INVALID_VALUE);
+        let bytes = vmm.physicals.get(&handle).map(|physical| &physical.bytes);
+        let file = match (bytes, &vmm.memory) {
+            (Some(Bytes::Part(offset)), Some(memory)) => (memory.number(), *offset),
+            (Some(Bytes::Shared(file)), _) => (file.number(), 0),
+            _ => return Err(INVALID_VALUE),
         };
-        addresses.map(start, len as u64, memory, offset)?;
+        let addresses = vmm.reservations.get(&base).ok_or(INVALID_VALUE)?;
+        addresses.map(start, len as u64, file)?;
         let view = View {
             len: len as u64,
             physical: handle,
-            device,
+            place,
             access: Default::default(),
+            host_access: 0,
             accesses: Vec::new(),
         };
         vmm.views.insert(start, view);
@@ -125,22 +131,31 @@ impl State {
         Ok(())
     }
 
-    /// Who an entry of a request is about, and what it may do.
-    fn wish(&self, wish: &CUmemAccessDesc, owner: usize) -> Answer<(usize, u64)> {
+    /// Who an entry of a request is about (`None` is the host), and what it may do.
+    fn wish(&self, wish: &CUmemAccessDesc, owner: Place) -> Answer<(Option<usize>, u64)> {
         let (kind, id): (_, c_int) = location_parts(wish.location);
-        if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+        let flags = wish.flags.0.into();
+        let is_known = [0, READ, READ_AND_WRITE].contains(&flags);
+        match (kind, owner.device()) {
             // The host has no access to a device's memory.
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            (kind, Some(_)) if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => {
+                return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+            }
+            (kind, None) if is_host(kind) && is_known => return Ok((None, flags)),
+            (CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, _) => {}
+            _ => return Err(INVALID_VALUE),
         }
         let device = self.ordinal(id).map_err(|_| INVALID_VALUE)?;
-        let flags = wish.flags.0.into();
-        if ![0, READ, READ_AND_WRITE].contains(&flags) {
+        if !is_known {
             return Err(INVALID_VALUE);
         }
-        if device != owner && !self.are_peers(device, owner) {
+        if let Some(owner) = owner.device()
+            && device != owner
+            && !self.are_peers(device, owner)
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
         }
-        Ok((device, flags))
+        Ok((Some(device), flags))
     }
 
     fn set_access(&mut self, start: u64, len: usize, wishes: &[CUmemAccessDesc]) -> Answer {
@@ -149,14 +164,19 @@ impl State {
         let owners = starts.iter().filter_map(|at| self.vmm.views.get(at));
         let mut checked = Vec::new();
         // The whole list is checked before any of it counts.
-        for owner in owners.map(|view| view.device) {
+        for owner in owners.map(|view| view.place) {
             for wish in wishes {
                 checked.push(self.wish(wish, owner)?);
             }
         }
         for at in starts {
             if let Some(view) = self.vmm.views.get_mut(&at) {
-                view.access.extend(checked.iter().copied());
+                for (who, flags) in checked.iter().copied() {
+                    match who {
+                        Some(device) => _ = view.access.insert(device, flags),
+                        None => view.host_access = flags,
+                    }
+                }
             }
         }
         Ok(())
@@ -217,10 +237,19 @@ exports! {
         _, out: Out<c_ulonglong>, location: In<CUmemLocation>, address: CUdeviceptr
     ) {
         out.required()?;
-        // Measured: the host of number 0 is taken for device 0.
-        let (_, id) = location_parts(location.read()?);
+        let (kind, id) = location_parts(location.read()?);
         let state = state()?;
         state.check_vmm()?;
+        if let Some((_, view)) = state.view(address)
+            && is_host(kind)
+            && view.place.device().is_none()
+        {
+            return out.write(view.host_access);
+        }
+        // Measured: otherwise the kind is not looked at, but for the node that a thread runs on.
+        if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+        }
         let device = state.ordinal(id)?;
         let (_, view) = state.view(address).ok_or(INVALID_VALUE)?;
         out.write(view.access_of(device))

@@ -1,6 +1,7 @@
 //! The address space of reservations, and the file that physical memory is: what the system does.
 
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -8,6 +9,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
+use crate::ipc::SharedFile;
 use crate::memory::{map, pointer};
 
 /// What of the process's addresses belongs to reservations. Behind a lock of its own, and never taken
@@ -119,17 +121,11 @@ impl Addresses {
     }
 
     /// Puts a part of the memory behind a part of the addresses.
-    pub(crate) fn map(&self, at: u64, len: u64, memory: &Memory, offset: u64) -> Answer {
+    pub(crate) fn map(&self, at: u64, len: u64, (file, offset): (c_int, u64)) -> Answer {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let mut space = write();
-        self.replace(
-            at,
-            len,
-            access,
-            kind,
-            (memory.file.as_raw_fd(), offset.cast_signed()),
-        )?;
+        self.replace(at, len, access, kind, (file, offset.cast_signed()))?;
         space.mapped.insert(at, at + len);
         Ok(())
     }
@@ -200,8 +196,17 @@ fn reserve_at(hint: u64, len: usize) -> Option<u64> {
     None
 }
 
-/// The bytes of all physical memory: one file, so that the number of open files is no limit. Each piece
-/// has a part of its own, which is never used again.
+/// Where the bytes of one memory are.
+#[derive(Debug)]
+pub(crate) enum Bytes {
+    /// From here on in the file of all.
+    Part(u64),
+    /// In a file of its own, which other processes may have.
+    Shared(SharedFile),
+}
+
+/// The bytes of all physical memory that is not shared: one file, so that the number of open files is no limit.
+/// Each piece has a part of its own, which is never used again.
 #[derive(Debug)]
 pub(crate) struct Memory {
     file: File,
@@ -219,6 +224,10 @@ impl Memory {
         // SAFETY: the system has just made it for this call.
         let file = unsafe { File::from_raw_fd(number) };
         Ok(Self { file, len: 0 })
+    }
+
+    pub(crate) fn number(&self) -> c_int {
+        self.file.as_raw_fd()
     }
 
     /// A fresh piece, zero until it is written: where in the file.
@@ -255,9 +264,11 @@ mod tests {
         let mut memory = Memory::new().expect("a file");
         let [one, two] = [0, 1].map(|_| memory.take(STEP).expect("memory"));
         assert!(hold(&[(base, 1)]).is_err(), "nothing is there");
-        addresses.map(base, STEP, &memory, one).expect("mapped");
         addresses
-            .map(base + STEP, STEP, &memory, two)
+            .map(base, STEP, (memory.number(), one))
+            .expect("mapped");
+        addresses
+            .map(base + STEP, STEP, (memory.number(), two))
             .expect("mapped");
         let across = [(base + STEP - 4, 8)];
         assert!(hold(&across).is_ok_and(|hold| hold.is_some()));
@@ -266,7 +277,7 @@ mod tests {
         assert!(hold(&across).is_err());
         let elsewhere = base + 64 * STEP;
         addresses
-            .map(elsewhere, STEP, &memory, two)
+            .map(elsewhere, STEP, (memory.number(), two))
             .expect("mapped");
         assert_eq!(&bytes::read(elsewhere, 5)[..], [7, 7, 7, 7, 0]);
         memory.give_back(two, STEP);

@@ -1,0 +1,213 @@
+//! A buffer that grows without moving.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytemuck::Pod;
+
+use super::mapped::MappedMemory;
+use crate::buffer::{DeviceBuffer, Keep, bytes_of};
+use crate::error::{Error, Failed, Result};
+use crate::location::Location;
+use crate::stream::Stream;
+
+/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
+/// [`DeviceBuffer`] can do it can do, too.
+///
+/// Its end waits for its stream, because memory cannot be unmapped under work.
+///
+/// ```
+/// use cuda_mem::{Driver, MappedMemory};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1 << 20)?;
+/// let mut x = memory.into_buffer::<f32>(&stream, 1000)?;
+/// x.fill(1.0)?;
+/// let address = x.as_raw();
+///
+/// x.resize_zeroed(2 << 20)?; // 8 MiB
+/// assert_eq!((x.as_raw(), x.len()), (address, 2 << 20));
+/// assert_eq!(x.to_vec()?[999..1001], [1.0, 0.0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct GrowableBuffer<T: Pod> {
+    buffer: DeviceBuffer<T>,
+    memory: Arc<Mutex<Option<MappedMemory>>>,
+}
+
+/// The memory, as the buffer's owner: it goes when the buffer does.
+struct Kept(Arc<Mutex<Option<MappedMemory>>>);
+
+impl Keep for Kept {
+    fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
+        // Work that is there already may use it; an unmap would take it away under that (R145).
+        stream.synchronize()?;
+        drop(lock(&self.0).take());
+        Ok(())
+    }
+
+    fn room_bytes(&self) -> Option<usize> {
+        let memory = lock(&self.0);
+        memory.as_ref().map(|memory| memory.size_bytes() as usize)
+    }
+}
+
+fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMemory>> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Pod> GrowableBuffer<T> {
+    pub(super) fn new(
+        mut memory: MappedMemory,
+        stream: &Stream,
+        len: usize,
+    ) -> Result<Self, Failed<MappedMemory>> {
+        let fits = bytes_of::<T>(len).and_then(|bytes| match memory.size_bytes() {
+            room if bytes as u64 > room => Err(Error::invalid(format!(
+                "{len} elements are {bytes} bytes, and the memory has {room}"
+            ))),
+            _ => memory.ready_for(stream),
+        });
+        if let Err(error) = fits {
+            return Err(Failed::new(error, memory));
+        }
+        let (address, device) = (memory.address(), memory.device());
+        let memory = Arc::new(Mutex::new(Some(memory)));
+        let keep = Box::new(Kept(Arc::clone(&memory)));
+        // SAFETY: the memory is mapped there and accessible; it stays until the buffer tells its end, and the stream
+        // is waited for then.
+        let buffer = unsafe { DeviceBuffer::kept(stream, device, address, len, keep) };
+        Ok(Self { buffer, memory })
+    }
+
+    /// How many elements there is memory for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.buffer.room()
+    }
+
+    /// How many elements there is room for at this address, in memory that is there and memory to come.
+    #[must_use]
+    pub fn max_len(&self) -> usize {
+        let reserved = lock(&self.memory)
+            .as_ref()
+            .map_or(0, MappedMemory::reserved_bytes);
+        (reserved as usize)
+            .checked_div(size_of::<T>())
+            .unwrap_or(usize::MAX)
+    }
+
+    /// Changes the memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
+    fn change<R>(&self, change: impl FnOnce(&mut MappedMemory) -> Result<R>) -> Result<R> {
+        match &mut *lock(&self.memory) {
+            Some(memory) if memory.address() == self.buffer.as_raw() => change(memory),
+            _ => Err(Error::invalid(
+                "the buffer inside was exchanged with another one; exchange them back".to_owned(),
+            )),
+        }
+    }
+
+    /// So many elements; new ones are as the memory is. Memory is added if there is too little; none is given back.
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`MappedMemory::grow_to`]. Nothing is changed then.
+    pub fn resize_uninit(&mut self, len: usize) -> Result<()> {
+        let bytes = bytes_of::<T>(len)?;
+        self.change(|memory| memory.grow_to(bytes as u64))?;
+        self.buffer.set_len(len);
+        Ok(())
+    }
+
+    /// So many elements; new ones are zero, in the order of the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize_uninit`](Self::resize_uninit), and as the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn resize_zeroed(&mut self, len: usize) -> Result<()> {
+        let before = self.buffer.len();
+        self.resize_uninit(len)?;
+        if len > before {
+            let zeroed = self.buffer.zero_from(before);
+            if zeroed.is_err() {
+                self.buffer.set_len(before);
+            }
+            return zeroed;
+        }
+        Ok(())
+    }
+
+    /// Gives memory back that the elements do not need, in the pieces in which it came. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the elements stay.
+    #[doc(alias("cuMemUnmap", "cuMemRelease"))]
+    pub fn shrink_to_fit(&mut self) -> Result<()> {
+        self.finish()?;
+        let bytes = self.buffer.size_bytes() as u64;
+        self.change(|memory| memory.shrink_to(bytes))
+    }
+
+    /// Moves the elements to memory of another place; the address stays. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`MappedMemory::move_to`].
+    pub fn move_memory_to(&mut self, location: Location) -> Result<()> {
+        self.finish()?;
+        let stream = self.buffer.stream().clone();
+        self.change(|memory| memory.move_to(location, &stream))
+    }
+
+    /// Nothing uses the memory any more, and the host has seen it.
+    fn finish(&mut self) -> Result<()> {
+        self.buffer.settle()?;
+        self.buffer.stream().synchronize()
+    }
+
+    /// The memory, when all work with it is done: waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the buffer comes back.
+    pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
+        let taken = self
+            .finish()
+            .and_then(|()| self.change(|_| Ok(())))
+            .and_then(|()| lock(&self.memory).take().ok_or_else(Error::memory_in_use));
+        match taken {
+            // What the buffer releases is not there any more.
+            Ok(memory) => Ok(memory),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
+
+impl<T: Pod> Deref for GrowableBuffer<T> {
+    type Target = DeviceBuffer<T>;
+
+    fn deref(&self) -> &DeviceBuffer<T> {
+        &self.buffer
+    }
+}
+
+impl<T: Pod> DerefMut for GrowableBuffer<T> {
+    fn deref_mut(&mut self) -> &mut DeviceBuffer<T> {
+        &mut self.buffer
+    }
+}
+
+impl<T: Pod> fmt::Debug for GrowableBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrowableBuffer")
+            .field("buffer", &self.buffer)
+            .field("memory", &*lock(&self.memory))
+            .finish()
+    }
+}

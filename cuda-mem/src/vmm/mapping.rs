@@ -1,0 +1,148 @@
+//! Memory at an address.
+
+use std::fmt;
+
+use cuda_driver_sys::{CUdeviceptr, CUmemAccessDesc};
+
+use super::physical::PhysicalMemory;
+use super::range::AddressRange;
+use crate::error::{Error, Failed, Result};
+use crate::location::Location;
+use crate::pool::Access;
+use crate::{raw, recording, report};
+
+/// Physical memory behind addresses. It holds both; dropping it takes them apart. From
+/// [`AddressRange::map`].
+///
+/// Unmapping is in no stream's order and waits for nothing: work that uses the [address](Self::address) must be
+/// done, and seen by the host, before. Safe code cannot use an address; [`MappedMemory`](super::MappedMemory)
+/// makes buffers that see to it.
+pub struct Mapping {
+    range: AddressRange,
+    offset: u64,
+    memory: PhysicalMemory,
+    /// Something else may be mapped there by the time that this is dropped.
+    is_mapped: bool,
+}
+
+impl Mapping {
+    pub(super) fn new(range: AddressRange, offset: u64, memory: PhysicalMemory) -> Self {
+        Self {
+            range,
+            offset,
+            memory,
+            is_mapped: true,
+        }
+    }
+
+    /// Where the memory is. See the type for when it may be used.
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        self.range.address() + self.offset
+    }
+
+    /// How much it is.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.memory.size_bytes()
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &PhysicalMemory {
+        &self.memory
+    }
+
+    /// Says what a device may do with it, or the host with memory of the host. Nobody may do anything before.
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the host and memory of a device. Else as the driver
+    /// answers, which refuses devices that are no peers.
+    #[doc(alias = "cuMemSetAccess")]
+    pub fn set_access(&self, location: Location, access: Access) -> Result<()> {
+        self.set_accesses(&[(location, access)])
+    }
+
+    /// The same for several, in one driver call.
+    ///
+    /// # Errors
+    ///
+    /// As there. All of it or nothing.
+    pub fn set_accesses(&self, accesses: &[(Location, Access)]) -> Result<()> {
+        if accesses.is_empty() {
+            return Ok(());
+        }
+        let is_of_device = matches!(self.memory.location(), Location::Device(_));
+        let not_device = |(location, _): &&(Location, Access)| {
+            matches!(location, Location::Host | Location::HostNuma(_))
+        };
+        if let (true, Some((location, _))) = (is_of_device, accesses.iter().find(not_device)) {
+            return Err(Error::not_supported(format!(
+                "{location} has no access to memory of a device; take memory of the host"
+            )));
+        }
+        let who: Vec<CUmemAccessDesc> = accesses
+            .iter()
+            .map(|(location, access)| CUmemAccessDesc {
+                location: location.to_raw(),
+                flags: access.to_raw(),
+            })
+            .collect();
+        let table = self.range.driver().table();
+        recording::kept_out(table, || {
+            // SAFETY: this is one whole mapping (R141).
+            unsafe { raw::vmm::allow(table, self.address(), self.size_bytes() as usize, &who) }
+        })
+        .map_err(|error| error.asked(|| format!("access to {self:?} for {accesses:?}")))
+    }
+
+    /// What a device may do with it, or the host.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemGetAccess")]
+    pub fn access(&self, location: Location) -> Result<Access> {
+        let table = self.range.driver().table();
+        // SAFETY: there is a mapping at the address.
+        let raw = unsafe { raw::vmm::access(table, self.address(), location.to_raw()) }?;
+        Ok(Access::from_raw(raw))
+    }
+
+    /// Takes address and memory apart, as dropping does, and says how it went. Both stay usable by their other
+    /// handles, and the bytes stay with the memory.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. The mapping comes back then.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn unmap(mut self) -> Result<(), Failed<Self>> {
+        match self.take_apart() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    fn take_apart(&mut self) -> Result<()> {
+        if self.is_mapped {
+            // SAFETY: addresses are used by unsafe code only, which vouches for its end before this.
+            unsafe { self.range.unmap(self.offset) }?;
+            self.is_mapped = false;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        report::release("mapping", || self.take_apart());
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:#x}, {:?})", self.address(), self.memory)
+    }
+}

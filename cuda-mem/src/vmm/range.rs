@@ -1,0 +1,217 @@
+//! Addresses without memory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::mapping::Mapping;
+use super::physical::PhysicalMemory;
+use super::whole;
+use crate::driver::Driver;
+use crate::error::{Bytes, Error, Result};
+use crate::{raw, recording, report};
+
+/// Addresses that nobody else gets, for memory to be mapped there. They cost nothing. A cheap handle: they are
+/// given back when the last clone, and the last mapping there, is gone. Needs CUDA 10.2.
+///
+/// ```
+/// use cuda_mem::{Access, AddressRange, Driver, PhysicalMemory};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let driver = Driver::load()?;
+/// let device = driver.device(0)?;
+/// let range = AddressRange::reserve(driver, 1 << 30, 0)?;
+/// let memory = PhysicalMemory::builder(&device).create(2 << 20)?;
+/// let mapping = range.map(0, &memory)?;
+/// mapping.set_access(cuda_mem::Location::Device(device), Access::ReadWrite)?;
+/// assert_eq!(mapping.address(), range.address());
+///
+/// mapping.unmap()?; // the bytes stay with the memory
+/// let again = range.map(0, &memory)?; // at the same address
+/// # drop(again);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct AddressRange(Arc<Inner>);
+
+struct Inner {
+    driver: Driver,
+    address: CUdeviceptr,
+    bytes: u64,
+    granule: u64,
+    /// What is mapped: offset → bytes.
+    mapped: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let table = self.driver.table();
+        let mapped = self
+            .mapped
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !mapped.is_empty() {
+            // An unmap failed, so the driver would refuse; the addresses stay with what is there.
+            return;
+        }
+        report::release("address range", || {
+            recording::kept_out(table, || {
+                // SAFETY: reserved as a whole, and nothing is mapped there (R142).
+                unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
+            })
+        });
+    }
+}
+
+impl AddressRange {
+    /// So many bytes of addresses, rounded up to what the driver maps at least. They begin at a multiple of
+    /// `align`, which is 0 or a power of two; of the granularity they do always.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for
+    /// another alignment; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there are not so many addresses.
+    #[doc(alias = "cuMemAddressReserve")]
+    pub fn reserve(driver: Driver, bytes: u64, align: u64) -> Result<Self> {
+        // The granularity is the same wherever memory is (R138): without a device there is none to ask.
+        let granule = PhysicalMemory::builder(&driver.device(0)?)
+            .granularity()?
+            .minimum;
+        Self::in_steps_of(driver, bytes, align, granule)
+    }
+
+    pub(super) fn in_steps_of(
+        driver: Driver,
+        bytes: u64,
+        align: u64,
+        granule: u64,
+    ) -> Result<Self> {
+        let bytes = whole(bytes, granule)?;
+        let align_size = usize::try_from(align).ok();
+        let Some(align_size) = align_size.filter(|align| *align == 0 || align.is_power_of_two())
+        else {
+            return Err(Error::invalid(format!(
+                "an alignment of {align} bytes; it can be 0 or a power of two"
+            )));
+        };
+        let table = driver.table();
+        // SAFETY: the driver is initialised, and the size is whole granules (R138).
+        let address = unsafe { raw::vmm::reserve(table, bytes as usize, align_size) }
+            .map_err(|error| error.asked(|| format!("addresses for {}", Bytes(bytes))))?;
+        Ok(Self(Arc::new(Inner {
+            driver,
+            address,
+            bytes,
+            granule,
+            mapped: Mutex::default(),
+        })))
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        self.0.address
+    }
+
+    /// How many addresses there are.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// The driver that they came from.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// Puts all of a memory behind the addresses that begin `offset` bytes into the range. Nobody has access yet:
+    /// see [`Mapping::set_access`]. The same memory may be mapped in several places. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place is no multiple of the granularity, is not
+    /// within the range, or has memory already, and for memory of another driver. Else as the driver answers.
+    #[doc(alias = "cuMemMap")]
+    pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+        memory.require_driver(self.0.driver)?;
+        let bytes = memory.size_bytes();
+        let mut mapped = self.mapped();
+        self.check(&mapped, offset, bytes)?;
+        let (table, address) = (self.0.driver.table(), self.0.address + offset);
+        recording::kept_out(table, || {
+            // SAFETY: the place is whole granules of this reservation with nothing mapped there, and as long as
+            // the memory, whose handle is live (R140).
+            unsafe { raw::vmm::map(table, address, bytes as usize, memory.as_raw()) }
+        })
+        .map_err(|error| error.asked(|| format!("{memory:?} at {offset} of {self:?}")))?;
+        mapped.insert(offset, bytes);
+        drop(mapped);
+        Ok(Mapping::new(self.clone(), offset, memory.clone()))
+    }
+
+    fn check(&self, mapped: &BTreeMap<u64, u64>, offset: u64, bytes: u64) -> Result<()> {
+        let Inner {
+            granule,
+            bytes: room,
+            ..
+        } = *self.0;
+        let end = offset.checked_add(bytes).filter(|end| *end <= room);
+        let Some(end) = end else {
+            return Err(Error::invalid(format!(
+                "{} at {offset} are not within a range of {}",
+                Bytes(bytes),
+                Bytes(room)
+            )));
+        };
+        if !offset.is_multiple_of(granule) {
+            return Err(Error::invalid(format!(
+                "memory at {offset}, which is no multiple of {}",
+                Bytes(granule)
+            )));
+        }
+        match mapped.range(..end).next_back() {
+            Some((at, bytes)) if at + bytes > offset => Err(Error::invalid(format!(
+                "there is memory at {at} already, {} of it; unmap it first",
+                Bytes(*bytes)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.0.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes away what is mapped there.
+    ///
+    /// # Safety
+    ///
+    /// It must be one whole mapping that nothing uses any more.
+    pub(super) unsafe fn unmap(&self, offset: u64) -> Result<()> {
+        let mut mapped = self.mapped();
+        let Some(bytes) = mapped.get(&offset).copied() else {
+            return Ok(());
+        };
+        let (table, address) = (self.0.driver.table(), self.0.address + offset);
+        recording::kept_out(table, || {
+            // SAFETY: one whole mapping (R142); the caller vouches that nothing uses it (R145).
+            unsafe { raw::vmm::unmap(table, address, bytes as usize) }
+        })?;
+        mapped.remove(&offset);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "AddressRange({:#x}, {})",
+            self.0.address,
+            Bytes(self.0.bytes)
+        )
+    }
+}

@@ -1,0 +1,256 @@
+//! Physical memory of the host, behind addresses that devices and the host share.
+
+use anyhow::Result;
+use cuda_driver_sys::*;
+
+use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
+use crate::vmm::{
+    STEP, access, allow, create, end, map, prop, release, reserve, try_create, unmap,
+};
+
+/// The kinds of place, as the driver numbers them.
+const HOST: u32 = 2;
+const NODE: u32 = 3;
+const CURRENT_NODE: u32 = 4;
+
+const PLACES: [(&str, u32, i32); 5] = [
+    ("host", HOST, 0),
+    ("host 5", HOST, 5),
+    ("node 0", NODE, 0),
+    ("node 99", NODE, 99),
+    ("current node", CURRENT_NODE, 0),
+];
+
+pub(crate) fn granularity(lab: &Lab) -> Result<()> {
+    for (part, kind, id) in PLACES {
+        for option in [0, 1] {
+            let (mut bytes, prop) = (0, prop(kind, id));
+            let kind = CUmemAllocationGranularity_flags(option);
+            let code = cu!(
+                lab,
+                cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, kind)
+            );
+            let bytes = size(bytes as u64);
+            lab.say(
+                format!("{part}, option {option}"),
+                format!("{}, {bytes}", name(code)),
+            );
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn memory(lab: &Lab) -> Result<()> {
+    for (part, kind, id) in PLACES {
+        for bytes in [4096, 64 << 10, STEP] {
+            let (code, handle) = try_create(lab, bytes, &prop(kind, id), 0);
+            lab.code(format!("{part}, {}", size(bytes)), code);
+            if code == OK {
+                lab.fine("cuMemRelease", release(lab, handle))?;
+            }
+        }
+        for types in [1, 8] {
+            let prop = CUmemAllocationProp {
+                requestedHandleTypes: CUmemAllocationHandleType(types),
+                ..prop(kind, id)
+            };
+            let (code, handle) = try_create(lab, STEP, &prop, 0);
+            lab.code(format!("{part}, handle types {types}"), code);
+            if code == OK {
+                lab.fine("cuMemRelease", release(lab, handle))?;
+            }
+        }
+    }
+    let before = lab.device_free()?;
+    let (code, handle) = try_create(lab, 256 * MIB, &prop(NODE, 0), 0);
+    lab.fine("cuMemCreate", code)?;
+    let taken = before.saturating_sub(lab.device_free()?);
+    lab.say("taken of the device by 256 MiB of node 0", size(taken));
+    lab.fine("cuMemRelease", release(lab, handle))
+}
+
+/// Who may be given access to memory of the host, and what works then.
+pub(crate) fn accesses(lab: &Lab) -> Result<()> {
+    for (part, kind) in [("host", HOST), ("node", NODE)] {
+        let (code, handle) = try_create(lab, STEP, &prop(kind, 0), 0);
+        if code != OK {
+            lab.code(part, code);
+            continue;
+        }
+        let range = reserve(lab, STEP)?;
+        lab.code(format!("{part}, mapped"), map(lab, range, STEP, handle));
+        for (who, kind, id) in [
+            ("device 0", 1, 0),
+            ("device 99", 1, 99),
+            ("host", HOST, 0),
+            ("node 0", NODE, 0),
+            ("node 99", NODE, 99),
+            ("current node", CURRENT_NODE, 0),
+        ] {
+            let code = allow(lab, (range, STEP), (kind, id), 3);
+            lab.code(format!("{part}, access by {who}"), code);
+            let has = access(lab, range, kind, id);
+            lab.say(format!("{part}, has {who}"), has);
+        }
+        let code = allow(lab, (range, STEP), (1, 0), 1);
+        lab.code(format!("{part}, device 0 reads only"), code);
+        let code = allow(lab, (range, STEP), (1, 0), 3);
+        lab.code(format!("{part}, device 0 again"), code);
+        for attribute in [2, 3, 4, 8, 9, 10, 11, 12, 13, 14] {
+            let mut value = 0_u64;
+            let place = (&raw mut value).cast();
+            let key = CUpointer_attribute(attribute);
+            let code = cu!(lab, cuPointerGetAttribute(place, key, range));
+            // Addresses differ from run to run.
+            let value = match value {
+                value if value == range => "the address".to_owned(),
+                value => value.to_string(),
+            };
+            lab.say(
+                format!("{part}, attribute {attribute}"),
+                format!("{}, {value}", name(code)),
+            );
+        }
+        lab.code(
+            format!("{part}, fill"),
+            cu!(lab, cuMemsetD8_v2(range, 7, STEP as usize)),
+        );
+        let mut byte = 0_u8;
+        let code = cu!(
+            lab,
+            cuMemcpyDtoH_v2((&raw mut byte).cast(), range + STEP - 1, 1)
+        );
+        lab.say(format!("{part}, copied"), format!("{}, {byte}", name(code)));
+        end(lab, range, STEP, STEP)?;
+        lab.fine("cuMemRelease", release(lab, handle))?;
+    }
+    let range = reserve(lab, STEP)?;
+    let handle = create(lab, STEP)?;
+    lab.fine("cuMemMap", map(lab, range, STEP, handle))?;
+    for (who, kind) in [("host", HOST), ("node 0", NODE)] {
+        let code = allow(lab, (range, STEP), (kind, 0), 3);
+        lab.code(format!("memory of the device, access by {who}"), code);
+    }
+    end(lab, range, STEP, STEP)?;
+    lab.fine("cuMemRelease", release(lab, handle))
+}
+
+/// The host's own loads and stores.
+pub(crate) fn touches(lab: &Lab) -> Result<()> {
+    for (part, kind, who) in [
+        ("host, no access", HOST, None),
+        ("host, access of the host", HOST, Some(HOST)),
+        ("host, access of the device only", HOST, Some(1)),
+        ("node, no access", NODE, None),
+        ("node, access of the host", NODE, Some(HOST)),
+        ("node, access of the node", NODE, Some(NODE)),
+        ("node, access of the device only", NODE, Some(1)),
+    ] {
+        lab.alone(part, || {
+            let (code, handle) = try_create(lab, STEP, &prop(kind, 0), 0);
+            if code != OK {
+                return Ok(name(code));
+            }
+            let range = reserve(lab, STEP)?;
+            lab.fine("cuMemMap", map(lab, range, STEP, handle))?;
+            if let Some(who) = who {
+                let code = allow(lab, (range, STEP), (who, 0), 3);
+                if code != OK {
+                    return Ok(format!("access: {}", name(code)));
+                }
+            }
+            let address: *mut u8 = std::ptr::with_exposed_provenance_mut(range as usize);
+            // SAFETY: nothing of ours is there; if nothing is, this process ends.
+            unsafe { address.write_volatile(5) };
+            // SAFETY: as above.
+            let byte = unsafe { address.read_volatile() };
+            Ok(format!("read back {byte}"))
+        });
+    }
+    Ok(())
+}
+
+/// Bytes over unmapping and mapping again, and copies between the kinds.
+pub(crate) fn moves(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let (device, range) = (reserve(lab, STEP)?, reserve(lab, STEP)?);
+    let own = create(lab, STEP)?;
+    lab.fine("cuMemMap", map(lab, device, STEP, own))?;
+    lab.fine("cuMemSetAccess", allow(lab, (device, STEP), (1, 0), 3))?;
+    let (code, node) = try_create(lab, STEP, &prop(NODE, 0), 0);
+    lab.fine("cuMemCreate", code)?;
+    lab.fine("cuMemMap", map(lab, range, STEP, node))?;
+    lab.fine("cuMemSetAccess", allow(lab, (range, STEP), (1, 0), 3))?;
+    lab.fine("fill", cu!(lab, cuMemsetD8_v2(device, 3, STEP as usize)))?;
+    // The stream waits for no other one.
+    lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+    let bytes = STEP as usize;
+    for (part, to, from) in [("to the node", range, device), ("back", device, range)] {
+        let code = cu!(lab, cuMemcpyDtoDAsync_v2(to, from, bytes, stream));
+        lab.code(part, code);
+        lab.synchronise(stream)?;
+        let code = cu!(lab, cuMemsetD8Async(from, 9, bytes, stream));
+        lab.code(format!("fill behind it, {part}"), code);
+        lab.synchronise(stream)?;
+        lab.code(format!("unmapped, {part}"), unmap(lab, to, STEP));
+        let handle = if to == range { node } else { own };
+        lab.code(format!("mapped again, {part}"), map(lab, to, STEP, handle));
+        lab.fine("cuMemSetAccess", allow(lab, (to, STEP), (1, 0), 3))?;
+        let mut byte = 0_u8;
+        let code = cu!(lab, cuMemcpyDtoH_v2((&raw mut byte).cast(), to + 5, 1));
+        lab.say(format!("it is, {part}"), format!("{}, {byte}", name(code)));
+    }
+    // Another memory at the address of the first.
+    lab.code("device unmapped", unmap(lab, device, STEP));
+    lab.code("node mapped there, too", map(lab, device, STEP, node));
+    lab.code("access", allow(lab, (device, STEP), (1, 0), 3));
+    lab.code("filled there", cu!(lab, cuMemsetD8_v2(device, 4, bytes)));
+    lab.synchronise(stream)?;
+    let mut byte = 0_u8;
+    let code = cu!(lab, cuMemcpyDtoH_v2((&raw mut byte).cast(), range, 1));
+    lab.say("seen at its first", format!("{}, {byte}", name(code)));
+    for handle in [own, node] {
+        lab.fine("cuMemRelease", release(lab, handle))?;
+    }
+    end(lab, device, STEP, STEP)?;
+    end(lab, range, STEP, STEP)
+}
+
+/// What an allocation may be asked to be besides.
+pub(crate) fn flags(lab: &Lab) -> Result<()> {
+    for (part, compression, rdma, usage) in [
+        ("none", 0, 0, 0),
+        ("compressible", 1, 0, 0),
+        ("for GPUDirect", 0, 1, 0),
+        ("for tile pools", 0, 0, 1),
+        ("unknown usage", 0, 0, 0x80),
+    ] {
+        let mut prop = prop(1, 0);
+        prop.allocFlags.compressionType = compression;
+        prop.allocFlags.gpuDirectRDMACapable = rdma;
+        prop.allocFlags.usage = usage;
+        let (code, handle) = try_create(lab, STEP, &prop, 0);
+        lab.code(part, code);
+        if code != OK {
+            continue;
+        }
+        let mut found = CUmemAllocationProp::default();
+        let code = cu!(
+            lab,
+            cuMemGetAllocationPropertiesFromHandle(&raw mut found, handle)
+        );
+        let flags = found.allocFlags;
+        lab.say(
+            format!("{part}, told"),
+            format!(
+                "{}, {} {} {}",
+                name(code),
+                flags.compressionType,
+                yes(flags.gpuDirectRDMACapable != 0),
+                flags.usage
+            ),
+        );
+        lab.fine("cuMemRelease", release(lab, handle))?;
+    }
+    Ok(())
+}

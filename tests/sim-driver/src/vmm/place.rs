@@ -1,0 +1,57 @@
+//! Where physical memory is.
+
+use std::ffi::c_int;
+
+use cuda_driver_sys::{CUmemAllocationProp, CUmemLocationType, location_parts};
+
+use super::{DESCRIPTOR, FABRIC, INVALID_VALUE};
+use crate::export::Answer;
+use crate::state::State;
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Device(usize),
+    Host,
+    /// Of the host's only node.
+    Node,
+}
+
+impl Place {
+    pub(super) fn device(self) -> Option<usize> {
+        match self {
+            Self::Device(device) => Some(device),
+            Self::Host | Self::Node => None,
+        }
+    }
+}
+
+/// The host, by whatever name. Measured: its nodes are not told apart when access is given.
+pub(super) fn is_host(kind: CUmemLocationType) -> bool {
+    use CUmemLocationType as T;
+    [
+        T::CU_MEM_LOCATION_TYPE_HOST,
+        T::CU_MEM_LOCATION_TYPE_HOST_NUMA,
+    ]
+    .contains(&kind)
+}
+
+impl State {
+    /// Where a request wants its memory. Measured: that of the host is shared by its node only.
+    pub(super) fn memory_place(&self, prop: &CUmemAllocationProp) -> Answer<Place> {
+        let (kind, id): (_, c_int) = location_parts(prop.location);
+        let (version, types) = (self.knobs.version, prop.requestedHandleTypes.0);
+        match kind {
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(Place::Device(self.ordinal(id)?)),
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST
+                if version >= 13000 && types & (DESCRIPTOR | FABRIC) == 0 =>
+            {
+                Ok(Place::Host)
+            }
+            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA if version >= 12020 && id == 0 => {
+                Ok(Place::Node)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}

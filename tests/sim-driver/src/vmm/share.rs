@@ -1,0 +1,81 @@
+//! Physical memory that other processes may have, through a descriptor.
+
+use std::ffi::{c_int, c_ulonglong, c_void};
+
+use cuda_driver_sys::{
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType, CUresult, location,
+    location_parts,
+};
+
+use super::{Bytes, DESCRIPTOR, Physical, Properties};
+use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
+use crate::ipc::{SharedFile, file_of};
+use crate::state::{HandleKind, state};
+
+/// The last word of the file's header: it is no pool.
+const TAG: u64 = 0x7068_7973;
+
+/// The bytes of memory at a place.
+pub(super) fn file(len: u64, place: CUmemLocation) -> Answer<SharedFile> {
+    let (kind, id) = location_parts(place);
+    let words = [kind.0.into(), u64::from(id.cast_unsigned()), 0, TAG];
+    SharedFile::create(c"cuda-sim physical", len, words)
+}
+
+exports! {
+    plain fn cuMemExportToShareableHandle(
+        _, out: Value, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType,
+        flags: c_ulonglong
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        let physical = state.physical(handle)?;
+        // Measured: an import is of no kind.
+        match &physical.bytes {
+            Bytes::Shared(file) if flags == 0 && kind.0 == DESCRIPTOR && !physical.is_imported => {
+                out.write(file.duplicate()?)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    plain fn cuMemImportFromShareableHandle(
+        _, out: Out<CUmemGenericAllocationHandle>, descriptor: *mut c_void,
+        kind: CUmemAllocationHandleType
+    ) {
+        out.required()?;
+        let mut state = state()?;
+        state.check_vmm()?;
+        if kind.0 != DESCRIPTOR {
+            return Err(INVALID_VALUE);
+        }
+        let number = descriptor.addr() as c_int;
+        // Measured: UNKNOWN is what is no memory of anybody's, NOT_SUPPORTED what is a pool.
+        let file = file_of(number).and_then(SharedFile::adopt);
+        let file = file.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        let [kind, id, _, tag] = file.words;
+        if tag != TAG {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let prop = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: location(CUmemLocationType(kind as u32), (id as u32).cast_signed()),
+            ..CUmemAllocationProp::default()
+        };
+        let physical = Physical {
+            size: file.len(),
+            // A guess: a device has the same number in both processes.
+            place: state.memory_place(&prop)?,
+            prop: Properties(prop),
+            bytes: Bytes::Shared(file),
+            is_imported: true,
+            handles: 1,
+            views: 0,
+        };
+        let id = state.new_handle(HandleKind::Physical);
+        state.vmm.physicals.insert(id, physical);
+        out.write(id)
+    }
+}

@@ -1,0 +1,171 @@
+//! Physical memory, ranges and mappings.
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::CUdeviceptr;
+use cuda_mem::{Access, AddressRange, DeviceBuffer, ErrorKind, Location, PhysicalMemory, Stream};
+
+use super::places;
+use crate::lab::Lab;
+
+/// The bytes at an address, for as long as `owner` lives.
+fn bytes_at(
+    stream: &Stream,
+    address: CUdeviceptr,
+    len: usize,
+    owner: impl Send + Sync + 'static,
+) -> DeviceBuffer<u8> {
+    // SAFETY: the owner keeps the mapping, and the caller synchronises the stream before it goes.
+    unsafe { DeviceBuffer::borrow_raw(stream, address, len, owner) }
+}
+
+pub(super) fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
+    for place in places(lab)? {
+        let builder = PhysicalMemory::builder_at(lab.driver, place);
+        let granularity = builder.granularity()?;
+        ensure!(granularity.minimum.is_power_of_two());
+        ensure!(granularity.recommended.is_multiple_of(granularity.minimum));
+        for bytes in [1, granularity.minimum, granularity.minimum + 1] {
+            let memory = builder.create(bytes)?;
+            ensure!(memory.size_bytes() == bytes.next_multiple_of(granularity.minimum));
+            ensure!(memory.location() == place);
+        }
+        for bytes in [0, u64::MAX, u64::MAX - 5] {
+            let error = builder.create(bytes).expect_err("it is refused");
+            ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        }
+        let more = lab.device()?.total_memory()? + (1 << 50);
+        let error = builder.create(more).expect_err("there is not so much");
+        ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    }
+    Ok(())
+}
+
+pub(super) fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
+    let place = Location::Device(lab.device()?);
+    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let mapping = range.map(0, &memory)?;
+    ensure!(mapping.access(place)? == Access::None);
+    for access in [Access::Read, Access::ReadWrite, Access::None] {
+        mapping.set_access(place, access)?;
+        ensure!(mapping.access(place)? == access);
+    }
+    mapping.set_accesses(&[])?;
+    for host in [Location::Host, Location::HostNuma(0)] {
+        let error = mapping
+            .set_access(host, Access::ReadWrite)
+            .expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+    }
+    Ok(())
+}
+
+pub(super) fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let place = Location::Device(lab.device()?);
+    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 4 * memory.size_bytes(), 0)?;
+    for (round, offset) in [0, 2, 0, 3].into_iter().enumerate() {
+        let mapping = range.map(offset * memory.size_bytes(), &memory)?;
+        mapping.set_access(place, Access::ReadWrite)?;
+        ensure!(mapping.address() == range.address() + offset * memory.size_bytes());
+        let address = mapping.address();
+        let mut bytes = bytes_at(&stream, address, 1000, mapping);
+        if round > 0 {
+            ensure!(bytes.to_vec()? == [round as u8 - 1; 1000]);
+        }
+        bytes.fill(round as u8)?;
+        stream.synchronize()?;
+    }
+    // The same memory at two addresses.
+    let first = range.map(0, &memory)?;
+    let second = range.map(memory.size_bytes(), &memory)?;
+    for mapping in [&first, &second] {
+        mapping.set_access(place, Access::ReadWrite)?;
+    }
+    let (here, there) = (first.address(), second.address());
+    bytes_at(&stream, here, 1000, first).fill(9)?;
+    stream.synchronize()?;
+    ensure!(bytes_at(&stream, there, 1000, second).to_vec()? == [9; 1000]);
+    Ok(())
+}
+
+pub(super) fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
+    let place = Location::Device(lab.device()?);
+    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
+    let step = memory.size_bytes();
+    let range = AddressRange::reserve(lab.driver, 2 * step, 0)?;
+    ensure!(range.size_bytes() == 2 * step);
+    let mapping = range.map(0, &memory)?;
+    for (offset, why) in [
+        (0, "already"),
+        (2 * step, "not within"),
+        (u64::MAX, "not within"),
+        (step - 1, "multiple"),
+    ] {
+        let error = range.map(offset, &memory).expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains(why), "{offset}: {error}");
+    }
+    mapping.unmap()?;
+    drop(range.map(0, &memory)?);
+    for (bytes, align, why) in [
+        (0, 0, "no bytes"),
+        (step, 3, "power of two"),
+        (u64::MAX, 0, "more than"),
+    ] {
+        let error = AddressRange::reserve(lab.driver, bytes, align).expect_err("it is refused");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains(why), "{error}");
+    }
+    let aligned = AddressRange::reserve(lab.driver, step, 1 << 30)?;
+    ensure!(aligned.address().is_multiple_of(1 << 30));
+    Ok(())
+}
+
+pub(super) fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let place = Location::Device(lab.device()?);
+    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let mapping = range.map(0, &memory)?;
+    mapping.set_access(place, Access::ReadWrite)?;
+    // The mapping keeps both.
+    drop(range);
+    drop(memory);
+    let memory = mapping.memory().clone();
+    let address = mapping.address();
+    let mut bytes = bytes_at(&stream, address, 100, mapping);
+    bytes.fill(3)?;
+    ensure!(bytes.to_vec()? == [3; 100]);
+    drop(bytes);
+    // The memory keeps its bytes.
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let mapping = range.map(0, &memory)?;
+    mapping.set_access(place, Access::ReadWrite)?;
+    let address = mapping.address();
+    ensure!(bytes_at(&stream, address, 100, mapping).to_vec()? == [3; 100]);
+    Ok(())
+}
+
+pub(super) fn memory_of_the_host_is_mapped_for_devices(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let stream = lab.stream()?;
+    let node = Location::HostNuma(0);
+    let memory = PhysicalMemory::builder_at(lab.driver, node).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let mapping = range.map(0, &memory)?;
+    let device = Location::Device(lab.device()?);
+    mapping.set_accesses(&[(device, Access::ReadWrite), (node, Access::ReadWrite)])?;
+    ensure!(mapping.access(node)? == Access::ReadWrite);
+    let address = mapping.address();
+    bytes_at(&stream, address, 1000, ()).fill(5)?;
+    stream.synchronize()?;
+    let here: *mut u8 = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: memory of the host, to which it has access; the device is done with it.
+    let seen = unsafe { std::slice::from_raw_parts_mut(here, 1000) };
+    ensure!(seen.iter().all(|byte| *byte == 5));
+    seen.fill(6);
+    ensure!(bytes_at(&stream, address, 1000, mapping).to_vec()? == [6; 1000]);
+    Ok(())
+}
