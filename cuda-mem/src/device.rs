@@ -326,7 +326,7 @@ pub struct Capabilities {
 
 bitflags! {
     /// Kinds of handle by which memory is shared between processes.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HandleTypes: u32 {
         /// A file descriptor.
         const POSIX_FILE_DESCRIPTOR = 1;

@@ -64,6 +64,7 @@ mod location;
 mod module;
 mod nvml;
 mod origin;
+mod placement;
 mod pointer;
 mod pool;
 mod raw;
@@ -107,6 +108,10 @@ pub use module::{
 };
 pub use nvml::{
     Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
+};
+pub use placement::{
+    AccessPattern, Capability, DeviceCapabilities, Export, Grant, Lifetime, Machine, PageClass,
+    PlaceError, Placement, PlacementKind, PlacementRequest, Step, Zeroing,
 };
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

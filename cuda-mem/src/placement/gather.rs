@@ -1,0 +1,111 @@
+//! The records of real devices. No context is made.
+
+use cuda_driver_sys::{CUdevice_attribute, CUmemAllocationProp, CUmemAllocationType};
+
+use super::capabilities::{Capability, DeviceCapabilities, Machine};
+use crate::device::{Device, HandleTypes};
+use crate::error::Result;
+use crate::location::Location;
+use crate::raw;
+
+impl Machine {
+    /// Asks the driver what these devices can do. A request then names them by their places in
+    /// `devices`. About two dozen queries a device, and one for each pair; keep the answer.
+    ///
+    /// No context is made, so [`free`](DeviceCapabilities::free) is `None`. Set it, for example from
+    /// [`Context::memory_info`](crate::Context::memory_info), if a full device should
+    /// lead to striping. An attribute that the driver is too old for is a no.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for devices of several drivers; else as the
+    /// driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, Machine, PlacementRequest};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let machine = Machine::gather(&Driver::load()?.devices()?)?;
+    /// let placement = PlacementRequest::bytes(64 << 20).home(0).place(&machine)?;
+    /// println!("{placement}");
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuDeviceGetAttribute", "cuMemGetAllocationGranularity"))]
+    pub fn gather(devices: &[Device]) -> Result<Self> {
+        let mut machine = Self::new([]);
+        machine.host_page = host_page();
+        for device in devices {
+            let mut record = DeviceCapabilities::gather(device)?;
+            for (place, other) in devices.iter().enumerate() {
+                if device != other && device.can_access_peer(other)? {
+                    record.reaches.push(place);
+                }
+            }
+            machine.devices.push(record);
+        }
+        Ok(machine)
+    }
+}
+
+impl DeviceCapabilities {
+    fn gather(device: &Device) -> Result<Self> {
+        let mut record = Self::default();
+        for &capability in Capability::ALL {
+            let value = device.attribute(capability.attribute())?;
+            let can = match (capability, value) {
+                // Such drivers share events and memory wherever host and devices have one address space.
+                (Capability::LegacyIpc, None) => record.unified_addressing,
+                (_, value) => value.unwrap_or(0) != 0,
+            };
+            record.set(capability, can);
+        }
+        use CUdevice_attribute as A;
+        let handles = device.attribute(A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?;
+        record.pool_handle_types =
+            HandleTypes::from_bits_retain(handles.unwrap_or(0).cast_unsigned());
+        // -1 is a host without nodes.
+        let node = device.attribute(A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)?;
+        record.host_numa_node = node.and_then(|node| u32::try_from(node).ok());
+        record.total = device.total_memory()?;
+        if record.virtual_memory && device.driver().has("cuMemGetAllocationGranularity") {
+            let place = Location::Device(*device);
+            [record.granularity, record.recommended_granularity] = granularities(device, place)?;
+        }
+        let host = match record.host_numa_node {
+            Some(node) if record.host_numa_virtual_memory => Some(Location::HostNuma(node)),
+            _ => record.host_virtual_memory.then_some(Location::Host),
+        };
+        if let Some(place) = host {
+            [record.host_granularity, record.recommended_host_granularity] =
+                granularities(device, place)?;
+        }
+        Ok(record)
+    }
+}
+
+/// Least and recommended.
+fn granularities(device: &Device, place: Location) -> Result<[u64; 2]> {
+    let table = device.driver().table();
+    let prop = CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: place.to_raw(),
+        ..CUmemAllocationProp::default()
+    };
+    // SAFETY: a device came from this driver, so it is initialised.
+    let least = unsafe { raw::vmm::granularity(table, &prop) }?;
+    // SAFETY: as above.
+    let recommended = unsafe { raw::vmm::recommended_granularity(table, &prop) }?;
+    Ok([least as u64, recommended as u64])
+}
+
+#[cfg(unix)]
+fn host_page() -> u64 {
+    // SAFETY: sysconf takes any number and only reads.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(4096)
+}
+
+#[cfg(not(unix))]
+fn host_page() -> u64 {
+    4096
+}

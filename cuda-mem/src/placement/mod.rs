@@ -1,0 +1,140 @@
+//! Where memory should be: a pure policy that chooses among the kinds of memory that CUDA has.
+
+mod capabilities;
+mod error;
+mod gather;
+mod on_host;
+mod pages;
+mod policy;
+mod reason;
+mod request;
+#[cfg(test)]
+mod tests;
+
+pub use capabilities::{Capability, DeviceCapabilities, Machine};
+pub use error::PlaceError;
+pub use pages::PageClass;
+pub use reason::Step;
+pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
+
+/// A kind of memory, by the calls of the driver that make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PlacementKind {
+    /// From a memory pool of the home device, in the order of a stream.
+    /// See [`MemoryPool`](crate::MemoryPool).
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    Pool,
+    /// Plain memory of the home device. See [`DirectResource`](crate::DirectResource).
+    #[doc(alias = "cuMemAlloc")]
+    Device,
+    /// Physical memory of the home device, mapped into a range of addresses.
+    #[doc(alias = "cuMemCreate")]
+    Vmm,
+    /// The same from several devices side by side, in equal parts; see [`Placement::stripes`].
+    VmmStriped,
+    /// Memory of the host that stays where it is. See [`PinnedResource`](crate::PinnedResource).
+    #[doc(alias = "cuMemHostAlloc")]
+    PinnedHost {
+        /// Whether it is write-combining: faster for a device to read, very slow for the host to.
+        write_combining: bool,
+    },
+    /// Memory of the NUMA node of the host that is nearest to the home device.
+    HostNuma {
+        /// The node.
+        node: u32,
+        /// Whether it comes from a pool, or else is physical memory, mapped into a range of addresses.
+        pool: bool,
+    },
+    /// Physical memory of the host, on no node in particular, mapped into a range of addresses. CUDA 13.0.
+    HostVmm,
+    /// From a pool of the host, in the order of a stream. CUDA 13.0.
+    HostPool,
+    /// Managed memory, which moves to who touches it. See [`ManagedResource`](crate::ManagedResource).
+    #[doc(alias = "cuMemAllocManaged")]
+    Managed,
+}
+
+/// Somebody who can read and write the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Grant {
+    /// The threads of the host.
+    Host,
+    /// A device, by its place in the [`Machine`].
+    Device(usize),
+}
+
+/// Who fills the memory with zeros before its first use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Zeroing {
+    /// The home device, by a fill in the order of a stream.
+    #[doc(alias = "cuMemsetD8Async")]
+    OnStream,
+    /// The host, by writing it from front to back.
+    OnHost,
+}
+
+/// Where memory should be, and why. From [`PlacementRequest::place`].
+///
+/// Shown, it is one sentence with the reason in it. Nothing is allocated by it.
+///
+/// ```
+/// use cuda_mem::{DeviceCapabilities, Machine, PlacementRequest};
+///
+/// let mut device = DeviceCapabilities::default();
+/// device.total = 8 << 30;
+/// let placement = PlacementRequest::bytes(100).place(&Machine::new([device]))?;
+/// assert_eq!(
+///     placement.to_string(),
+///     "plain memory of device 0: 4.0 KiB, pages as the driver likes, used by device 0 (step 4d: \
+///      long-lived memory of devices below 2 MiB shares pages, and there are no pools)"
+/// );
+/// # Ok::<(), cuda_mem::PlaceError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Placement {
+    /// The kind of memory.
+    pub kind: PlacementKind,
+    /// Bytes to ask for: those of the request in whole pages.
+    pub size: u64,
+    /// Bytes of a page.
+    pub page_size: u64,
+    /// The class of that size.
+    pub page_class: PageClass,
+    /// Whether the driver keeps to this size of a page, or chooses pages by itself and this is what to
+    /// expect.
+    pub page_size_is_fixed: bool,
+    /// The home device, by its place in the machine.
+    pub home: usize,
+    /// Everybody who can use it, the host first and then the devices in order. All read and write.
+    pub grants: Vec<Grant>,
+    /// The devices that hold a part each, in the order of the addresses, if the memory is
+    /// [striped](PlacementKind::VmmStriped); else empty. A part is `size` by their number.
+    pub stripes: Vec<usize>,
+    /// How it can be handed to others.
+    pub export: Export,
+    /// Whether physical memory has to be created for use by other devices of the bus.
+    #[doc(alias = "gpuDirectRDMACapable")]
+    pub gpu_direct: bool,
+    /// Who fills it with zeros, if the request wants that.
+    pub zeroing: Option<Zeroing>,
+    /// The line of the decision table that decided.
+    pub step: Step,
+}
+
+impl Placement {
+    /// Whether threads of the host can read and write it. Where they cannot, they copy.
+    #[must_use]
+    pub fn is_host_accessible(&self) -> bool {
+        self.grants.contains(&Grant::Host)
+    }
+
+    /// The devices that can use it, in order.
+    pub fn devices(&self) -> impl Iterator<Item = usize> + '_ {
+        self.grants.iter().filter_map(|grant| match grant {
+            Grant::Host => None,
+            Grant::Device(device) => Some(*device),
+        })
+    }
+}

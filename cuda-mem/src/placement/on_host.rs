@@ -1,0 +1,180 @@
+//! The lines of the table whose memory is the host's: steps 2 and 3.
+
+#![forbid(unsafe_code)]
+
+use super::PlacementKind;
+use super::capabilities::Capability;
+use super::error::PlaceError;
+use super::pages::{PageClass, TWO_MIB, whole};
+use super::policy::{Case, Chosen};
+use super::reason::Step;
+use super::request::{AccessPattern, Lifetime};
+
+type Result<T> = std::result::Result<T, PlaceError>;
+
+impl Case<'_> {
+    /// Step 2.
+    pub(super) fn shared(&self) -> Result<Chosen> {
+        if self.wants_mapping() {
+            return self.mapped_host();
+        }
+        let managed = [
+            Capability::ManagedMemory,
+            Capability::ConcurrentManagedAccess,
+        ];
+        // Pages of managed memory are the driver's.
+        let has_managed = managed.into_iter().all(|bit| self.all_have(bit));
+        if has_managed && self.request.page_size.is_none() {
+            let page = PageClass::of(self.request.bytes).bytes();
+            return Ok(Chosen::new(PlacementKind::Managed, Step::Shared, page));
+        }
+        self.pinned(Step::Shared, false)
+    }
+
+    /// Step 3.
+    pub(super) fn on_host(&self) -> Result<Chosen> {
+        let request = self.request;
+        if self.wants_mapping() {
+            return self.mapped_host();
+        }
+        // From here on a size of pages can only be that of the host, which pinned memory has.
+        let is_open = request.page_size.is_none();
+        let bytes = whole(request.bytes, self.host_page());
+        let numa = if bytes >= TWO_MIB && is_open {
+            self.numa()
+        } else {
+            None
+        };
+        match request.access {
+            AccessPattern::CpuWritesGpuReads => {
+                if let Some((kind, page)) = numa {
+                    return Ok(self.of_node(kind, Step::HostNuma, page));
+                }
+                let combining = request.written_once && bytes >= PageClass::Big.bytes();
+                self.pinned(Step::WrittenByHost, combining)
+            }
+            AccessPattern::GpuWritesCpuReads => self.pinned(Step::ReadByHost, false),
+            _ => {
+                if request.lifetime == Lifetime::Long {
+                    if let Some((kind, page)) = numa {
+                        return Ok(self.of_node(kind, Step::Streaming, page));
+                    }
+                } else if is_open && self.all_have(Capability::HostPools) {
+                    let page = self.host_page();
+                    return Ok(Chosen::new(PlacementKind::HostPool, Step::Streaming, page));
+                }
+                self.pinned(Step::Streaming, false)
+            }
+        }
+    }
+
+    /// Whether only mapped memory will do: what grows, and what has pages of another size than the host.
+    fn wants_mapping(&self) -> bool {
+        let asked = self.request.page_size;
+        self.request.growable || asked.is_some_and(|page| page != self.host_page())
+    }
+
+    fn host_page(&self) -> u64 {
+        let page = self.machine.host_page;
+        if page.is_power_of_two() && page <= TWO_MIB {
+            page
+        } else {
+            PageClass::Small.bytes()
+        }
+    }
+
+    fn all_have(&self, capability: Capability) -> bool {
+        let mut records = self.users.iter().map(|user| &self.machine.devices[*user]);
+        records.all(|device| device.has(capability))
+    }
+
+    /// Memory of the nearest node. What comes and goes is better off with a pool, what stays with a
+    /// mapping.
+    fn numa(&self) -> Option<(PlacementKind, u64)> {
+        let node = self.home.host_numa_node?;
+        let pools = self.all_have(Capability::HostNumaPools);
+        let mappings = self.all_have(Capability::HostNumaVirtualMemory);
+        let pool = pools && (self.request.lifetime == Lifetime::Short || !mappings);
+        let page = if pool {
+            self.host_page()
+        } else {
+            self.home.host_pages()[1]
+        };
+        (pools || mappings).then_some((PlacementKind::HostNuma { node, pool }, page))
+    }
+
+    fn of_node(&self, kind: PlacementKind, step: Step, page: u64) -> Chosen {
+        match kind {
+            PlacementKind::HostNuma { pool: true, .. } => Chosen::new(kind, step, page),
+            _ => Chosen::fixed(kind, step, page),
+        }
+    }
+
+    /// Memory of the host that keeps its pages where they are, for all users.
+    fn pinned(&self, step: Step, write_combining: bool) -> Result<Chosen> {
+        for &user in &self.users {
+            self.need(
+                user,
+                Capability::CanMapHostMemory,
+                "pinned memory of the host",
+                "ask for memory of the device and copy (`AccessPattern::GpuMostly`)",
+            )?;
+        }
+        let kind = PlacementKind::PinnedHost { write_combining };
+        Ok(Chosen::fixed(kind, step, self.host_page()))
+    }
+
+    /// Step 3e.
+    fn mapped_host(&self) -> Result<Chosen> {
+        let of_node = Capability::HostNumaVirtualMemory;
+        let node = self.home.host_numa_node;
+        if let (Some(node), true) = (node, self.all_have(of_node)) {
+            let kind = PlacementKind::HostNuma { node, pool: false };
+            return Ok(Chosen::fixed(
+                kind,
+                Step::MappedHost,
+                self.host_mapped_page()?,
+            ));
+        }
+        if self.all_have(Capability::HostVirtualMemory) {
+            let page = self.host_mapped_page()?;
+            return Ok(Chosen::fixed(
+                PlacementKind::HostVmm,
+                Step::MappedHost,
+                page,
+            ));
+        }
+        let purpose = "host memory that grows, or has pages of another size than the host's,";
+        let remedy = "ask for all bytes at once and for no size of pages, or use a newer driver";
+        for &user in &self.users {
+            self.need(user, of_node, purpose, remedy)?;
+        }
+        Err(PlaceError::NoHostNode {
+            device: self.request.home,
+            purpose,
+            remedy,
+        })
+    }
+
+    fn host_mapped_page(&self) -> Result<u64> {
+        let granularities = self.home.host_pages();
+        let Some(asked) = self.request.page_size else {
+            return Ok(granularities[1]);
+        };
+        if granularities.contains(&asked) {
+            return Ok(asked);
+        }
+        let mut offered = granularities.to_vec();
+        // What does not grow can be pinned.
+        if !self.request.growable {
+            offered.push(self.host_page());
+        }
+        offered.sort_unstable();
+        offered.dedup();
+        Err(PlaceError::PageSize {
+            asked,
+            offered,
+            place: "memory of the host",
+        })
+    }
+}

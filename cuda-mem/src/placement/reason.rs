@@ -1,0 +1,201 @@
+//! The lines of the decision table, and a placement in words.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use super::{Export, Grant, Placement, PlacementKind};
+use crate::error::Bytes;
+
+/// A line of the decision table. Shown by its name in the table, such as `4e`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Step {
+    /// 1a: exported by `cuIpcGetMemHandle`.
+    LegacyIpc,
+    /// 1b: exported as a dma-buf.
+    DmaBuf,
+    /// 1c: exported by handle, for a short time.
+    ExportedPool,
+    /// 1d: exported by handle otherwise.
+    ExportedVmm,
+    /// 2: shared between host and devices.
+    Shared,
+    /// 3a: much that the host writes and devices read.
+    HostNuma,
+    /// 3b: other memory that the host writes and devices read.
+    WrittenByHost,
+    /// 3c: what devices write and the host reads.
+    ReadByHost,
+    /// 3d: data that runs through.
+    Streaming,
+    /// 3e: memory of the host that grows, or has pages of a size that was asked for.
+    MappedHost,
+    /// 4a: memory of devices that grows.
+    Growable,
+    /// 4b: more than the home has.
+    Striped,
+    /// 4c: short-lived memory of devices.
+    ShortLived,
+    /// 4d: long-lived memory of devices, below 2 MiB.
+    LongLivedSmall,
+    /// 4e: long-lived memory of devices, from 2 MiB on.
+    LongLivedLarge,
+    /// 5: memory of devices with pages of a size that was asked for.
+    AskedPages,
+}
+
+impl Step {
+    /// Its name in the table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LegacyIpc => "1a",
+            Self::DmaBuf => "1b",
+            Self::ExportedPool => "1c",
+            Self::ExportedVmm => "1d",
+            Self::Shared => "2",
+            Self::HostNuma => "3a",
+            Self::WrittenByHost => "3b",
+            Self::ReadByHost => "3c",
+            Self::Streaming => "3d",
+            Self::MappedHost => "3e",
+            Self::Growable => "4a",
+            Self::Striped => "4b",
+            Self::ShortLived => "4c",
+            Self::LongLivedSmall => "4d",
+            Self::LongLivedLarge => "4e",
+            Self::AskedPages => "5",
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Placement {
+    /// Why it is this kind, in words, without the step.
+    #[must_use]
+    pub fn why(&self) -> &'static str {
+        use PlacementKind as K;
+        match (self.step, self.kind) {
+            (Step::LegacyIpc, _) => "cuIpcGetMemHandle takes no other memory",
+            (Step::DmaBuf, K::Vmm) => "mapped memory may be used by other devices of the bus here",
+            (Step::DmaBuf, _) => {
+                "only memory of cuMemAlloc may be used by other devices of the bus here"
+            }
+            (Step::ExportedPool, _) => {
+                "a pool is exported once, and what comes and goes is cheap in it"
+            }
+            (Step::ExportedVmm, _) => {
+                "mapped memory is exported on its own, with a handle of its own"
+            }
+            (Step::Shared, K::Managed) => {
+                "managed memory moves to who touches it, on both sides at once"
+            }
+            (Step::Shared, _) => {
+                "pinned memory is in reach of all, and not all devices share managed memory with the host"
+            }
+            (Step::HostNuma, _) => "devices read much from the node that is nearest to them",
+            (
+                Step::WrittenByHost,
+                K::PinnedHost {
+                    write_combining: true,
+                },
+            ) => "the host only writes it, past its caches",
+            (Step::WrittenByHost, _) => {
+                "devices read it where the host writes it, through its caches"
+            }
+            (Step::ReadByHost, _) => "the host reads it through its caches",
+            (Step::Streaming, K::HostNuma { .. }) => {
+                "it crosses the bus once either way, from the node that is nearest"
+            }
+            (Step::Streaming, K::HostPool) => {
+                "it crosses the bus once either way, and comes and goes without waiting"
+            }
+            (Step::Streaming, _) => "it crosses the bus once either way",
+            (Step::MappedHost, _) => {
+                "only mapped memory grows in its place, or keeps a size of pages"
+            }
+            (Step::Growable, _) => "only mapped memory grows in its place",
+            (Step::Striped, _) => "one device lacks the room, and all reach each other",
+            (Step::ShortLived, K::Pool) => "what comes and goes does so in the order of streams",
+            (Step::ShortLived, _) => "short-lived memory of devices, and there are no pools",
+            (Step::LongLivedSmall, K::Pool) => {
+                "long-lived memory of devices below 2 MiB shares pages in a pool"
+            }
+            (Step::LongLivedSmall, _) => {
+                "long-lived memory of devices below 2 MiB shares pages, and there are no pools"
+            }
+            (Step::LongLivedLarge, K::Vmm) => "whole pages waste an eighth at most",
+            (Step::LongLivedLarge, _) => {
+                "whole pages would waste more than an eighth, or cannot be mapped"
+            }
+            (Step::AskedPages, _) => "only mapped memory keeps a size of pages",
+        }
+    }
+}
+
+/// ` and ` before the last, commas before.
+fn list(f: &mut fmt::Formatter<'_>, names: &[String]) -> fmt::Result {
+    for (index, name) in names.iter().enumerate() {
+        f.write_str(match index {
+            0 => "",
+            _ if index + 1 == names.len() => " and ",
+            _ => ", ",
+        })?;
+        f.write_str(name)?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use PlacementKind as K;
+        let home = self.home;
+        match self.kind {
+            K::Pool => write!(f, "memory of a pool of device {home}")?,
+            K::Device => write!(f, "plain memory of device {home}")?,
+            K::Vmm => write!(f, "mapped memory of device {home}")?,
+            K::VmmStriped => {
+                let devices = self.stripes.iter().map(|device| format!("device {device}"));
+                f.write_str("mapped memory in equal parts of ")?;
+                list(f, &devices.collect::<Vec<_>>())?;
+            }
+            K::PinnedHost {
+                write_combining: true,
+            } => f.write_str("pinned, write-combining memory of the host")?,
+            K::PinnedHost { .. } => f.write_str("pinned memory of the host")?,
+            K::HostNuma { node, pool: true } => {
+                write!(f, "memory of a pool of NUMA node {node} of the host")?;
+            }
+            K::HostNuma { node, .. } => write!(f, "mapped memory of NUMA node {node} of the host")?,
+            K::HostVmm => f.write_str("mapped memory of the host")?,
+            K::HostPool => f.write_str("memory of a pool of the host")?,
+            K::Managed => write!(f, "managed memory, at first near device {home}")?,
+        }
+        write!(f, ": {}, ", Bytes(self.size))?;
+        if self.page_size_is_fixed {
+            write!(f, "in pages of {}, ", Bytes(self.page_size))?;
+        } else {
+            f.write_str("pages as the driver likes, ")?;
+        }
+        f.write_str("used by ")?;
+        let users = self.grants.iter().map(|grant| match grant {
+            Grant::Host => "the host".to_owned(),
+            Grant::Device(device) => format!("device {device}"),
+        });
+        list(f, &users.collect::<Vec<_>>())?;
+        f.write_str(match self.export {
+            Export::None => "",
+            Export::PosixFd => ", exported as a file descriptor",
+            Export::Fabric => ", exported by a fabric handle",
+            Export::LegacyIpc => ", exported by cuIpcGetMemHandle",
+            Export::DmaBuf => ", exported as a dma-buf",
+        })?;
+        write!(f, " (step {}: {})", self.step, self.why())
+    }
+}
