@@ -4,7 +4,7 @@
 
 use cuda_driver_sys::CUdevice_attribute;
 
-use super::pages::TWO_MIB;
+use super::pages::{PageClass, TWO_MIB};
 use crate::device::HandleTypes;
 
 /// One list for the fields of the record, their names and the driver's attributes.
@@ -58,8 +58,8 @@ macro_rules! capabilities {
             $($(#[doc = $doc])+ pub $field: bool,)+
             /// The kinds of handle by which a pool may be shared. Attribute 119, CUDA 11.3.
             pub pool_handle_types: HandleTypes,
-            /// The least granularity of physical memory of the device, in bytes; a power of two. 0 if
-            /// unknown, which counts as 2 MiB.
+            /// The least granularity of physical memory of the device, in bytes; a power of two from 4 KiB
+            /// on. Anything else is unknown, and counts as 2 MiB.
             pub granularity: u64,
             /// The granularity that the driver recommends for it.
             pub recommended_granularity: u64,
@@ -179,7 +179,8 @@ impl DeviceCapabilities {
 
 /// What is no size of a page counts as 2 MiB, the size of all drivers so far.
 fn pages(least: u64, recommended: u64) -> [u64; 2] {
-    let sane = |page: u64| (page.is_power_of_two() && page <= 1 << 40).then_some(page);
+    let usual = PageClass::Small.bytes()..=1 << 40;
+    let sane = |page: u64| (page.is_power_of_two() && usual.contains(&page)).then_some(page);
     let least = sane(least).unwrap_or(TWO_MIB);
     [least, sane(recommended).unwrap_or(least).max(least)]
 }

@@ -76,7 +76,7 @@ impl Case<'_> {
 
     fn host_page(&self) -> u64 {
         let page = self.machine.host_page;
-        if page.is_power_of_two() && page <= TWO_MIB {
+        if page.is_power_of_two() && (PageClass::Small.bytes()..=TWO_MIB).contains(&page) {
             page
         } else {
             PageClass::Small.bytes()

@@ -1,1 +1,614 @@
+//! Every line of the decision table by name, every error, and in `sweep` all of it against the invariants.
 
+mod sweep;
+
+use super::*;
+use crate::device::HandleTypes;
+use crate::error::{Error, ErrorKind};
+use AccessPattern as A;
+use PlacementKind as K;
+
+pub(super) const KIB: u64 = 1 << 10;
+pub(super) const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+const PINNED: K = K::PinnedHost {
+    write_combining: false,
+};
+const COMBINING: K = K::PinnedHost {
+    write_combining: true,
+};
+const MAPPED_NODE: K = K::HostNuma {
+    node: 1,
+    pool: false,
+};
+
+/// A device that can do everything, with 80 GiB.
+pub(super) fn device() -> DeviceCapabilities {
+    let mut device = DeviceCapabilities::default();
+    for &capability in Capability::ALL {
+        device.set(capability, true);
+    }
+    device.pool_handle_types = HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC;
+    device.granularity = 2 * MIB;
+    device.recommended_granularity = 2 * MIB;
+    device.host_granularity = 2 * MIB;
+    device.recommended_host_granularity = 2 * MIB;
+    device.total = 80 * GIB;
+    device.host_numa_node = Some(1);
+    device
+}
+
+/// So many of them, each reaching each.
+fn machine(devices: usize) -> Machine {
+    let mut machine = Machine::new((0..devices).map(|_| device()));
+    for (place, device) in machine.devices.iter_mut().enumerate() {
+        device.reaches = (0..devices).filter(|other| *other != place).collect();
+    }
+    machine
+}
+
+/// The same for one device after a change.
+fn one(change: impl FnOnce(&mut DeviceCapabilities)) -> Machine {
+    let mut machine = machine(1);
+    change(&mut machine.devices[0]);
+    machine
+}
+
+fn without(capability: Capability) -> Machine {
+    one(|device| device.set(capability, false))
+}
+
+fn bytes(bytes: u64) -> PlacementRequest {
+    PlacementRequest::bytes(bytes)
+}
+
+#[track_caller]
+fn expect(request: &PlacementRequest, machine: &Machine, step: &str, kind: K) -> Placement {
+    let placement = request.place(machine).expect("a place");
+    assert_eq!((placement.step.name(), placement.kind), (step, kind));
+    placement
+}
+
+#[track_caller]
+fn refused(request: &PlacementRequest, machine: &Machine) -> PlaceError {
+    request.place(machine).expect_err("no place")
+}
+
+#[test]
+fn step_1a_legacy_sharing_takes_plain_memory() {
+    for access in [A::GpuOnly, A::CpuWritesGpuReads, A::Streaming] {
+        let request = bytes(5 * MIB).access(access).export(Export::LegacyIpc);
+        let placement = expect(&request, &machine(1), "1a", K::Device);
+        // Whole large pages, which the other process sees nothing else in.
+        assert_eq!(placement.size, 6 * MIB);
+        assert!(!placement.is_host_accessible());
+    }
+}
+
+#[test]
+fn step_1b_a_dma_buf_is_mapped_memory_where_that_may_leave_the_device() {
+    let request = bytes(MIB).export(Export::DmaBuf);
+    let placement = expect(&request, &machine(1), "1b", K::Vmm);
+    assert!(placement.gpu_direct);
+    for missing in [
+        Capability::GpuDirectVirtualMemory,
+        Capability::VirtualMemory,
+    ] {
+        let placement = expect(&request, &without(missing), "1b", K::Device);
+        assert!(!placement.gpu_direct);
+    }
+}
+
+#[test]
+fn step_1c_what_is_exported_for_a_short_time_comes_from_a_pool() {
+    for export in [Export::PosixFd, Export::Fabric] {
+        let request = bytes(MIB).lifetime(Lifetime::Short).export(export);
+        let placement = expect(&request, &machine(1), "1c", K::Pool);
+        assert_eq!(placement.export, export);
+    }
+}
+
+#[test]
+fn step_1d_what_is_exported_otherwise_is_mapped() {
+    for export in [Export::PosixFd, Export::Fabric] {
+        let long = bytes(MIB).export(export);
+        let placement = expect(&long, &machine(1), "1d", K::Vmm);
+        assert_eq!((placement.size, placement.page_size), (2 * MIB, 2 * MIB));
+        let short = long.lifetime(Lifetime::Short);
+        let no_handles = one(|device| device.pool_handle_types = HandleTypes::empty());
+        expect(&short, &no_handles, "1d", K::Vmm);
+        expect(&short, &without(Capability::MemoryPools), "1d", K::Vmm);
+        expect(&short.clone().growable(), &machine(1), "1d", K::Vmm);
+        expect(&short.page_size(2 * MIB), &machine(1), "1d", K::Vmm);
+    }
+}
+
+#[test]
+fn step_2_what_is_shared_is_managed_if_all_devices_and_the_host_may_touch_it_at_once() {
+    let request = bytes(MIB).access(A::Shared).peers([1]);
+    let placement = expect(&request, &machine(2), "2", K::Managed);
+    assert!(placement.is_host_accessible());
+    for device in [0, 1] {
+        for missing in [
+            Capability::ConcurrentManagedAccess,
+            Capability::ManagedMemory,
+        ] {
+            let mut machine = machine(2);
+            machine.devices[device].set(missing, false);
+            expect(&request, &machine, "2", PINNED);
+        }
+    }
+}
+
+#[test]
+fn step_3a_much_that_the_host_writes_is_on_the_nearest_node() {
+    let request = bytes(2 * MIB).access(A::CpuWritesGpuReads);
+    expect(&request, &machine(1), "3a", MAPPED_NODE);
+    let pool = K::HostNuma {
+        node: 1,
+        pool: true,
+    };
+    let short = request.clone().lifetime(Lifetime::Short);
+    expect(&short, &machine(1), "3a", pool);
+    let mapped_only = without(Capability::HostNumaPools);
+    expect(&short, &mapped_only, "3a", MAPPED_NODE);
+    let pools_only = without(Capability::HostNumaVirtualMemory);
+    expect(&request, &pools_only, "3a", pool);
+}
+
+#[test]
+fn step_3b_what_is_written_once_is_write_combining_from_64_kib_on() {
+    let request = |size| bytes(size).access(A::CpuWritesGpuReads);
+    let machine = one(|device| device.host_numa_node = None);
+    let once = |size| request(size).written_once();
+    expect(&once(64 * KIB), &machine, "3b", COMBINING);
+    expect(&once(64 * KIB - 1), &machine, "3b", COMBINING);
+    expect(&once(60 * KIB), &machine, "3b", PINNED);
+    expect(&request(64 * KIB), &machine, "3b", PINNED);
+    expect(&once(2 * MIB), &machine, "3b", COMBINING);
+}
+
+#[test]
+fn step_3c_what_the_host_reads_is_cached() {
+    for size in [1, 64 * KIB, 64 * MIB] {
+        let request = bytes(size).access(A::GpuWritesCpuReads).written_once();
+        let placement = expect(&request, &machine(1), "3c", PINNED);
+        assert_eq!(placement.page_size, 4 * KIB);
+    }
+}
+
+#[test]
+fn step_3d_what_runs_through_stays_on_the_host() {
+    let request = |size| bytes(size).access(A::Streaming);
+    expect(&request(2 * MIB), &machine(1), "3d", MAPPED_NODE);
+    expect(&request(MIB), &machine(1), "3d", PINNED);
+    let short = request(2 * MIB).lifetime(Lifetime::Short);
+    expect(&short, &machine(1), "3d", K::HostPool);
+    expect(&short, &without(Capability::HostPools), "3d", PINNED);
+}
+
+#[test]
+fn step_3e_host_memory_that_grows_or_has_pages_of_its_own_is_mapped() {
+    for access in [
+        A::Shared,
+        A::CpuWritesGpuReads,
+        A::GpuWritesCpuReads,
+        A::Streaming,
+    ] {
+        let request = bytes(100).access(access);
+        let grows = request.clone().growable();
+        let placement = expect(&grows, &machine(1), "3e", MAPPED_NODE);
+        assert_eq!(placement.size, 2 * MIB);
+        let paged = request.clone().page_size(2 * MIB);
+        expect(&paged, &machine(1), "3e", MAPPED_NODE);
+        let no_node = one(|device| device.host_numa_node = None);
+        expect(&grows, &no_node, "3e", K::HostVmm);
+        // The host's own pages are what pinned memory has.
+        let own = request.page_size(4 * KIB).place(&machine(1));
+        assert_eq!(own.map(|placement| placement.kind), Ok(PINNED));
+    }
+}
+
+#[test]
+fn step_4a_device_memory_that_grows_is_mapped() {
+    for access in [A::GpuOnly, A::GpuMostly] {
+        for lifetime in [Lifetime::Short, Lifetime::Long] {
+            let request = bytes(1).access(access).lifetime(lifetime).growable();
+            expect(&request, &machine(1), "4a", K::Vmm);
+        }
+    }
+}
+
+#[test]
+fn step_4b_what_one_device_cannot_hold_is_spread_over_peers() {
+    let request = bytes(100 * GIB).peers([2, 1]);
+    let placement = expect(&request, &machine(3), "4b", K::VmmStriped);
+    assert_eq!(placement.stripes, [0, 1, 2]);
+    let third = placement.size / 3;
+    assert!(third.is_multiple_of(2 * MIB) && placement.size - 100 * GIB < 3 * 2 * MIB);
+    // A home that is full at the moment.
+    let mut busy = machine(2);
+    busy.devices[0].free = Some(3 * GIB);
+    let request = bytes(5 * GIB).peers([1]);
+    let placement = expect(&request.clone().growable(), &busy, "4b", K::VmmStriped);
+    assert_eq!(placement.size, 5 * GIB);
+    // Where that cannot be done, the driver may still find room: a pool may hold what is not free.
+    busy.devices[0].reaches.clear();
+    expect(&request, &busy, "4e", K::Vmm);
+}
+
+#[test]
+fn step_4c_short_lived_memory_comes_from_a_pool() {
+    for size in [1, 64 * KIB, 5 * MIB] {
+        let request = bytes(size).lifetime(Lifetime::Short);
+        expect(&request, &machine(1), "4c", K::Pool);
+        let no_pools = without(Capability::MemoryPools);
+        expect(&request, &no_pools, "4c", K::Device);
+    }
+}
+
+#[test]
+fn step_4d_small_long_lived_memory_comes_from_a_pool() {
+    for size in [1, 64 * KIB, 2 * MIB - 64 * KIB] {
+        expect(&bytes(size), &machine(1), "4d", K::Pool);
+        let no_pools = without(Capability::MemoryPools);
+        expect(&bytes(size), &no_pools, "4d", K::Device);
+    }
+}
+
+#[test]
+fn step_4e_large_long_lived_memory_is_mapped_unless_that_wastes_an_eighth() {
+    for size in [2 * MIB - 1, 2 * MIB, 18 * MIB - 64 * KIB, 16 * MIB] {
+        let placement = expect(&bytes(size), &machine(1), "4e", K::Vmm);
+        assert!(placement.page_size_is_fixed);
+    }
+    // 16 MiB and two are an eighth more; of 15 MiB and one there is less waste than of 2 MiB and one.
+    expect(&bytes(16 * MIB + 1), &machine(1), "4e", K::Vmm);
+    let placement = expect(&bytes(2 * MIB + 1), &machine(1), "4e", K::Device);
+    assert_eq!(placement.size, 2 * MIB + 64 * KIB);
+    let no_mapping = without(Capability::VirtualMemory);
+    expect(&bytes(2 * MIB), &no_mapping, "4e", K::Device);
+    let large_pages = one(|device| device.recommended_granularity = 512 * MIB);
+    expect(&bytes(2 * MIB), &large_pages, "4e", K::Device);
+    expect(&bytes(GIB - 1), &large_pages, "4e", K::Vmm);
+}
+
+#[test]
+fn step_5_page_classes_begin_at_64_kib_and_2_mib() {
+    for (size, class, rounded) in [
+        (1, PageClass::Small, 4 * KIB),
+        (4 * KIB, PageClass::Small, 4 * KIB),
+        (4 * KIB + 1, PageClass::Small, 8 * KIB),
+        (64 * KIB - 1, PageClass::Small, 64 * KIB),
+        (64 * KIB, PageClass::Big, 64 * KIB),
+        (64 * KIB + 1, PageClass::Big, 128 * KIB),
+        (2 * MIB - 1, PageClass::Big, 2 * MIB),
+        (2 * MIB, PageClass::Huge, 2 * MIB),
+        (7 * MIB + 17, PageClass::Huge, 8 * MIB),
+    ] {
+        let request = bytes(size).lifetime(Lifetime::Short);
+        let placement = expect(&request, &machine(1), "4c", K::Pool);
+        assert_eq!((placement.page_class, placement.size), (class, rounded));
+        assert!(!placement.page_size_is_fixed);
+    }
+}
+
+#[test]
+fn step_5_a_size_of_pages_is_kept() {
+    let machine = one(|device| device.recommended_granularity = 512 * MIB);
+    for page in [2 * MIB, 512 * MIB] {
+        let request = bytes(1).lifetime(Lifetime::Short).page_size(page);
+        let placement = expect(&request, &machine, "5", K::Vmm);
+        assert_eq!((placement.size, placement.page_size), (page, page));
+        assert!(placement.page_size_is_fixed);
+    }
+}
+
+#[test]
+fn zeros_are_written_by_who_can() {
+    let zeroing = |access| {
+        let request = bytes(100).access(access);
+        assert_eq!(request.place(&machine(1)).expect("a place").zeroing, None);
+        let placement = request.zeroed().place(&machine(1)).expect("a place");
+        placement.zeroing
+    };
+    assert_eq!(zeroing(A::GpuOnly), Some(Zeroing::OnStream));
+    assert_eq!(zeroing(A::Shared), Some(Zeroing::OnStream));
+    assert_eq!(zeroing(A::GpuWritesCpuReads), Some(Zeroing::OnHost));
+}
+
+#[test]
+fn everybody_who_was_named_is_granted_access_once() {
+    let request = bytes(100).home(2).peers([1, 0, 1, 2]);
+    let placement = request.place(&machine(3)).expect("a place");
+    assert_eq!(placement.grants, [0, 1, 2].map(Grant::Device));
+    let request = request.access(A::GpuWritesCpuReads);
+    let placement = request.place(&machine(3)).expect("a place");
+    assert!(placement.is_host_accessible());
+    assert_eq!(placement.devices().collect::<Vec<_>>(), [0, 1, 2]);
+}
+
+#[test]
+fn a_missing_edge_is_named_with_its_direction() {
+    let mut machine = machine(3);
+    machine.devices[1].reaches = vec![2];
+    let request = bytes(MIB).peers([2, 1]);
+    let error = refused(&request, &machine);
+    assert_eq!(error, PlaceError::NoPeerAccess { from: 1, to: 0 });
+    let text = error.to_string();
+    assert!(
+        text.starts_with(
+            "device 1 cannot use memory of device 0: cuDeviceCanAccessPeer(1, 0) says no; make device 1 \
+             the home, leave it out"
+        ),
+        "{text}"
+    );
+    // The other direction is not needed, and memory of the host needs neither.
+    let other = bytes(MIB).home(1).peers([0]);
+    assert_eq!(other.place(&machine).map(|placement| placement.home), Ok(1));
+    let host = request.access(A::Shared);
+    expect(&host, &machine, "2", K::Managed);
+}
+
+#[test]
+fn a_missing_capability_is_named_with_its_device_and_number() {
+    let long = |export| bytes(MIB).export(export);
+    for (request, capability, name, number) in [
+        (
+            long(Export::PosixFd),
+            Capability::PosixFd,
+            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+            103,
+        ),
+        (
+            long(Export::Fabric),
+            Capability::Fabric,
+            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED",
+            128,
+        ),
+        (
+            long(Export::DmaBuf),
+            Capability::DmaBuf,
+            "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED",
+            124,
+        ),
+        (
+            long(Export::LegacyIpc),
+            Capability::LegacyIpc,
+            "CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED",
+            125,
+        ),
+        (
+            bytes(1).growable(),
+            Capability::VirtualMemory,
+            "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+            102,
+        ),
+        (
+            bytes(1).page_size(2 * MIB),
+            Capability::VirtualMemory,
+            "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+            102,
+        ),
+        (
+            bytes(1).access(A::GpuWritesCpuReads),
+            Capability::CanMapHostMemory,
+            "CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY",
+            19,
+        ),
+    ] {
+        let error = refused(&request, &without(capability));
+        let text = error.to_string();
+        let start = format!("device 0 lacks {name} ({number}), which ");
+        assert!(text.starts_with(&start), "{text}");
+        assert!(text.contains(" needs; "), "{text}");
+        assert_eq!(Error::from(error).kind(), ErrorKind::NotSupported);
+    }
+}
+
+#[test]
+fn what_a_pool_could_do_instead_is_said() {
+    let request = bytes(MIB).export(Export::PosixFd);
+    let text = refused(&request, &without(Capability::PosixFd)).to_string();
+    assert!(text.contains("ask for a short lifetime"), "{text}");
+}
+
+#[test]
+fn host_memory_that_grows_wants_a_node_or_the_newest_driver() {
+    let request = bytes(MIB).access(A::Streaming).growable().peers([1]);
+    let mut machine = machine(2);
+    for device in &mut machine.devices {
+        device.host_virtual_memory = false;
+    }
+    expect(&request, &machine, "3e", MAPPED_NODE);
+    machine.devices[1].host_numa_virtual_memory = false;
+    let error = refused(&request, &machine);
+    let PlaceError::Missing {
+        device: 1,
+        capability: Capability::HostNumaVirtualMemory,
+        ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    machine.devices[1].host_numa_virtual_memory = true;
+    machine.devices[0].host_numa_node = None;
+    let error = refused(&request, &machine);
+    assert!(
+        error
+            .to_string()
+            .contains("CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID")
+    );
+}
+
+#[test]
+fn a_size_of_pages_that_is_not_there_is_refused_with_those_that_are() {
+    let pages = one(|device| device.recommended_granularity = 512 * MIB);
+    let request = bytes(GIB).page_size(64 * KIB);
+    let error = refused(&request, &pages);
+    assert_eq!(
+        error.to_string(),
+        "mapped memory of the device has no pages of 65536 bytes, it has 2097152 and 536870912; ask for \
+         one of these, or for none"
+    );
+    let error = refused(&request.clone().access(A::Streaming), &pages);
+    assert!(
+        error.to_string().contains("it has 4096 and 2097152;"),
+        "{error}"
+    );
+    let error = refused(&request.export(Export::LegacyIpc), &pages);
+    assert!(
+        error.to_string().contains("none that can be chosen"),
+        "{error}"
+    );
+}
+
+#[test]
+fn more_than_there_is_says_why_it_is_not_spread() {
+    let request = bytes(100 * GIB);
+    let error = refused(&request, &machine(1));
+    assert!(
+        error.to_string().contains("name peers to spread it over"),
+        "{error}"
+    );
+    let error = Error::from(error);
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert_eq!(
+        error.out_of_memory().map(|memory| memory.asked),
+        Some(100 * GIB)
+    );
+
+    let mut machine = machine(2);
+    machine.devices[0].reaches.clear();
+    let error = refused(&request.clone().peers([1]), &machine);
+    let expected = PlaceError::NoPeerAccess { from: 0, to: 1 };
+    let PlaceError::NoRoom { striping, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(striping.as_deref(), Some(&expected));
+    assert!(error.to_string().ends_with(&expected.to_string()));
+
+    machine.devices[0].reaches = vec![1];
+    machine.devices[1].free = Some(GIB);
+    let error = refused(&request.peers([1]), &machine);
+    assert!(
+        error
+            .to_string()
+            .contains("device 1 has room for 1.0 GiB, which is less than its part of 50.0 GiB"),
+        "{error}"
+    );
+    let error = refused(&bytes(100 * GIB).export(Export::PosixFd), &machine);
+    assert!(error.to_string().contains("do not export it"), "{error}");
+}
+
+#[test]
+fn what_goes_together_nowhere_is_refused() {
+    let machine = machine(1);
+    for request in [
+        bytes(1).access(A::Shared).export(Export::PosixFd),
+        bytes(1).growable().export(Export::LegacyIpc),
+    ] {
+        let error = refused(&request, &machine);
+        assert!(error.to_string().contains("do not go together"), "{error}");
+        assert_eq!(Error::from(error).kind(), ErrorKind::InvalidValue);
+    }
+}
+
+#[test]
+fn sizes_and_devices_that_cannot_be_are_refused() {
+    assert_eq!(refused(&bytes(0), &machine(1)), PlaceError::NoBytes);
+    let asked = (1 << 62) + 1;
+    for access in [A::GpuOnly, A::Streaming] {
+        let error = refused(&bytes(asked).access(access), &machine(1));
+        assert_eq!(error, PlaceError::TooLarge { asked });
+    }
+    let peers = bytes(1).peers([0, 3]);
+    for (request, machine, device) in [
+        (bytes(1), machine(0), 0),
+        (bytes(1).home(2), machine(2), 2),
+        (peers, machine(2), 3),
+    ] {
+        let devices = machine.devices.len();
+        let error = refused(&request, &machine);
+        assert_eq!(error, PlaceError::NoSuchDevice { device, devices });
+        assert_eq!(Error::from(error).kind(), ErrorKind::InvalidDevice);
+    }
+}
+
+#[test]
+fn a_placement_is_a_sentence() {
+    for (request, text) in [
+        (
+            bytes(64 * MIB).peers([1]),
+            "mapped memory of device 0: 64.0 MiB, in pages of 2.0 MiB, used by device 0 and device 1 (step \
+             4e: whole pages waste an eighth at most)",
+        ),
+        (
+            bytes(200 * GIB).peers([2, 1]),
+            "mapped memory in equal parts of device 0, device 1 and device 2: 200.0 GiB, in pages of 2.0 \
+             MiB, used by device 0, device 1 and device 2 (step 4b: one device lacks the room, and all \
+             reach each other)",
+        ),
+        (
+            bytes(MIB).lifetime(Lifetime::Short).export(Export::PosixFd),
+            "memory of a pool of device 0: 1.0 MiB, pages as the driver likes, used by device 0, exported \
+             as a file descriptor (step 1c: a pool is exported once, and what comes and goes is cheap in \
+             it)",
+        ),
+        (
+            bytes(100).access(A::GpuWritesCpuReads),
+            "pinned memory of the host: 4.0 KiB, in pages of 4.0 KiB, used by the host and device 0 (step \
+             3c: the host reads it through its caches)",
+        ),
+    ] {
+        let placement = request.place(&machine(3)).expect("a place");
+        assert_eq!(placement.to_string(), text);
+    }
+}
+
+#[test]
+fn capabilities_have_the_drivers_numbers() {
+    let numbers = Capability::ALL.iter().map(|can| can.attribute().0);
+    assert_eq!(
+        numbers.collect::<Vec<_>>(),
+        [
+            19, 41, 83, 89, 91, 100, 102, 103, 110, 115, 124, 125, 128, 141, 142, 144, 145
+        ]
+    );
+    for &capability in Capability::ALL {
+        let only = DeviceCapabilities::default().with(capability);
+        for &other in Capability::ALL {
+            assert_eq!(only.has(other), other == capability);
+        }
+        assert_eq!(only.without(capability), DeviceCapabilities::default());
+    }
+}
+
+#[test]
+fn records_without_sizes_of_pages_count_as_2_mib() {
+    for odd in [0, 3, u64::MAX, 1 << 63] {
+        let mut machine = one(|device| {
+            device.granularity = odd;
+            device.recommended_granularity = odd;
+            device.host_granularity = odd;
+            device.recommended_host_granularity = odd;
+        });
+        machine.host_page = odd;
+        let placement = expect(&bytes(2 * MIB), &machine, "4e", K::Vmm);
+        assert_eq!(placement.page_size, 2 * MIB);
+        let request = bytes(1).access(A::GpuWritesCpuReads);
+        assert_eq!(expect(&request, &machine, "3c", PINNED).size, 4 * KIB);
+        let placement = expect(&request.growable(), &machine, "3e", MAPPED_NODE);
+        assert_eq!(placement.page_size, 2 * MIB);
+    }
+}
+
+#[test]
+fn values_cross_threads() {
+    fn is_plain<T: Send + Sync + Clone + 'static>() {}
+    is_plain::<PlacementRequest>();
+    is_plain::<Machine>();
+    is_plain::<Placement>();
+    is_plain::<PlaceError>();
+}
