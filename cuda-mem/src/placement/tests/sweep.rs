@@ -212,7 +212,9 @@ fn check(
         return fail("3, the size is not in whole pages");
     }
     let class = placement.page_class.bytes();
-    if placement.page_class != PageClass::of(placement.page_size) || placement.size % class != 0 {
+    if placement.page_class != PageClass::of(placement.page_size)
+        || !placement.size.is_multiple_of(class)
+    {
         return fail("3, the class is not that of the page");
     }
     let again = PlacementRequest {
