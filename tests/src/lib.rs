@@ -11,6 +11,7 @@ pub mod hold;
 pub mod lab;
 pub mod modules;
 pub mod peers;
+pub mod placement;
 pub mod random;
 pub mod resources;
 mod resources_of_two;

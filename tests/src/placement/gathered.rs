@@ -1,0 +1,169 @@
+//! Gathering, and taking the places that are found.
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{
+    AccessPattern, Capability, Lifetime, Machine, MemoryResource as _, PinnedResource, Placement,
+    PlacementKind, PlacementRequest, Resource,
+};
+
+use crate::lab::Lab;
+
+fn machine(lab: &Lab) -> Result<Machine> {
+    Ok(Machine::gather(&lab.driver.devices()?)?)
+}
+
+/// Where a request for the device under test goes.
+fn place(lab: &Lab, request: PlacementRequest) -> Result<Placement> {
+    let home = lab.device()?.ordinal() as usize;
+    Ok(request.home(home).place(&machine(lab)?)?)
+}
+
+pub(super) fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
+    let devices = lab.driver.devices()?;
+    let machine = machine(lab)?;
+    ensure!(machine.devices.len() == devices.len());
+    ensure!(machine.host_page.is_power_of_two() && machine.host_page >= 4096);
+    for (device, record) in devices.iter().zip(&machine.devices) {
+        let can = device.capabilities()?;
+        for (capability, support) in [
+            (Capability::MemoryPools, can.memory_pools),
+            (Capability::VirtualMemory, can.virtual_memory),
+            (Capability::UnifiedAddressing, can.unified_addressing),
+            (
+                Capability::ConcurrentManagedAccess,
+                can.concurrent_managed_access,
+            ),
+            (Capability::DmaBuf, can.dma_buf),
+            (Capability::HostPools, can.host_memory_pools),
+        ] {
+            ensure!(
+                record.has(capability) == support.is_yes(),
+                "{device:?}: {capability:?} and {support}"
+            );
+        }
+        for &capability in Capability::ALL {
+            // Of the one exception the attribute says nothing before CUDA 12.0.
+            let told = device.attribute(capability.attribute())?;
+            let expected = match (capability, told) {
+                (Capability::LegacyIpc, None) => record.unified_addressing,
+                (_, told) => told.unwrap_or(0) != 0,
+            };
+            ensure!(
+                record.has(capability) == expected,
+                "{device:?}: {capability:?}"
+            );
+        }
+        ensure!(record.pool_handle_types == can.pool_handle_types);
+        ensure!(record.total == device.total_memory()? && record.free.is_none());
+        let mapped = [
+            (
+                record.virtual_memory,
+                record.granularity,
+                record.recommended_granularity,
+            ),
+            (
+                record.host_numa_virtual_memory || record.host_virtual_memory,
+                record.host_granularity,
+                record.recommended_host_granularity,
+            ),
+        ];
+        for (is_there, least, recommended) in mapped {
+            if is_there {
+                ensure!(least.is_power_of_two() && recommended.is_power_of_two());
+                ensure!(recommended.is_multiple_of(least), "{least}, {recommended}");
+            } else {
+                ensure!((least, recommended) == (0, 0), "{least}, {recommended}");
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
+    let devices = lab.driver.devices()?;
+    let machine = machine(lab)?;
+    for (from, device) in devices.iter().enumerate() {
+        ensure!(machine.reaches(from, from) && !machine.devices[from].reaches.contains(&from));
+        for (to, other) in devices.iter().enumerate().filter(|(to, _)| *to != from) {
+            let reaches = device.can_access_peer(other)?;
+            ensure!(machine.reaches(from, to) == reaches, "{from} and {to}");
+        }
+    }
+    // Devices are named by their places in what was gathered, and not by their ordinals.
+    if let [.., last] = devices[..] {
+        let alone = Machine::gather(&[last])?;
+        ensure!(alone.devices.len() == 1 && alone.devices[0].reaches.is_empty());
+        PlacementRequest::bytes(1).home(0).place(&alone)?;
+    }
+    Ok(())
+}
+
+pub(super) fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
+    for access in [
+        AccessPattern::GpuOnly,
+        AccessPattern::GpuMostly,
+        AccessPattern::CpuWritesGpuReads,
+        AccessPattern::GpuWritesCpuReads,
+        AccessPattern::Shared,
+        AccessPattern::Streaming,
+    ] {
+        for lifetime in [Lifetime::Short, Lifetime::Long] {
+            for bytes in [1, 65_535, 65_536, (2 << 20) - 1, 2 << 20, (7 << 20) + 17] {
+                let request = PlacementRequest::bytes(bytes).access(access);
+                let placement = place(lab, request.lifetime(lifetime))?;
+                let home = lab.device()?.ordinal() as usize;
+                ensure!(placement.size >= bytes, "{placement}");
+                ensure!(placement.devices().eq([home]), "{placement}");
+                let is_gpu = matches!(access, AccessPattern::GpuOnly | AccessPattern::GpuMostly);
+                ensure!(placement.is_host_accessible() != is_gpu, "{placement}");
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_place_in_a_pool_can_be_taken(lab: &Lab) -> Result<()> {
+    lab.need(11, 2)?;
+    let request = PlacementRequest::bytes((5 << 20) + 1).lifetime(Lifetime::Short);
+    let placement = place(lab, request)?;
+    ensure!(placement.kind == PlacementKind::Pool, "{placement}");
+    let bytes = usize::try_from(placement.size)?;
+    let buffer = lab.pool()?.alloc::<u8>(&lab.stream()?, bytes)?;
+    ensure!(buffer.len() == bytes);
+    Ok(())
+}
+
+pub(super) fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
+    let request = PlacementRequest::bytes(100).access(AccessPattern::GpuWritesCpuReads);
+    let placement = place(lab, request)?;
+    let pinned = PlacementKind::PinnedHost {
+        write_combining: false,
+    };
+    ensure!(placement.kind == pinned, "{placement}");
+    let resource = Resource::new(PinnedResource::new(lab.driver));
+    let bytes = usize::try_from(placement.size)?;
+    let buffer = resource.alloc::<u8>(&lab.stream()?, bytes)?;
+    ensure!(buffer.len() == bytes);
+    let properties = resource.memory_properties();
+    ensure!(
+        properties.host == placement.is_host_accessible(),
+        "{placement}: {properties:?}"
+    );
+    ensure!(
+        properties.reaches(lab.device()?),
+        "{placement}: {properties:?}"
+    );
+    Ok(())
+}
+
+pub(super) fn gathering_makes_no_context(lab: &Lab) -> Result<()> {
+    let machine = machine(lab)?;
+    PlacementRequest::bytes(1).place(&machine)?;
+    for device in lab.driver.devices()? {
+        let is_active = device
+            .has_active_context()
+            .context("asking for the context")?;
+        ensure!(!is_active, "{device:?} has a context now");
+    }
+    Ok(())
+}
