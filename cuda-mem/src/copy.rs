@@ -110,21 +110,64 @@ impl<'a, T: Pod> Span<'a, T> {
         self.stream.device().driver().table()
     }
 
+    /// # Safety
+    ///
+    /// `from` must be readable for the span's bytes until the stream is past the copy, and the stream's
+    /// context current.
+    unsafe fn send_from(&self, from: *const c_void) -> Result<()> {
+        let (table, stream) = (self.table(), self.stream.as_raw());
+        if self.on_device {
+            // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
+            return unsafe {
+                raw::copy::to_device(table, self.address, from, self.bytes(), stream)
+            };
+        }
+        let from = from.expose_provenance() as CUdeviceptr;
+        // SAFETY: as above.
+        unsafe { raw::copy::anywhere(table, self.address, from, self.bytes(), stream) }
+    }
+
+    /// # Safety
+    ///
+    /// `to` must be writable for the span's bytes until the stream is past the copy, and the stream's
+    /// context current.
+    unsafe fn send_to(&self, to: *mut c_void) -> Result<()> {
+        let (table, stream) = (self.table(), self.stream.as_raw());
+        if self.on_device {
+            // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
+            return unsafe { raw::copy::to_host(table, to, self.address, self.bytes(), stream) };
+        }
+        let to = to.expose_provenance() as CUdeviceptr;
+        // SAFETY: as above.
+        unsafe { raw::copy::anywhere(table, to, self.address, self.bytes(), stream) }
+    }
+
+    /// Submits a copy from pinned memory, which has as many elements, and does not wait for it.
+    ///
+    /// # Safety
+    ///
+    /// `from` must be readable for the span's bytes until the stream is past the copy.
+    pub(crate) unsafe fn submit_from(&self, from: *const c_void) -> Result<()> {
+        // SAFETY: the caller's; the context is current while the closure runs.
+        self.submit(|| unsafe { self.send_from(from) })
+    }
+
+    /// Submits a copy into pinned memory, which has as many elements, and does not wait for it.
+    ///
+    /// # Safety
+    ///
+    /// `to` must be writable for the span's bytes until the stream is past the copy.
+    pub(crate) unsafe fn submit_to(&self, to: *mut c_void) -> Result<()> {
+        // SAFETY: the caller's; the context is current while the closure runs.
+        self.submit(|| unsafe { self.send_to(to) })
+    }
+
     /// Returns when the host's slice may be changed again.
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
-        let from: *const c_void = from.as_ptr().cast();
-        let (table, stream) = (self.table(), self.stream.as_raw());
         self.submit(|| {
-            let sent = if self.on_device {
-                // SAFETY: the span is valid at this point of its stream, whose context is current; the
-                // slice is valid until `finish` below, which returns after the copy.
-                unsafe { raw::copy::to_device(table, self.address, from, self.bytes(), stream) }
-            } else {
-                let from = from.expose_provenance() as CUdeviceptr;
-                // SAFETY: as above.
-                unsafe { raw::copy::anywhere(table, self.address, from, self.bytes(), stream) }
-            };
+            // SAFETY: the slice is valid until `finish` below, which returns after the copy.
+            let sent = unsafe { self.send_from(from.as_ptr().cast()) };
             // Also after a failure: whatever was submitted reads a slice that we only borrowed.
             // The driver copies pageable memory before it returns, but not memory that happens to
             // be pinned, so only this makes the promise true for every slice.
@@ -136,18 +179,9 @@ impl<'a, T: Pod> Span<'a, T> {
     /// Returns when the host's slice is filled.
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
-        let to: *mut c_void = to.as_mut_ptr().cast();
-        let (table, stream) = (self.table(), self.stream.as_raw());
         self.submit(|| {
-            let sent = if self.on_device {
-                // SAFETY: the span is valid at this point of its stream, whose context is current; the
-                // slice is valid until `finish` below, and every bit pattern is a value of `T`.
-                unsafe { raw::copy::to_host(table, to, self.address, self.bytes(), stream) }
-            } else {
-                let to = to.expose_provenance() as CUdeviceptr;
-                // SAFETY: as above.
-                unsafe { raw::copy::anywhere(table, to, self.address, self.bytes(), stream) }
-            };
+            // SAFETY: the slice is valid until `finish` below, and every bit pattern is a value of `T`.
+            let sent = unsafe { self.send_to(to.as_mut_ptr().cast()) };
             let done = self.finish();
             sent.and(done)
         })

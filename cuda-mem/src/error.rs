@@ -319,7 +319,8 @@ impl Error {
     /// been carried out all the same.
     ///
     /// Of errors made by [`new`](Self::new) the kind decides: those that refuse (`InvalidValue`,
-    /// `InvalidContext`, `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`) had no effect.
+    /// `InvalidContext`, `NotInitialized`, `NotSupported`, `NotPermitted`, `Capturing`, `AlreadyRegistered` and
+    /// the like) had no effect.
     #[must_use]
     pub fn had_no_effect(&self) -> bool {
         let is_refusal = matches!(
@@ -332,6 +333,8 @@ impl Error {
                 | ErrorKind::Capturing
                 | ErrorKind::InvalidImage
                 | ErrorKind::NotFound
+                | ErrorKind::AlreadyRegistered
+                | ErrorKind::NotRegistered
         );
         is_refusal || self.code().is_none() && !matches!(*self.0, Cause::Told { .. })
     }

@@ -56,6 +56,7 @@ mod error;
 mod event;
 mod fallback;
 mod graph;
+mod host;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
@@ -97,6 +98,7 @@ pub use graph::{
     Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
     Instantiate, Left, LeftBuffer, Node, NodeMemory,
 };
+pub use host::{HostLoan, HostMemory, PinnedBuffer, RegisterFlags, Registered};
 #[cfg(target_os = "linux")]
 pub use ipc::{
     Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
@@ -120,8 +122,8 @@ pub use pool::{
 };
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
 pub use resource::{
-    DeviceSet, DirectResource, ManagedResource, MemoryProperties, MemoryResource, PinnedResource,
-    RESOURCE_ALIGNMENT, Resource,
+    DeviceSet, DirectResource, HostFlags, ManagedResource, MemoryProperties, MemoryResource,
+    PinnedResource, RESOURCE_ALIGNMENT, Resource,
 };
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};

@@ -183,7 +183,7 @@ impl<T: Pod> Loan<'_, T> {
         self.span().copy_to(to)
     }
 
-    fn span(&self) -> Span<'_, T> {
+    pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // used or freed there: `on` has noted the debt. The span borrows the loan.
         unsafe { self.buffer.span_in(self.stream) }

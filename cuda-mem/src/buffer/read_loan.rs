@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::{Debt, DeviceBuffer};
+use crate::copy::Span;
 use crate::error::Result;
 use crate::join::order;
 use crate::report;
@@ -107,10 +108,14 @@ impl<T: Pod> ReadLoan<'_, T> {
     /// As there.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
+        self.span().copy_to(to)
+    }
+
+    /// For reading only.
+    pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
         // written or freed there: `read_on` has noted the debt. Nothing is written through the span.
-        let span = unsafe { self.buffer.span_in(self.stream) };
-        span.copy_to(to)
+        unsafe { self.buffer.span_in(self.stream) }
     }
 }
 

@@ -51,6 +51,10 @@ pub enum ErrorKind {
     InvalidImage,
     /// There is nothing of this name.
     NotFound,
+    /// The memory, or a part of it, is registered with the driver already. Nothing was changed.
+    AlreadyRegistered,
+    /// The memory is not registered with the driver. Nothing was changed.
+    NotRegistered,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
 }
@@ -67,6 +71,11 @@ pub(super) fn advice(kind: ErrorKind) -> &'static str {
             "; a stream is being captured into a graph: do this before or after, or capture in relaxed \
              mode"
         }
+        ErrorKind::AlreadyRegistered => {
+            "; a part of the memory is registered already, here or by another library: use it as it is, or \
+             end that first"
+        }
+        ErrorKind::NotRegistered => "; somebody else has ended the registration, or the context",
         ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
         _ => "",
     }
@@ -95,6 +104,8 @@ pub(super) fn kind_of(code: CUresult) -> ErrorKind {
         | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
         | CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED => ErrorKind::InvalidImage,
         CUresult::CUDA_ERROR_NOT_FOUND => ErrorKind::NotFound,
+        CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => ErrorKind::AlreadyRegistered,
+        CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => ErrorKind::NotRegistered,
         CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE

@@ -7,13 +7,14 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::buffer::{DeviceBuffer, Loan, ReadLoan};
 use crate::error::{Error, Result};
+use crate::host::{HostLoan, HostMemory};
 use crate::stream::Stream;
 
 /// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
 /// buffers that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to
 /// that of the launch for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. So launches on
 /// several streams that read one buffer run one after the other, unless it is lent to all of them first: a loan is
-/// an argument too.
+/// an argument too. Memory of the host is one while it is [on loan](crate::HostLoan) to the stream of the launch.
 ///
 /// Implemented here only.
 pub trait Argument<'a>: sealed::Hold<'a> {}
@@ -159,8 +160,8 @@ fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<C
         return Ok(Value(address));
     }
     Err(Error::invalid(format!(
-        "the buffer is on loan to {to:?}, and the launch is on {stream:?}; lend it to that one, or pass the buffer \
-         itself"
+        "the memory is on loan to {to:?}, and the launch is on {stream:?}; lend it to that one, or pass the buffer \
+         itself if it is a device's"
     )))
 }
 
@@ -183,6 +184,27 @@ impl<'a, T: Pod> Hold<'a> for &'a ReadLoan<'_, T> {
 }
 
 impl<'a, T: Pod> Argument<'a> for &'a ReadLoan<'_, T> {}
+
+impl<'a, H: HostMemory> Hold<'a> for &'a mut HostLoan<H> {
+    type Held = Value<CUdeviceptr>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        self.require_writable()?;
+        on_loan(self.as_raw(), self.stream(), stream)
+    }
+}
+
+impl<'a, H: HostMemory> Argument<'a> for &'a mut HostLoan<H> {}
+
+impl<'a, H: HostMemory> Hold<'a> for &'a HostLoan<H> {
+    type Held = Value<CUdeviceptr>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        on_loan(self.as_raw(), self.stream(), stream)
+    }
+}
+
+impl<'a, H: HostMemory> Argument<'a> for &'a HostLoan<H> {}
 
 macro_rules! tuples {
     ($($name:ident)*) => {

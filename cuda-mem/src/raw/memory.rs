@@ -1,11 +1,6 @@
-//! Memory outside the pools: of a device, pinned on the host, and managed. What allocates needs a
-//! current context; what frees needs none, and waits for the device.
+//! Memory outside the pools: of a device, and managed. What allocates needs a current context; what frees needs none, and waits for the device.
 
-use std::ffi::c_void;
-
-use cuda_driver_sys::{
-    CU_MEMHOSTALLOC_PORTABLE, CUdevice, CUdeviceptr, CUmemAttach_flags, CUmemLocation, CUstream,
-};
+use cuda_driver_sys::{CUdevice, CUdeviceptr, CUmemAttach_flags, CUmemLocation, CUstream};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -17,22 +12,6 @@ pub(crate) unsafe fn on_device(table: &Table, bytes: usize) -> Result<CUdevicept
     // SAFETY: `address` is valid for a write.
     unsafe { call!(table, cuMemAlloc_v2(&raw mut address, bytes)) }?;
     Ok(address)
-}
-
-/// Pinned for every context of the process.
-///
-/// # Safety
-/// As [`on_device`].
-pub(crate) unsafe fn on_host(table: &Table, bytes: usize) -> Result<CUdeviceptr> {
-    let mut address: *mut c_void = std::ptr::null_mut();
-    // SAFETY: `address` is valid for a write.
-    unsafe {
-        call!(
-            table,
-            cuMemHostAlloc(&raw mut address, bytes, CU_MEMHOSTALLOC_PORTABLE)
-        )
-    }?;
-    Ok(address.expose_provenance() as CUdeviceptr)
 }
 
 /// For every stream of every device.
@@ -54,16 +33,6 @@ pub(crate) unsafe fn managed(table: &Table, bytes: usize) -> Result<CUdeviceptr>
 pub(crate) unsafe fn free(table: &Table, address: CUdeviceptr) -> Result<()> {
     // SAFETY: the caller gives up the address.
     unsafe { call!(table, cuMemFree_v2(address)) }
-}
-
-/// Memory of [`on_host`].
-///
-/// # Safety
-/// As [`free`].
-pub(crate) unsafe fn free_host(table: &Table, address: CUdeviceptr) -> Result<()> {
-    let address = std::ptr::with_exposed_provenance_mut(address as usize);
-    // SAFETY: the caller gives up the address.
-    unsafe { call!(table, cuMemFreeHost(address)) }
 }
 
 /// Moves managed memory to a device, in the order of a stream; CUDA 12.2 or newer.

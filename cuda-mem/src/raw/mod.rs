@@ -9,6 +9,7 @@ pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod graph;
+pub(crate) mod host;
 pub(crate) mod init;
 #[cfg(target_os = "linux")]
 pub(crate) mod ipc;

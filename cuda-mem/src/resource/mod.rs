@@ -10,7 +10,7 @@ pub use direct::DirectResource;
 pub(crate) use handle::Handle;
 pub use handle::Resource;
 pub use managed::ManagedResource;
-pub use pinned::PinnedResource;
+pub use pinned::{HostFlags, PinnedResource};
 pub use properties::{DeviceSet, MemoryProperties};
 
 use std::alloc::Layout;
