@@ -8,6 +8,7 @@
 pub mod arena;
 pub mod contract;
 pub mod hold;
+pub mod host;
 pub mod lab;
 pub mod modules;
 pub mod peers;

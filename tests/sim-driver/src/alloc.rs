@@ -1,7 +1,7 @@
-//! Memory outside the pools: `cuMemAlloc` on a device, pinned memory of the host, and managed memory,
-//! whose own functions are in `managed.rs`.
+//! Memory outside the pools: `cuMemAlloc` on a device, pinned memory of the host, whose own functions are
+//! in `host.rs`, and managed memory, whose are in `managed.rs`.
 
-use std::ffi::{c_uint, c_void};
+use std::ffi::c_uint;
 
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
@@ -15,9 +15,6 @@ use crate::state::{State, state};
 
 /// Measured: `cuMemAlloc` takes memory from the device in steps of this.
 const DEVICE_STEP: u64 = slab::SLAB;
-
-/// Flags that `cuMemHostAlloc` knows.
-const HOST_FLAGS: c_uint = 7;
 
 /// As much, or more, is more than any address space has.
 pub(crate) const TOO_LARGE: u64 = 1 << 46;
@@ -50,6 +47,8 @@ pub(crate) struct Allocation {
     pub(crate) context: ContextId,
     pub(crate) device: usize,
     pub(crate) kind: Kind,
+    /// What `cuMemHostAlloc` was told; 0 of other memory.
+    pub(crate) flags: c_uint,
     /// Whether the program wants copies of it to wait.
     pub(crate) is_sync: bool,
     /// When in stream order it was freed; the memory stays until the host synchronises.
@@ -112,6 +111,7 @@ impl State {
             context,
             device,
             kind,
+            flags: 0,
             // Measured.
             is_sync: kind == Kind::Managed,
             freed: None,
@@ -194,8 +194,8 @@ impl State {
 
 /// Frees memory outside the pools once the device has nothing to do: measured, `cuMemFree` waits
 /// even for streams that never touched the memory.
-fn free_waiting(address: u64, is_host: bool) -> Answer {
-    let (marks, pasts) = {
+pub(crate) fn free_waiting(address: u64, is_host: bool) -> Answer {
+    let device = {
         let state = state()?;
         state.check_current_if_any()?;
         let allocation = state.allocations.get(&address);
@@ -203,10 +203,20 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
             .filter(|found| found.is_host() == is_host && found.freed.is_none())
             .ok_or(INVALID_VALUE)?;
         // Managed memory may be in use by every device.
-        let is_anybodys = allocation.kind == Kind::Managed;
+        (allocation.kind != Kind::Managed).then_some(allocation.device)
+    };
+    wait_for_streams_of(device)?;
+    state()?.free_allocation(address);
+    Ok(())
+}
+
+/// Waits until a device, or every one, has nothing to do, and lets the host have noted it.
+pub(crate) fn wait_for_streams_of(device: Option<usize>) -> Answer {
+    let (marks, pasts) = {
+        let state = state()?;
         let streams = state.streams.iter();
         let streams: Vec<_> = streams
-            .filter(|(_, stream)| is_anybodys || stream.device == allocation.device)
+            .filter(|(_, stream)| device.is_none_or(|device| stream.device == device))
             .collect();
         let marks: Vec<Mark> = streams
             .iter()
@@ -219,27 +229,8 @@ fn free_waiting(address: u64, is_host: bool) -> Answer {
         (marks, pasts)
     };
     marks.iter().for_each(Mark::wait);
-    let mut state = state()?;
-    state.note_observed(&pasts);
-    state.free_allocation(address);
+    state()?.note_observed(&pasts);
     Ok(())
-}
-
-fn allocate_host(out: Out<*mut c_void>, size: usize, flags: c_uint) -> Answer {
-    // Measured: a failure nulls the result.
-    out.write(std::ptr::null_mut())?;
-    if flags & !HOST_FLAGS != 0 {
-        return Err(INVALID_VALUE);
-    }
-    let mut state = state()?;
-    state.refuse_while_recording()?;
-    // Measured: nothing asked for is nothing given, and no error, unlike on the device.
-    let address = if size == 0 {
-        state.current().map(|_| 0)?
-    } else {
-        state.allocate(size, Kind::Pinned)?
-    };
-    out.write(std::ptr::with_exposed_provenance_mut(address as usize))
 }
 
 exports! {
@@ -295,34 +286,5 @@ exports! {
         base.write_if_wanted(start);
         size.write_if_wanted(len as usize);
         found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)
-    }
-
-    plain fn cuMemHostAlloc(_, out: Out<*mut c_void>, size: usize, flags: c_uint) {
-        allocate_host(out, size, flags)
-    }
-
-    plain fn cuMemHostGetDevicePointer_v2(
-        _, out: Out<CUdeviceptr>, address: *mut c_void, flags: c_uint
-    ) {
-        out.required()?;
-        let address = address.expose_provenance() as u64;
-        let state = state()?;
-        let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host());
-        if flags != 0 || !is_host {
-            return Err(INVALID_VALUE);
-        }
-        out.write(address)
-    }
-
-    plain fn cuMemAllocHost_v2(_, out: Out<*mut c_void>, size: usize) {
-        allocate_host(out, size, 0)
-    }
-
-    release fn cuMemFreeHost(_, address: *mut c_void) {
-        if address.is_null() {
-            return Ok(());
-        }
-        state()?.refuse_while_recording()?;
-        free_waiting(address.expose_provenance() as u64, true)
     }
 }

@@ -112,6 +112,7 @@ impl State {
             event.is_orphan |= event.context == id;
         }
         self.free_allocations_of(id);
+        self.end_registrations_of(id);
     }
 }
 

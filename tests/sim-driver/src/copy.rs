@@ -123,6 +123,9 @@ impl State {
             }
             return Ok(place);
         }
+        if let Some(answer) = self.touch_registered(access) {
+            return answer.map(|()| Place::Pinned);
+        }
         let (device, is_copy) = match by {
             By::Stream(id) => (self.stream(id)?.device, false),
             By::Device(device) | By::Named(device) => (device, true),

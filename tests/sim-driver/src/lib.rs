@@ -37,6 +37,7 @@ mod event;
 mod export;
 mod fault;
 mod graph;
+mod host;
 mod init;
 mod ipc;
 mod knobs;

@@ -23,6 +23,8 @@ pub struct Live {
     pub bytes: u64,
     /// Blocks of pinned host memory.
     pub host_allocations: u64,
+    /// Ranges of the program's memory that are registered.
+    pub registrations: u64,
     /// Graphs that the program has.
     pub graphs: u64,
     /// Instances of graphs.
@@ -92,6 +94,7 @@ impl State {
             allocations: count(device.len() + pool_blocks.sum::<usize>() + pointers().count()),
             bytes: device_bytes.sum::<u64>() + pool_bytes.sum::<u64>() + imported_bytes,
             host_allocations: count(host.len()),
+            registrations: count(self.registrations.len()),
             graphs,
             graph_execs,
             graph_allocations,

@@ -85,6 +85,20 @@ impl State {
                 ..NOTHING
             });
         }
+        if let Some((start, found)) = self.registration(address) {
+            // A guess: as pinned memory.
+            return Some(Facts {
+                address,
+                start,
+                size: found.size,
+                context: found.context,
+                memory_type: HOST,
+                device: c_int::try_from(found.device).unwrap_or(NO_DEVICE),
+                access: 3,
+                reach: self.current().map(|_| ()),
+                ..NOTHING
+            });
+        }
         if let Some(facts) = self.mapped_facts(address) {
             return Some(facts);
         }

@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::event::{Event, EventId};
 use crate::export::Answer;
 use crate::graph::Graphs;
+use crate::host::Registration;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
 use crate::module::Modules;
@@ -48,6 +49,8 @@ pub(crate) struct State {
     pub(crate) ranges: BTreeMap<u64, PoolId>,
     /// What is not pool memory, by address.
     pub(crate) allocations: BTreeMap<u64, Allocation>,
+    /// Memory of the program that is registered, by address.
+    pub(crate) registrations: BTreeMap<u64, Registration>,
     pub(crate) slabs: Slabs,
     /// Where managed memory lies.
     pub(crate) resident: Resident,
@@ -76,6 +79,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         current_at: BTreeMap::new(),
         ranges: BTreeMap::new(),
         allocations: BTreeMap::new(),
+        registrations: BTreeMap::new(),
         slabs: Slabs::default(),
         resident: Resident::default(),
         sharing: Sharing::default(),

@@ -49,7 +49,7 @@ pub fn of_two() -> Vec<Test> {
 }
 
 /// The kernels, loaded into a context.
-fn load(context: &Context) -> Result<Module> {
+pub(crate) fn load(context: &Context) -> Result<Module> {
     Ok(context.load(&Image::ptx(PTX)?)?)
 }
 

@@ -1,0 +1,169 @@
+//! Pinned memory of the host, and memory of the program that is registered.
+
+use std::ffi::{c_uint, c_void};
+
+use cuda_driver_sys::{
+    CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_READ_ONLY, CUdeviceptr, CUresult,
+};
+
+use crate::alloc::{Kind, free_waiting, wait_for_streams_of};
+use crate::context::ContextId;
+use crate::export::{Answer, INVALID_VALUE, Out, exports};
+use crate::sanitizer::Access;
+use crate::state::{State, state};
+
+/// Flags that `cuMemHostAlloc` knows.
+const HOST_FLAGS: c_uint = 7;
+
+/// Flags that `cuMemHostRegister` knows.
+const REGISTER_FLAGS: c_uint = 15;
+
+const NOT_REGISTERED: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+
+/// Memory of the program that devices reach.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    pub(crate) size: u64,
+    pub(crate) context: ContextId,
+    pub(crate) device: usize,
+    flags: c_uint,
+}
+
+impl State {
+    /// The registered range that holds `address`, and where it starts.
+    pub(crate) fn registration(&self, address: u64) -> Option<(u64, &Registration)> {
+        let (&start, found) = self.registrations.range(..=address).next_back()?;
+        (address - start < found.size).then_some((start, found))
+    }
+
+    fn register(&mut self, address: u64, size: u64, flags: c_uint) -> Answer {
+        let context = self.current()?;
+        let device = self.context(context)?.device;
+        let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
+        // A guess: null, no bytes, and memory of a bus that is none are INVALID_VALUE.
+        let is_io = flags & CU_MEMHOSTREGISTER_IOMEMORY != 0;
+        if address == 0 || size == 0 || flags & !REGISTER_FLAGS != 0 || is_io {
+            return Err(INVALID_VALUE);
+        }
+        self.refuse_while_recording()?;
+        // Documented of registered memory. A guess: bytes decide, not pages, and memory that the driver
+        // pinned itself counts too.
+        let overlaps = |at: u64, len: u64| at < end && address < at + len;
+        let last = self.registrations.range(..end).next_back();
+        let pinned = self.allocations.range(..end).next_back();
+        if last.is_some_and(|(at, found)| overlaps(*at, found.size))
+            || pinned.is_some_and(|(at, found)| overlaps(*at, found.size))
+        {
+            return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let registration = Registration {
+            size,
+            context,
+            device,
+            flags,
+        };
+        self.registrations.insert(address, registration);
+        Ok(())
+    }
+
+    /// A use of registered memory by a device; `None` if not all of it is that. A guess: a range that only
+    /// begins in registered memory is as one that is not registered at all, and writing what devices may
+    /// only read is INVALID_VALUE; a real device might stop the context.
+    pub(crate) fn touch_registered(&self, access: Access) -> Option<Answer> {
+        let (start, found) = self.registration(access.address)?;
+        if access.address + access.len > start + found.size {
+            return None;
+        }
+        let is_read_only = found.flags & CU_MEMHOSTREGISTER_READ_ONLY != 0;
+        Some(if is_read_only && access.writes() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(())
+        })
+    }
+
+    /// A guess: a context takes its registrations with it.
+    pub(crate) fn end_registrations_of(&mut self, context: ContextId) {
+        self.registrations
+            .retain(|_, found| found.context != context);
+    }
+}
+
+fn allocate(out: Out<*mut c_void>, size: usize, flags: c_uint) -> Answer {
+    // Measured: a failure nulls the result.
+    out.write(std::ptr::null_mut())?;
+    if flags & !HOST_FLAGS != 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut state = state()?;
+    state.refuse_while_recording()?;
+    // Measured: nothing asked for is nothing given, and no error, unlike on the device.
+    let address = if size == 0 {
+        state.current().map(|_| 0)?
+    } else {
+        state.allocate(size, Kind::Pinned)?
+    };
+    if let Some(allocation) = state.allocations.get_mut(&address) {
+        allocation.flags = flags;
+    }
+    out.write(std::ptr::with_exposed_provenance_mut(address as usize))
+}
+
+exports! {
+    plain fn cuMemHostAlloc(_, out: Out<*mut c_void>, size: usize, flags: c_uint) {
+        allocate(out, size, flags)
+    }
+
+    plain fn cuMemAllocHost_v2(_, out: Out<*mut c_void>, size: usize) {
+        allocate(out, size, 0)
+    }
+
+    release fn cuMemFreeHost(_, address: *mut c_void) {
+        if address.is_null() {
+            return Ok(());
+        }
+        state()?.refuse_while_recording()?;
+        free_waiting(address.expose_provenance() as u64, true)
+    }
+
+    plain fn cuMemHostGetDevicePointer_v2(
+        _, out: Out<CUdeviceptr>, address: *mut c_void, flags: c_uint
+    ) {
+        out.required()?;
+        let address = address.expose_provenance() as u64;
+        let state = state()?;
+        let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host());
+        // A guess: registered memory has an address on devices whatever its flags, and it is the host's.
+        if flags != 0 || !is_host && state.registration(address).is_none() {
+            return Err(INVALID_VALUE);
+        }
+        out.write(address)
+    }
+
+    plain fn cuMemHostGetFlags(_, out: Out<c_uint>, address: *mut c_void) {
+        out.required()?;
+        let state = state()?;
+        state.current()?;
+        let found = state.allocation(address.expose_provenance() as u64);
+        // Documented: registered memory is refused. A guess: the flags are those that were given.
+        let (_, found) = found.filter(|(_, found)| found.is_host()).ok_or(INVALID_VALUE)?;
+        out.write(found.flags)
+    }
+
+    plain fn cuMemHostRegister_v2(_, address: *mut c_void, size: usize, flags: c_uint) {
+        state()?.register(address.expose_provenance() as u64, size as u64, flags)
+    }
+
+    release fn cuMemHostUnregister(_, address: *mut c_void) {
+        let address = address.expose_provenance() as u64;
+        let device = {
+            let mut state = state()?;
+            state.refuse_while_recording()?;
+            // Documented: the address has to be that of the registration.
+            state.registrations.get(&address).ok_or(NOT_REGISTERED)?.device
+        };
+        // A guess: as the free of pinned memory.
+        wait_for_streams_of(Some(device))?;
+        state()?.registrations.remove(&address).map(|_| ()).ok_or(NOT_REGISTERED)
+    }
+}

@@ -1,0 +1,144 @@
+//! What is leaked, and what is left at the end.
+
+use std::mem::forget;
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{CaptureMode, RegisterFlags};
+
+use super::pattern;
+use super::registered::end;
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const LEN: usize = 1 << 20;
+
+pub(super) fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let mut buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 1))?;
+    let mut pinned = context.pinned::<u8>(LEN)?.lend(&stream)?;
+    let boxed = vec![0u8; LEN].into_boxed_slice();
+    let mut boxed = context
+        .register_boxed(boxed, RegisterFlags::default())?
+        .lend(&stream)?;
+    let addresses = [pinned.as_raw(), boxed.as_raw()];
+    let held = hold(&stream)?;
+    pinned.copy_from(&buffer)?;
+    boxed.copy_from(&buffer)?;
+    buffer.fill(0)?;
+    forget((pinned, boxed));
+    // Nobody gets the memory, though the copies are still to come.
+    let other = context.pinned::<u8>(LEN)?;
+    let address = other.device_address(&context)?;
+    ensure!(
+        addresses
+            .iter()
+            .all(|leaked| leaked.abs_diff(address) >= LEN as u64)
+    );
+    drop(held);
+    stream.synchronize()?;
+    ensure!(other.iter().all(|byte| *byte == 0));
+    for leaked in addresses {
+        let leaked = std::ptr::with_exposed_provenance::<u8>(leaked as usize);
+        // SAFETY: the memory was leaked, the stream is done with it, and nobody writes.
+        let bytes = unsafe { std::slice::from_raw_parts(leaked, LEN) };
+        ensure!(*bytes == pattern(LEN, 1)[..], "the copy went elsewhere");
+    }
+    if let Ok(control) = lab.control() {
+        let live = control.live();
+        ensure!((live.host_allocations, live.registrations) == (2, 1));
+        ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    }
+    Ok(())
+}
+
+pub(super) fn a_leaked_registration_is_still_known(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let mut memory = pattern(LEN, 2);
+    let address = memory.as_ptr();
+    forget(context.register(&mut memory, RegisterFlags::default())?);
+    // The slice is as good as any: copies of it wait.
+    let buffer = lab.pool()?.alloc_from(&stream, &memory)?;
+    memory.fill(0);
+    buffer.copy_to(&mut memory)?;
+    ensure!(memory == pattern(LEN, 2));
+    ensure!(end(lab, address)? == CUresult::CUDA_SUCCESS);
+    Ok(())
+}
+
+pub(super) fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 3))?;
+    let (mut kept, mut dropped) = (
+        context.pinned::<u8>(LEN)?.lend(&stream)?,
+        context.pinned::<u8>(LEN)?.lend(&stream)?,
+    );
+    kept.copy_from(&buffer)?;
+    dropped.copy_from(&buffer)?;
+    let (graph, kept) = stream.capture(CaptureMode::Global, |capture| {
+        drop(dropped);
+        let refused = kept.take_back().expect_err("the stream is captured");
+        assert_eq!(refused.error.kind(), cuda_mem::ErrorKind::Capturing);
+        let mut memory = capture.alloc::<u32>(100)?;
+        memory.fill(3)?;
+        memory.free()?;
+        Ok(refused.object.expect("the loan goes on"))
+    })?;
+    drop(graph.instantiate(cuda_mem::Instantiate::Plain)?);
+    stream.synchronize()?;
+    ensure!(*kept.take_back()? == pattern(LEN, 3)[..]);
+    ensure!(cuda_mem::drop_counts().failures == 0);
+    if let Ok(control) = lab.control() {
+        ensure!(control.live().host_allocations == 0, "{:?}", control.live());
+    }
+    Ok(())
+}
+
+pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
+    let (context, stream, other) = (lab.context()?, lab.stream()?, lab.stream()?);
+    let mut memory = pattern(LEN, 1);
+    let buffer = lab.pool()?.alloc_from(&other, &memory)?;
+    let before = context.pinned::<u8>(100)?;
+    let (graph, ()) = stream.capture(CaptureMode::Global, |capture| {
+        drop(before);
+        let mut loan = context.pinned::<u8>(LEN)?.lend(&other)?;
+        loan.copy_from(&buffer)?;
+        drop(loan.take_back()?);
+        drop(context.register(&mut memory, RegisterFlags::default())?);
+        let mut memory = capture.alloc::<u32>(100)?;
+        memory.fill(3)?;
+        memory.free()
+    })?;
+    graph
+        .instantiate(cuda_mem::Instantiate::Plain)?
+        .launch(&stream)?;
+    stream.synchronize()?;
+    ensure!(cuda_mem::drop_counts().failures == 0);
+    Ok(())
+}
+
+pub(super) fn nothing_is_left(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    let before = control.live();
+    {
+        let (context, stream) = (lab.context()?, lab.stream()?);
+        let pool = lab.pool()?;
+        let mut memory = pattern(LEN, 1);
+        let registered = context.register(&mut memory, RegisterFlags::default())?;
+        let boxed = context.register_boxed(vec![1u8; LEN].into(), RegisterFlags::default())?;
+        let mut buffer = pool.alloc::<u8>(&stream, LEN)?;
+        let live = control.live();
+        ensure!((live.host_allocations, live.registrations) == (0, 2));
+        let mut pinned = context.pinned::<u8>(LEN)?.lend(&stream)?;
+        let boxed = boxed.lend(&stream)?;
+        boxed.copy_to(&mut buffer)?;
+        pinned.copy_from(&buffer)?;
+        ensure!(control.live().host_allocations == 1);
+        // The stream and the context may go first.
+        drop((buffer, pool, stream, context));
+        drop((pinned, boxed, registered));
+    }
+    ensure!(control.live() == before, "{:?}", control.live());
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    Ok(())
+}

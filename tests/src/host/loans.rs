@@ -1,0 +1,206 @@
+//! Host memory on loan to a stream: copies and kernels.
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{ErrorKind, HostFlags, HostLoan, HostMemory, Launch, RegisterFlags, Stream};
+
+use super::{SIZES, pattern};
+use crate::hold::hold;
+use crate::lab::Lab;
+use crate::modules::load;
+
+const COUNT: usize = 10_000;
+
+/// Every kind of memory that can be lent, filled by `with`.
+macro_rules! each_kind {
+    ($context:expr, $content:expr, |$memory:ident| $body:block) => {{
+        let (context, content) = (&$context, &$content[..]);
+        {
+            let $memory = context.pinned_from(content)?;
+            $body
+        }
+        {
+            let flags = HostFlags::PORTABLE | HostFlags::WRITE_COMBINED;
+            let mut $memory = context.pinned_with(content.len(), flags)?;
+            $memory.copy_from_slice(content);
+            $body
+        }
+        {
+            let content = content.to_vec().into_boxed_slice();
+            let $memory = context.register_boxed(content, RegisterFlags::default())?;
+            $body
+        }
+    }};
+}
+
+pub(super) fn copies_of_all_sizes_arrive_in_both_directions(lab: &Lab) -> Result<()> {
+    let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
+    for len in SIZES {
+        let bytes = pattern(len, 3);
+        each_kind!(context, bytes, |memory| {
+            let mut buffer = pool.alloc::<u8>(&stream, len)?;
+            let mut loan = memory.lend(&stream)?;
+            loan.copy_to(&mut buffer)?;
+            ensure!(buffer.to_vec()? == bytes, "{len} bytes to {loan:?}");
+            let other = pattern(len, 5);
+            buffer.copy_from(&other)?;
+            loan.copy_from(&buffer)?;
+            ensure!(*loan.take_back()? == other[..], "{len} bytes");
+        });
+    }
+    Ok(())
+}
+
+/// Adds, fills and copies in place, seen from the host after each.
+fn compute<H>(lab: &Lab, stream: &Stream, memory: H) -> Result<()>
+where
+    H: HostMemory + std::ops::Deref<Target = [f32]> + Lend,
+{
+    let module = load(&lab.context()?)?;
+    let (add, copy, fill) = (
+        module.function("add")?,
+        module.function("copy")?,
+        module.function("fill")?,
+    );
+    let launch = Launch::over(COUNT, 256);
+    let numbers = memory.to_vec();
+    let pool = lab.pool()?;
+    let ours = pool.alloc_from(stream, &numbers)?;
+    let mut sum = pool.alloc_zeroed::<f32>(stream, COUNT)?;
+    let mut loan = memory.lend_to(stream)?;
+    // SAFETY: as the kernels say.
+    unsafe { add.launch(stream, launch, (&mut sum, &loan, &ours, COUNT as u64)) }?;
+    // SAFETY: as the kernels say.
+    unsafe { copy.launch(stream, launch, (&mut loan, &sum, COUNT as u64)) }?;
+    let memory = loan.take_back()?;
+    let twice: Vec<f32> = numbers.iter().map(|number| 2.0 * number).collect();
+    ensure!(*memory == twice[..], "the sum was not written to the host");
+    let mut loan = memory.lend_to(stream)?;
+    let half = (COUNT / 2) as u64;
+    // SAFETY: as the kernel says.
+    unsafe { fill.launch(stream, launch, (&mut loan, 4.0f32.to_bits(), half)) }?;
+    ensure!(loan.as_raw() != 0 && loan.len() == COUNT && loan.stream() == stream);
+    let memory = loan.take_back()?;
+    let (filled, rest) = memory.split_at(COUNT / 2);
+    ensure!(filled.iter().all(|number| *number == 4.0), "not filled");
+    ensure!(*rest == twice[COUNT / 2..], "filled too much");
+    Ok(())
+}
+
+/// Both kinds are lent in the same way.
+trait Lend: HostMemory {
+    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>>
+    where
+        Self: Sized;
+}
+
+impl Lend for cuda_mem::PinnedBuffer<f32> {
+    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
+        Ok(self.lend(stream)?)
+    }
+}
+
+impl Lend for cuda_mem::Registered<'static, f32> {
+    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
+        Ok(self.lend(stream)?)
+    }
+}
+
+pub(super) fn kernels_use_the_memory_by_its_device_address(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
+    each_kind!(context, numbers, |memory| {
+        compute(lab, &stream, memory)?;
+    });
+    Ok(())
+}
+
+pub(super) fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
+    let bytes = pattern(1 << 20, 1);
+    each_kind!(context, bytes, |memory| {
+        let mut buffer = pool.alloc_zeroed::<u8>(&stream, bytes.len())?;
+        stream.synchronize()?;
+        let mut loan = memory.lend(&stream)?;
+        let held = hold(&stream)?;
+        loan.copy_to(&mut buffer)?;
+        buffer.fill(9)?;
+        loan.copy_from(&buffer)?;
+        ensure!(!loan.is_done()?, "the copies waited, or did not queue");
+        drop(held);
+        let memory = loan.take_back()?;
+        ensure!(memory.iter().all(|byte| *byte == 9));
+    });
+    Ok(())
+}
+
+pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (context, pool) = (lab.context()?, lab.pool()?);
+    let (own, other) = (context.stream()?, context.stream()?);
+    let mut buffer = pool.alloc_zeroed::<u32>(&own, COUNT)?;
+    own.synchronize()?;
+    let mut loan = context.pinned::<u32>(COUNT)?.lend(&other)?;
+    let held = hold(&own)?;
+    buffer.fill(7)?;
+    loan.copy_from(&buffer)?;
+    ensure!(!other.is_done()?, "the copy did not wait for the fill");
+    // Behind the copy, without a word of ours.
+    buffer.fill(8)?;
+    drop(held);
+    let memory = loan.take_back()?;
+    ensure!(*memory == [7; COUNT], "the copy came too early or too late");
+    ensure!(buffer.to_vec()? == [8; COUNT]);
+    let loan = memory.lend(&other)?;
+    loan.copy_to(&mut buffer)?;
+    ensure!(buffer.to_vec()? == [7; COUNT]);
+    Ok(())
+}
+
+pub(super) fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let spin = load(&context)?.function("spin")?;
+    let buffer = lab.pool()?.alloc_from(&stream, &[1u8; 1000])?;
+    let mut loan = context.pinned::<u8>(1000)?.lend(&stream)?;
+    // SAFETY: it touches no memory.
+    unsafe { spin.launch(&stream, Launch::over(1, 1), (20_000_000u64,)) }?;
+    loan.copy_from(&buffer)?;
+    drop(loan);
+    ensure!(stream.is_done()?, "the memory ended under a copy");
+    Ok(())
+}
+
+pub(super) fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
+    let (context, pool) = (lab.context()?, lab.pool()?);
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let mut loan = context.pinned::<u32>(10)?.lend(&stream)?;
+    let mut buffer = pool.alloc_zeroed::<u32>(&stream, 11)?;
+    for refused in [loan.copy_from(&buffer), loan.copy_to(&mut buffer)] {
+        let error = refused.expect_err("10 are not 11");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains("10"), "{error}");
+    }
+    let fill = load(&context)?.function("fill")?;
+    // SAFETY: refused before the driver hears of it.
+    let refused = unsafe { fill.launch(&other, Launch::over(10, 32), (&mut loan, 1u32, 10u64)) };
+    let error = refused.expect_err("it is lent to another stream");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    ensure!(*loan.take_back()? == [0; 10]);
+    Ok(())
+}
+
+pub(super) fn memory_goes_from_one_stream_to_another(lab: &Lab) -> Result<()> {
+    let (context, pool) = (lab.context()?, lab.pool()?);
+    let mut memory = context.pinned_from(&[5u16; 3000])?;
+    for round in 0..3 {
+        let stream = context.stream()?;
+        let mut buffer = pool.alloc::<u16>(&stream, 3000)?;
+        let loan = memory.lend(&stream)?;
+        loan.copy_to(&mut buffer)?;
+        let also = buffer.to_vec()?;
+        memory = loan.take_back().context("it comes back")?;
+        ensure!(*memory == also[..] && also == [5 + round; 3000]);
+        memory.iter_mut().for_each(|number| *number += 1);
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Pinned memory as a slice.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{ErrorKind, HostFlags, PinnedResource, Resource};
+
+use super::{SIZES, pattern};
+use crate::lab::Lab;
+
+pub(super) fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    for len in SIZES {
+        // What was there before shows if it is not zeroed.
+        for seed in [1, 2] {
+            let mut memory = context.pinned::<u8>(len)?;
+            ensure!(memory.len() == len && memory.size_bytes() == len);
+            ensure!(memory.iter().all(|byte| *byte == 0), "{len} bytes");
+            let bytes = pattern(len, seed);
+            memory.copy_from_slice(&bytes);
+            ensure!(*memory == bytes[..], "{len} bytes");
+            memory.free()?;
+        }
+    }
+    let words = context.pinned_from(&[1.5f64, -2.0])?;
+    ensure!(*words == [1.5, -2.0] && words.size_bytes() == 16);
+    Ok(())
+}
+
+pub(super) fn flags_are_kept(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    for flags in [
+        HostFlags::empty(),
+        HostFlags::PORTABLE,
+        HostFlags::MAPPED,
+        HostFlags::WRITE_COMBINED,
+        HostFlags::all(),
+    ] {
+        let memory = context.pinned_with::<u32>(1000, flags)?;
+        ensure!(memory.flags()?.contains(flags), "{flags:?}: {memory:?}");
+        let address = memory.device_address(&context)?;
+        ensure!(address != 0, "{flags:?}");
+        if !flags.contains(HostFlags::WRITE_COMBINED) {
+            ensure!(address == memory.as_ptr().addr() as u64, "{flags:?}");
+        }
+    }
+    let plain = context.pinned::<u8>(1)?;
+    ensure!(!plain.flags()?.contains(HostFlags::WRITE_COMBINED));
+    let error = context
+        .pinned_with::<u8>(10, HostFlags::from_bits_retain(1 << 20))
+        .expect_err("no driver knows the flag");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    Ok(())
+}
+
+pub(super) fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let error = context.pinned::<u8>(1 << 50).expect_err("a pebibyte");
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    let asked = error.out_of_memory().map(|memory| memory.asked);
+    ensure!(asked == Some(1 << 50), "{error}");
+    let error = context.pinned::<u64>(usize::MAX / 2).expect_err("overflow");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    Ok(())
+}
+
+pub(super) fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let control = lab.control()?;
+    control.reset();
+    let memory = context.pinned::<u32>(0)?;
+    ensure!(memory.is_empty() && memory.flags()? == HostFlags::PORTABLE);
+    ensure!(memory.device_address(&context)? == 0);
+    let loan = memory.lend(&stream)?;
+    ensure!(loan.is_empty() && loan.as_raw() == 0);
+    loan.take_back()?.free()?;
+    let mut none: [u32; 0] = [];
+    let registered = context.register(&mut none, cuda_mem::RegisterFlags::default())?;
+    ensure!(registered.device_address(&context)? == 0);
+    let back = registered.unregister().map_err(cuda_mem::Error::from)?;
+    ensure!(back.is_none());
+    ensure!(control.calls_total() == 0, "{}", control.calls_total());
+    Ok(())
+}
+
+pub(super) fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let plain = PinnedResource::new(lab.driver);
+    ensure!(plain.flags() == HostFlags::PORTABLE);
+    for flags in [HostFlags::empty(), HostFlags::all()] {
+        let resource = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+        let buffer = resource.alloc_from(&stream, &[1u8, 2, 3])?;
+        ensure!(buffer.to_vec()? == [1, 2, 3], "{flags:?}");
+        buffer.free()?;
+    }
+    Ok(())
+}
+
+pub(super) fn pinned_memory_may_go_to_other_threads(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let mut memory = context.pinned::<u32>(1000)?;
+    memory.fill(3);
+    let mut buffer = lab.pool()?.alloc::<u32>(&stream, 1000)?;
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| -> Result<()> {
+            let loan = memory.lend(&stream)?;
+            loan.copy_to(&mut buffer)?;
+            loan.take_back()?.free()?;
+            Ok(())
+        });
+        there.join().expect("no panic")
+    })?;
+    ensure!(buffer.to_vec()? == [3; 1000]);
+    Ok(())
+}
