@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use bitflags::bitflags;
 use bytemuck::Pod;
-use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr};
+use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CudaVersion};
 
 use super::device_address;
 use super::loan::{HostLoan, HostMemory, sealed};
@@ -221,7 +221,11 @@ impl Context {
     fn require_read_only(&self, flags: RegisterFlags) -> Result<()> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
         if !flags.contains(RegisterFlags::READ_ONLY)
-            || self.device().attribute(attribute)?.unwrap_or(0) != 0
+            || self
+                .device()
+                .query_since(attribute, CudaVersion::new(11, 1))?
+                .unwrap_or(0)
+                != 0
         {
             return Ok(());
         }
@@ -322,6 +326,15 @@ impl<T: Pod> Registered<'_, T> {
         ended
     }
 
+    /// Ends the registration without what is around it in [`release`](Self::release), after that failed:
+    /// the borrow ends now, so even a capture that is spoilt does less harm. Whether it worked.
+    fn release_bare(&mut self) -> bool {
+        let table = self.context.driver().table();
+        // SAFETY: as in `release`, which had no effect. Without its context the driver may refuse.
+        self.is_registered = unsafe { raw::host::unregister(table, self.raw()) }.is_err();
+        !self.is_registered
+    }
+
     /// The box, if there is one: afterwards there is none.
     fn take_box(&mut self) -> Option<Box<[T]>> {
         if !mem::take(&mut self.is_boxed) {
@@ -385,9 +398,11 @@ impl<T: Pod> DerefMut for Registered<'_, T> {
 impl<T: Pod> Drop for Registered<'_, T> {
     fn drop(&mut self) {
         report::release("registered memory", || {
-            self.release()?;
-            drop(self.take_box());
-            Ok(())
+            let ended = self.release();
+            if ended.is_ok() || self.is_registered && self.release_bare() {
+                drop(self.take_box());
+            }
+            ended
         });
         // A box is still there if that failed: devices may reach it, so it leaks.
     }
