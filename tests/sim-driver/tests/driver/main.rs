@@ -10,6 +10,7 @@ mod devices;
 mod graphs;
 mod handles;
 mod harness;
+mod host;
 mod launches;
 mod libraries;
 mod machines;
