@@ -62,6 +62,7 @@ mod ipc;
 mod join;
 mod later;
 mod location;
+mod managed;
 mod module;
 mod nvml;
 mod origin;
@@ -74,6 +75,7 @@ mod report;
 mod resource;
 mod stats;
 mod stream;
+mod traffic;
 mod visible;
 mod vmm;
 
@@ -105,6 +107,7 @@ pub use ipc::{
     SharedBuffer,
 };
 pub use location::{AllocationType, Location};
+pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
 pub use module::{
     Argument, Arguments, Function, Image, Launch, Library, LoadingMode, Module, Occupancy, Value,
 };
@@ -127,6 +130,7 @@ pub use resource::{
 };
 pub use stats::{PoolStats, Usage};
 pub use stream::{Stream, StreamRef};
+pub use traffic::Traffic;
 pub use visible::{
     DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
     VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,

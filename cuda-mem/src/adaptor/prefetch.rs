@@ -2,7 +2,7 @@
 
 use std::alloc::Layout;
 
-use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CudaVersion};
+use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr};
 
 use super::{free_upstream, from_upstream};
 use crate::error::Result;
@@ -101,16 +101,17 @@ unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
 /// Moves a range of managed memory to the stream's device.
 fn prefetch(address: CUdeviceptr, bytes: usize, stream: &Stream) -> Result<()> {
     let device = stream.device();
-    let driver = device.driver();
-    let (table, range) = (driver.table(), (address, bytes));
     let _current = stream.bind()?;
-    let fetched = if driver.version() >= CudaVersion::new(12, 2) {
-        let to = Location::Device(device).to_raw();
-        // SAFETY: the range is managed memory that was allocated just now; the stream is live.
-        unsafe { raw::memory::prefetch(table, range, to, stream.as_raw()) }
-    } else {
-        // SAFETY: as above.
-        unsafe { raw::memory::prefetch_old(table, range, device.as_raw(), stream.as_raw()) }
-    };
-    fetched.map_err(|error| error.asked(|| format!("{bytes} bytes to {device:?}")))
+    let to = Location::Device(device).to_raw();
+    // SAFETY: the range is managed memory that was allocated just now; the stream is live, and its context
+    // current.
+    unsafe {
+        raw::managed::prefetch(
+            device.driver().table(),
+            (address, bytes),
+            to,
+            stream.as_raw(),
+        )
+    }
+    .map_err(|error| error.asked(|| format!("{bytes} bytes to {device:?}")))
 }

@@ -8,6 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 use crate::buffer::{DeviceBuffer, Loan, ReadLoan};
 use crate::error::{Error, Result};
 use crate::host::{HostLoan, HostMemory};
+use crate::managed::ManagedBuffer;
 use crate::stream::Stream;
 
 /// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
@@ -153,6 +154,32 @@ impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
 }
 
 impl<'a, T: Pod> Argument<'a> for &'a DeviceBuffer<T> {}
+
+impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
+    type Held = Lent<Loan<'a, T>>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        let loan = self.on(stream)?;
+        let address = loan.as_raw();
+        Ok(Lent {
+            _loan: loan,
+            address,
+        })
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a mut ManagedBuffer<T> {}
+
+impl<'a, T: Pod> Hold<'a> for &'a ManagedBuffer<T> {
+    type Held = Lent<ReadLoan<'a, T>>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        let buffer: &DeviceBuffer<T> = self;
+        buffer.hold(stream)
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a ManagedBuffer<T> {}
 
 /// The address of what is on loan to the stream of the launch already.
 fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<CUdeviceptr>> {

@@ -1,6 +1,9 @@
 //! Memory outside the pools: of a device, and managed. What allocates needs a current context; what frees needs none, and waits for the device.
 
 use cuda_driver_sys::{CUdevice, CUdeviceptr, CUmemAttach_flags, CUmemLocation, CUstream};
+use std::ffi::c_void;
+
+use cuda_driver_sys::{CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, CUmemAttach_flags};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -61,4 +64,10 @@ pub(crate) unsafe fn prefetch_old(
 ) -> Result<()> {
     // SAFETY: the caller vouches for range and stream.
     unsafe { call!(table, cuMemPrefetchAsync(address, bytes, to, stream)) }
+/// Memory of [`on_host`].
+/// As [`free`].
+pub(crate) unsafe fn free_host(table: &Table, address: CUdeviceptr) -> Result<()> {
+    let address = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the caller gives up the address.
+    unsafe { call!(table, cuMemFreeHost(address)) }
 }

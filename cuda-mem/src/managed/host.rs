@@ -1,0 +1,113 @@
+//! The host's side of managed memory.
+
+use std::ptr::NonNull;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdevice_attribute;
+
+use super::ManagedBuffer;
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::recording;
+
+impl<T: Pod> ManagedBuffer<T> {
+    /// The elements, for the host to read. Synchronises the buffer's stream, after it waits for what other
+    /// streams still write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](ErrorKind::NotSupported) if any visible device has no concurrent managed access
+    /// (attribute 89): there the host must not touch managed memory while the device works on anything, and
+    /// nobody can promise that. [`copy_to`](crate::DeviceBuffer::copy_to) works on all devices. Else as the
+    /// driver answers.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host(&self) -> Result<&[T]> {
+        self.require_open()?;
+        self.buffer.wait_for_writers()?;
+        self.wait()?;
+        // SAFETY: so many elements of managed memory of the buffer's own, which the host reaches, any bytes
+        // of which are a `T`. All that writes to them is done: the stream waited for other streams, and the
+        // host for the stream. New writes need the buffer for themselves, and the slice borrows it.
+        Ok(unsafe { std::slice::from_raw_parts(self.first().as_ptr(), self.buffer.len()) })
+    }
+
+    /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other
+    /// streams that still use the buffer. While the slice is borrowed no device uses the buffer.
+    ///
+    /// # Errors
+    ///
+    /// As [`host`](Self::host).
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, ManagedBuffer};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
+    /// let mut numbers = ManagedBuffer::<u32>::uninit(&stream, 100)?;
+    /// numbers.fill(3)?;
+    /// for number in numbers.host_mut()? {
+    ///     *number += 1;
+    /// }
+    /// assert_eq!(numbers.to_vec()?, [4; 100]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        self.require_open()?;
+        self.buffer.settle()?;
+        self.wait()?;
+        // SAFETY: as in `host`; readers are waited for as well, and the slice has the buffer for itself.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.first().as_ptr(), self.buffer.len()) })
+    }
+
+    pub(super) fn driver(&self) -> Driver {
+        self.buffer.stream().device().driver()
+    }
+
+    /// Where the host finds the first element. Without memory, a place for no bytes.
+    fn first(&self) -> NonNull<T> {
+        let first = std::ptr::with_exposed_provenance_mut(self.buffer.as_raw() as usize);
+        NonNull::new(first).unwrap_or(NonNull::dangling())
+    }
+
+    /// Waits for the stream. A capture of another stream is not disturbed.
+    fn wait(&self) -> Result<()> {
+        if self.buffer.as_raw() == 0 {
+            return Ok(());
+        }
+        let (stream, table) = (self.buffer.stream(), self.driver().table());
+        recording::refuse(table, stream.as_raw())?;
+        match recording::kept_out(table, || stream.synchronize()) {
+            // Somebody else's capture.
+            Err(error) if error.kind() == ErrorKind::Capturing => {
+                recording::harmlessly(table, || stream.synchronize())
+            }
+            waited => waited,
+        }
+    }
+
+    /// `Ok` if the host may use managed memory while devices work. Asked once.
+    fn require_open(&self) -> Result<()> {
+        if self.buffer.as_raw() == 0 || self.is_open.get().is_some() {
+            return Ok(());
+        }
+        for device in self.driver().devices()? {
+            if !is_concurrent(&device)? {
+                return Err(Error::not_supported(format!(
+                    "{device:?} has no concurrent managed access (attribute 89): the host must not touch managed \
+                     memory while that device works on anything. Use `copy_to` and `copy_from`, or hide the device \
+                     with CUDA_VISIBLE_DEVICES"
+                )));
+            }
+        }
+        // Somebody else may have come first, with the same answer.
+        let _ = self.is_open.set(());
+        Ok(())
+    }
+}
+
+/// Whether host and device may touch managed memory at the same time.
+fn is_concurrent(device: &Device) -> Result<bool> {
+    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+    Ok(device.attribute(attribute)?.is_some_and(|value| value != 0))
+}
