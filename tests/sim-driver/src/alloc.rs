@@ -146,10 +146,12 @@ impl State {
         self.devices[device].taken -= allocation.taken();
         if let Some(mapping) = allocation.mapping {
             self.resident.end(start, allocation.size);
+            self.hearsay.end(start, allocation.size);
             self.bury(mapping);
         } else if let Some((base, mapping)) = self.slabs.put(start, allocation.size) {
             self.devices[device].taken -= allocation.kind.slab();
             self.resident.end(base, slab::SLAB);
+            self.hearsay.end(base, slab::SLAB);
             self.bury(mapping);
         }
     }

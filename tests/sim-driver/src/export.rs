@@ -9,9 +9,10 @@ use cuda_driver_sys::{
     CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode, CUhostFn,
     CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlinkState,
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemPool_attribute, CUmemoryPool, CUmodule, CUoccupancyB2DSize,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
+    CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -143,6 +144,8 @@ plain_arguments!(
     CUmemLocation,
     CUmemAllocationGranularity_flags,
     CUpointer_attribute,
+    CUmem_advise,
+    CUmem_range_attribute,
     CUmemPool_attribute,
     CUgraph,
     CUgraphNode,
@@ -331,6 +334,11 @@ impl Value {
         } else {
             Ok(self)
         }
+    }
+
+    /// For lists, whose elements are written one by one.
+    pub(crate) fn address(self) -> *mut c_void {
+        self.0
     }
 
     pub(crate) fn write<T>(self, value: T) -> Answer {

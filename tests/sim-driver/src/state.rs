@@ -17,6 +17,7 @@ use crate::graph::Graphs;
 use crate::host::Registration;
 use crate::ipc::Sharing;
 use crate::knobs::Knobs;
+use crate::managed::Hearsay;
 use crate::module::Modules;
 use crate::pool::{Place, Pool, PoolId};
 use crate::queue::Mark;
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub(crate) slabs: Slabs,
     /// Where managed memory lies.
     pub(crate) resident: Resident,
+    /// What was told of managed memory.
+    pub(crate) hearsay: Hearsay,
     pub(crate) sharing: Sharing,
     pub(crate) graphs: Graphs,
     pub(crate) modules: Modules,
@@ -82,6 +85,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         registrations: BTreeMap::new(),
         slabs: Slabs::default(),
         resident: Resident::default(),
+        hearsay: Hearsay::default(),
         sharing: Sharing::default(),
         graphs: Graphs::default(),
         modules: Modules::new(knobs),

@@ -9,6 +9,7 @@ use crate::{
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
     let files: [&'static [&'static Export]; 12] = [
+    let files: [&'static [&'static Export]; 10] = [
         alloc::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
@@ -16,7 +17,6 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         event::EXPORTS,
         host::EXPORTS,
         init::EXPORTS,
-        managed::EXPORTS,
         peer::EXPORTS,
         pointer::EXPORTS,
         proc_address::EXPORTS,
@@ -28,6 +28,7 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         .chain(ipc::EXPORTS)
         .chain(graph::EXPORTS)
         .chain(vmm::EXPORTS)
+        .chain(managed::ALL.iter().copied())
         .chain(module::EXPORTS)
         .flatten()
 }

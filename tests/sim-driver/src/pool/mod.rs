@@ -203,6 +203,7 @@ impl State {
             if let Some(device) = pool.device {
                 self.devices[device].taken -= pool.space.reserved.current;
             }
+            self.hearsay.end(pool.base(), pool.mapping.len());
             self.bury(pool.mapping);
         }
     }

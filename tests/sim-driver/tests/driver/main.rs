@@ -26,4 +26,5 @@ mod process;
 mod reuse;
 mod sanitizer;
 mod streams;
+mod told;
 mod vmm;

@@ -2,6 +2,11 @@
 //! does not move: all of them see the same pages of the host anyway. Only the device's memory is
 //! counted as if it did.
 
+mod advise;
+mod told;
+
+pub(crate) use told::Hearsay;
+
 use std::ffi::{c_int, c_uint};
 
 use cuda_driver_sys::{
@@ -10,7 +15,7 @@ use cuda_driver_sys::{
 
 use crate::alloc::Kind;
 use crate::copy::{By, Side};
-use crate::export::{Answer, Call, INVALID_VALUE, Out, exports};
+use crate::export::{Answer, Call, Export, INVALID_VALUE, Out, exports};
 use crate::state::{State, state};
 
 const ATTACH_GLOBAL: c_uint = 1;
@@ -24,6 +29,17 @@ const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
 const HOST_NUMA: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
 const HOST_NUMA_CURRENT: CUmemLocationType =
     CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+
+/// The exports of the whole folder.
+pub(crate) static ALL: &[&[&Export]] = &[EXPORTS, advise::EXPORTS];
+
+/// What the old forms mean by a number.
+fn place_of(number: c_int) -> CUmemLocation {
+    match number {
+        CPU => location(HOST, 0),
+        device => location(DEVICE, device),
+    }
+}
 
 impl State {
     /// The device that managed memory is sent to, if it is one.
@@ -91,6 +107,9 @@ impl State {
         if let Some(device) = device {
             self.bring(device, side, len);
         }
+        let spot = advise::spot(place);
+        self.hearsay
+            .tell(address, len as u64, |told| told.prefetched = Some(spot));
         Ok(())
     }
 }
@@ -114,11 +133,7 @@ exports! {
     plain fn cuMemPrefetchAsync(
         call, address: CUdeviceptr, len: usize, device: c_int, stream: CUstream
     ) twin cuMemPrefetchAsync_ptsz {
-        let place = match device {
-            CPU => location(HOST, 0),
-            device => location(DEVICE, device),
-        };
-        state()?.prefetch((address, len), place, 0, (stream, call))
+        state()?.prefetch((address, len), place_of(device), 0, (stream, call))
     }
 
     plain fn cuMemPrefetchAsync_v2(
