@@ -10,6 +10,7 @@ pub mod contract;
 pub mod hold;
 pub mod host;
 pub mod lab;
+pub mod managed;
 pub mod modules;
 pub mod peers;
 pub mod placement;

@@ -107,6 +107,7 @@ fn main() -> ExitCode {
             all.extend(peers::all());
             all.extend(modules::of_two());
             all.extend(vmm::of_two());
+            all.extend(managed::of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -120,6 +121,7 @@ fn main() -> ExitCode {
             let mut all = peers::all();
             all.extend(modules::of_two());
             all.extend(vmm::of_two());
+            all.extend(managed::of_two());
             run::main(&all, serial)
         }
         _ => {

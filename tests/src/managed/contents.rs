@@ -1,0 +1,258 @@
+//! The bytes of managed memory, whoever writes and reads them.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{
+    Advice, AllocationType, Function, Launch, Location, ManagedBuffer, ManagedResource, MemoryPool,
+    Resource, StatisticsAdaptor, Stream,
+};
+
+use super::{SIZES, need_concurrent};
+use crate::hold::hold;
+use crate::lab::Lab;
+use crate::modules::PTX;
+
+/// What the host writes: no two neighbours are equal.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at % 251) as u8).collect()
+}
+
+fn kernel(stream: &Stream, name: &str) -> Result<Function> {
+    let module = stream.context().load(&cuda_mem::Image::ptx(PTX)?)?;
+    Ok(module.function(name)?)
+}
+
+/// A buffer with the pattern, written by the host.
+fn written(stream: &Stream, len: usize) -> Result<ManagedBuffer<u8>> {
+    let mut buffer = ManagedBuffer::uninit(stream, len)?;
+    buffer.host_mut()?.copy_from_slice(&pattern(len));
+    Ok(buffer)
+}
+
+/// Lets the device copy all whole words, and looks at what the host sees of both.
+fn copy_and_check(
+    copy: &Function,
+    from: &ManagedBuffer<u8>,
+    to: &mut ManagedBuffer<u8>,
+    what: &str,
+) -> Result<()> {
+    let (len, stream) = (from.len(), from.stream().clone());
+    let words = len / 4;
+    to.host_mut()?.fill(0xee);
+    let launch = Launch::over(words, 128);
+    // SAFETY: both have so many words.
+    unsafe { copy.launch(&stream, launch, (&mut *to, from, words as u64)) }?;
+    let expected = pattern(len);
+    ensure!(from.host()? == expected, "{len} B, {what}: the source");
+    let (copied, rest) = to.host()?.split_at(words * 4);
+    ensure!(
+        copied == &expected[..words * 4],
+        "{len} B, {what}: the copy"
+    );
+    ensure!(
+        rest.iter().all(|byte| *byte == 0xee),
+        "{len} B, {what}: the rest"
+    );
+    Ok(())
+}
+
+pub(super) fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let stream = lab.stream()?;
+    let copy = kernel(&stream, "copy")?;
+    for len in SIZES {
+        let from = written(&stream, len)?;
+        let mut to = ManagedBuffer::uninit(&stream, len)?;
+        for turn in ["first", "second"] {
+            copy_and_check(&copy, &from, &mut to, turn)?;
+        }
+        ensure!(to.to_vec()?[..len / 4 * 4] == pattern(len)[..len / 4 * 4]);
+        to.fill(9)?;
+        ensure!(to.host()?.iter().all(|byte| *byte == 9), "{len} B");
+        to.copy_from_buffer(&from)?;
+        ensure!(to.host()? == pattern(len), "{len} B");
+        to.zero()?;
+        to.copy_from(&pattern(len))?;
+        ensure!(to.host()? == pattern(len), "{len} B");
+        to.free()?;
+    }
+    Ok(())
+}
+
+pub(super) fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    const COUNT: usize = 10_000;
+    let stream = lab.stream()?;
+    let (add, fill) = (kernel(&stream, "add")?, kernel(&stream, "fill")?);
+    let mut left = ManagedBuffer::<f32>::zeroed(&stream, COUNT)?;
+    let right = ManagedBuffer::from_slice(&stream, &[0.5_f32; COUNT])?;
+    let mut sum = ManagedBuffer::<f32>::uninit(&stream, COUNT)?;
+    let launch = Launch::over(COUNT, 256);
+    for round in 1..4_u8 {
+        for (at, number) in left.host_mut()?.iter_mut().enumerate() {
+            *number += at as f32;
+        }
+        // SAFETY: as the kernel says.
+        unsafe { add.launch(&stream, launch, (&mut sum, &left, &right, COUNT as u64)) }?;
+        let expected = (0..COUNT).map(|at| f32::from(round) * at as f32 + 0.5);
+        ensure!(sum.host()?.iter().copied().eq(expected), "round {round}");
+    }
+    let mut words = ManagedBuffer::<u32>::uninit(&stream, COUNT)?;
+    // SAFETY: as the kernel says.
+    unsafe { fill.launch(&stream, launch, (&mut words, 3u32, COUNT as u64)) }?;
+    words.host_mut()?[0] += 1;
+    let words = words.to_vec()?;
+    ensure!(words[0] == 4 && words[1..].iter().all(|word| *word == 3));
+    Ok(())
+}
+
+pub(super) fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let copy = kernel(&stream, "copy")?;
+    let device = Location::Device(lab.device()?);
+    for len in SIZES {
+        let from = written(&stream, len)?;
+        let mut to = ManagedBuffer::uninit(&stream, len)?;
+        for place in [device, Location::Host, device] {
+            from.prefetch(place)?;
+            copy_and_check(&copy, &from, &mut to, &format!("at the {place}"))?;
+            to.prefetch_on(&other, place)?;
+            from.range(len / 2..)?.prefetch(Location::Host)?;
+            copy_and_check(&copy, &from, &mut to, &format!("in part at the {place}"))?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn advice_changes_nothing(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let stream = lab.stream()?;
+    let copy = kernel(&stream, "copy")?;
+    let device = Location::Device(lab.device()?);
+    for len in SIZES {
+        let from = written(&stream, len)?;
+        let mut to = ManagedBuffer::uninit(&stream, len)?;
+        for advice in [
+            Advice::ReadMostly,
+            Advice::PreferredLocation(device),
+            Advice::PreferredLocation(Location::Host),
+            Advice::AccessedBy(device),
+            Advice::AccessedBy(Location::Host),
+        ] {
+            from.advise(advice)?;
+            to.advise(advice)?;
+            from.prefetch(device)?;
+            copy_and_check(&copy, &from, &mut to, &format!("with {advice:?}"))?;
+            from.unadvise(advice)?;
+            to.unadvise(advice)?;
+            copy_and_check(&copy, &from, &mut to, &format!("without {advice:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let _calm = lab.calm();
+    let stream = lab.stream()?;
+    let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
+    stream.synchronize()?;
+    let held = hold(&stream)?;
+    buffer.fill(7)?;
+    ensure!(!stream.is_done()?, "the fill is queued");
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(held));
+        ensure!(buffer.host()? == [7; 1000]);
+        Ok(())
+    })?;
+    let held = hold(&stream)?;
+    buffer.fill(8)?;
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(held));
+        ensure!(buffer.host_mut()? == [8; 1000]);
+        Ok(())
+    })
+}
+
+pub(super) fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let _calm = lab.calm();
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    for is_change in [false, true] {
+        let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
+        stream.synchronize()?;
+        let held = hold(&other)?;
+        let mut lent = buffer.on(&other)?;
+        lent.fill(7)?;
+        std::mem::forget(lent);
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(held));
+            if is_change {
+                ensure!(buffer.host_mut()? == [7; 1000]);
+            }
+            ensure!(buffer.host()? == [7; 1000]);
+            anyhow::Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+pub(super) fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let _calm = lab.calm();
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let mut from = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
+    let mut to = lab.pool()?.alloc_zeroed::<u32>(&other, 1000)?;
+    from.host_mut()?.fill(5);
+    other.synchronize()?;
+    let held = hold(&other)?;
+    to.copy_from_buffer(&from)?;
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(held));
+        from.host_mut()?.fill(6);
+        anyhow::Ok(())
+    })?;
+    ensure!(to.to_vec()? == [5; 1000], "it was changed under the copy");
+    ensure!(from.to_vec()? == [6; 1000]);
+    Ok(())
+}
+
+pub(super) fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let stream = lab.stream()?;
+    let mut resources = vec![Resource::new(StatisticsAdaptor::new(ManagedResource::new(
+        lab.driver,
+    )))];
+    let pool = MemoryPool::builder_at(lab.driver, Location::Anywhere, AllocationType::Managed);
+    if pool.support()?.is_yes() {
+        resources.push(Resource::new(pool.build()?));
+    }
+    for resource in resources {
+        let mut buffer = ManagedBuffer::<u16>::uninit_in(&resource, &stream, 5000)?;
+        buffer.fill(3)?;
+        buffer.host_mut()?[4999] = 4;
+        buffer.prefetch(Location::Device(lab.device()?))?;
+        let seen = buffer.to_vec()?;
+        ensure!(seen[..4999].iter().all(|number| *number == 3) && seen[4999] == 4);
+        drop(buffer.into_buffer());
+    }
+    stream.synchronize()?;
+    Ok(())
+}
+
+pub(super) fn nothing_and_elements_of_no_size_are_fine(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let device = Location::Device(lab.device()?);
+    let mut none = ManagedBuffer::<u32>::uninit(&stream, 0)?;
+    ensure!(none.is_empty() && none.as_raw() == 0);
+    ensure!(none.host()?.is_empty() && none.host_mut()?.is_empty());
+    none.prefetch(device)?;
+    none.advise(Advice::ReadMostly)?;
+    ensure!(none.info()? == cuda_mem::RangeInfo::default());
+    ensure!(none.traffic() == cuda_mem::Traffic::default());
+    let units = ManagedBuffer::<()>::uninit(&stream, 77)?;
+    ensure!(units.host()?.len() == 77);
+    units.range(7..=70)?.prefetch(Location::Host)?;
+    none.free()?;
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What the driver was told of managed memory, and says again.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Advice, Location, ManagedBuffer, RangeInfo};
+
+use super::{LARGE, large, need_concurrent};
+use crate::lab::Lab;
+
+/// Nothing was told, but where it was sent.
+fn nothing_but(info: &RangeInfo) -> bool {
+    !info.read_mostly && info.preferred_location.is_none() && info.accessed_by.is_empty()
+}
+
+pub(super) fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    ensure!(
+        buffer.info()? == RangeInfo::default(),
+        "{:?}",
+        buffer.info()?
+    );
+    for place in [device, Location::Host] {
+        for advice in [
+            Advice::ReadMostly,
+            Advice::PreferredLocation(place),
+            Advice::AccessedBy(place),
+        ] {
+            // Twice is as good as once.
+            buffer.advise(advice)?;
+            buffer.advise(advice)?;
+            let info = buffer.info()?;
+            ensure!(
+                info.read_mostly == (advice == Advice::ReadMostly),
+                "{advice:?}: {info:?}"
+            );
+            let preferred = (advice == Advice::PreferredLocation(place)).then_some(place);
+            ensure!(info.preferred_location == preferred, "{advice:?}: {info:?}");
+            let users = (advice == Advice::AccessedBy(place)).then_some(place);
+            ensure!(
+                info.accessed_by == Vec::from_iter(users),
+                "{advice:?}: {info:?}"
+            );
+            ensure!(info.last_prefetch.is_none(), "{info:?}");
+            buffer.unadvise(advice)?;
+            buffer.unadvise(advice)?;
+            ensure!(
+                nothing_but(&buffer.info()?),
+                "{advice:?}: {:?}",
+                buffer.info()?
+            );
+        }
+    }
+    // Which place was preferred does not matter when that ends.
+    buffer.advise(Advice::PreferredLocation(device))?;
+    buffer.unadvise(Advice::PreferredLocation(Location::Host))?;
+    ensure!(nothing_but(&buffer.info()?), "{:?}", buffer.info()?);
+    Ok(())
+}
+
+pub(super) fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    let (first, second) = (buffer.range(..LARGE / 2)?, buffer.range(LARGE / 2..)?);
+    for advice in [
+        Advice::ReadMostly,
+        Advice::PreferredLocation(device),
+        Advice::AccessedBy(device),
+    ] {
+        first.advise(advice)?;
+    }
+    let info = first.info()?;
+    ensure!(
+        info.read_mostly && info.preferred_location == Some(device),
+        "{info:?}"
+    );
+    ensure!(info.accessed_by == [device], "{info:?}");
+    ensure!(nothing_but(&second.info()?), "{:?}", second.info()?);
+    ensure!(nothing_but(&buffer.info()?), "{:?}", buffer.info()?);
+    second.advise(Advice::PreferredLocation(Location::Host))?;
+    ensure!(second.info()?.preferred_location == Some(Location::Host));
+    ensure!(buffer.info()?.preferred_location.is_none(), "there are two");
+    buffer.advise(Advice::PreferredLocation(device))?;
+    ensure!(buffer.info()?.preferred_location == Some(device));
+    Ok(())
+}
+
+pub(super) fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    // The smallest page that a host has, in the middle of the buffer, and two bytes beyond its ends.
+    let (begin, end) = (LARGE / 2, LARGE / 2 + 4096);
+    buffer
+        .range(begin + 5..begin + 6)?
+        .advise(Advice::ReadMostly)?;
+    ensure!(buffer.range(begin..end)?.info()?.read_mostly);
+    ensure!(!buffer.range(begin - 1..end)?.info()?.read_mostly);
+    ensure!(!buffer.info()?.read_mostly);
+    buffer
+        .range(begin - 1..begin + 1)?
+        .unadvise(Advice::ReadMostly)?;
+    ensure!(!buffer.range(begin..end)?.info()?.read_mostly);
+    Ok(())
+}
+
+pub(super) fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    ensure!(buffer.info()?.last_prefetch.is_none());
+    for place in [device, Location::Host, device] {
+        buffer.prefetch(place)?;
+        ensure!(
+            buffer.info()?.last_prefetch == Some(place),
+            "{:?}",
+            buffer.info()?
+        );
+    }
+    buffer.range(..LARGE / 2)?.prefetch(Location::Host)?;
+    let (first, second) = (buffer.range(..LARGE / 2)?, buffer.range(LARGE / 2..)?);
+    ensure!(first.info()?.last_prefetch == Some(Location::Host));
+    ensure!(second.info()?.last_prefetch == Some(device));
+    ensure!(buffer.info()?.last_prefetch.is_none());
+    Ok(())
+}
+
+pub(super) fn several_may_access_it(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    buffer.advise(Advice::AccessedBy(device))?;
+    buffer.advise(Advice::AccessedBy(Location::Host))?;
+    let info = buffer.info()?;
+    ensure!(info.accessed_by == [Location::Host, device], "{info:?}");
+    buffer.unadvise(Advice::AccessedBy(device))?;
+    ensure!(buffer.info()?.accessed_by == [Location::Host]);
+    Ok(())
+}
+
+pub(super) fn journeys_are_counted(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    for place in [device, Location::Host, device] {
+        buffer.prefetch(place)?;
+    }
+    buffer.range(..1000)?.prefetch(Location::Host)?;
+    buffer.range(..0)?.prefetch(Location::Host)?;
+    ensure!(
+        buffer.prefetch(Location::Invisible).is_err(),
+        "and it does not count"
+    );
+    let seen = |traffic: cuda_mem::Traffic| (traffic.prefetches, traffic.prefetched_bytes);
+    let large = LARGE as u64;
+    ensure!(seen(buffer.traffic()) == (4, 3 * large + 1000));
+    ensure!(seen(buffer.traffic_to(device)) == (2, 2 * large));
+    ensure!(seen(buffer.traffic_to(Location::Host)) == (2, large + 1000));
+    ensure!(seen(buffer.traffic_to(Location::HostNuma(0))) == (0, 0));
+    Ok(())
+}
+
+pub(super) fn it_goes_from_device_to_device(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let stream = |ordinal| lab.driver.device(ordinal)?.primary_context()?.stream();
+    let (here, there) = (stream(0)?, stream(1)?);
+    let (near, far) = (
+        Location::Device(here.device()),
+        Location::Device(there.device()),
+    );
+    let mut buffer = ManagedBuffer::<u32>::zeroed(&here, LARGE / 4)?;
+    for place in [near, far] {
+        buffer.advise(Advice::AccessedBy(place))?;
+    }
+    ensure!(
+        buffer.info()?.accessed_by == [near, far],
+        "{:?}",
+        buffer.info()?
+    );
+    for round in 1..4_u32 {
+        buffer.prefetch(near)?;
+        buffer.fill(round)?;
+        buffer.prefetch_on(&there, far)?;
+        ensure!(buffer.info()?.last_prefetch == Some(far));
+        buffer.on(&there)?.fill(round + 10)?;
+        let host = buffer.host_mut()?;
+        ensure!(host.iter().all(|number| *number == round + 10));
+        host[0] = 0;
+    }
+    ensure!(buffer.traffic_to(near) == buffer.traffic_to(far));
+    ensure!(buffer.traffic().prefetches == 6);
+    for place in [far, near] {
+        buffer.advise(Advice::PreferredLocation(place))?;
+        ensure!(buffer.info()?.preferred_location == Some(place));
+    }
+    Ok(())
+}
