@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{CudaVersion, ErrorKind};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, resources, tests};
+use cuda_mem_tests::{contract, managed, resources, tests};
 
 /// In this process the contract runs instead of the tests of this file.
 const CHILD: &str = "CUDA_MEM_TEST_CONTRACT_CHILD";
@@ -126,6 +126,7 @@ fn main() -> ExitCode {
     if std::env::var_os(CHILD).is_some() {
         let mut all = contract::all();
         all.extend(resources::all());
+        all.extend(managed::all());
         all.extend(tests! {
             missing: newer_symbols_are_not_there, statistics_before_11_3_are_a_typed_error;
         });

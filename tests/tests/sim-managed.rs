@@ -1,0 +1,190 @@
+//! Managed memory where only the simulator can show it: every call fails once, in turn; nothing is left; and
+//! a machine without concurrent managed access.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{Advice, Driver, Error, ErrorKind, Location, ManagedBuffer};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+use cuda_mem_tests::sweep::{self, Tour};
+use cuda_sim::Live;
+
+/// In this process the device has no concurrent managed access.
+const CHILD: &str = "CUDA_MEM_TEST_MANAGED_CHILD";
+
+/// All that is done with managed memory. It ends by being dropped.
+fn everything(driver: Driver) -> Result<(), Error> {
+    let device = driver.device(0)?;
+    let context = device.primary_context()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let here = Location::Device(device);
+    let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1 << 19)?;
+    buffer.host_mut()?[0] = 1;
+    let half = buffer.range(..1 << 18)?;
+    for advice in [Advice::ReadMostly, Advice::PreferredLocation(here)] {
+        half.advise(advice)?;
+        buffer.unadvise(advice)?;
+    }
+    buffer.advise(Advice::AccessedBy(Location::Host))?;
+    buffer.prefetch(here)?;
+    buffer.prefetch_on(&other, Location::HostNuma(0))?;
+    let info = buffer.info()?;
+    assert_eq!(info.accessed_by, [Location::Host]);
+    assert_eq!(info.last_prefetch, Some(Location::HostNuma(0)));
+    buffer.on(&other)?.fill(2)?;
+    assert!(buffer.host()?.iter().all(|number| *number == 2));
+    drop(buffer);
+    stream.synchronize()?;
+    context.synchronize()
+}
+
+/// The first question of all is only whether it is a stub. A device that says of itself that it does not know
+/// the attribute has no concurrent access. That a stream is captured is said by the next call, too. What
+/// disturbs captures is tried later.
+fn second_way(index: usize, function: &str, code: CUresult) -> bool {
+    match function {
+        "cuDriverGetVersion" => index == 0,
+        "cuDeviceGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        "cuStreamIsCapturing" | "cuThreadExchangeStreamCaptureMode" => true,
+        _ => false,
+    }
+}
+
+/// Before the free the stream has to be waited for. If that fails the memory may be in use, and stays.
+fn may_leave(function: &str, live: Live, left: Live) -> bool {
+    let waits = ["cuStreamSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent"];
+    waits.contains(&function) && live.allocations == left.allocations + 1
+}
+
+mod managed {
+    use super::*;
+
+    pub(crate) fn every_call_of_managed_memory_fails_once(lab: &Lab) -> Result<()> {
+        let tour = Tour {
+            walk: everything,
+            at_least: 60,
+            second_way,
+            may_leave,
+        };
+        sweep::every_call_fails_once(lab, tour)?;
+        let control = lab.control()?;
+        control.reset();
+        everything(lab.driver)?;
+        for function in [
+            "cuMemAdvise_v2",
+            "cuMemPrefetchAsync_v2",
+            "cuMemRangeGetAttributes",
+        ] {
+            ensure!(control.calls(function) > 0, "{function} was not called");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn a_call_that_fails_changes_nothing(lab: &Lab) -> Result<()> {
+        let (stream, control) = (lab.stream()?, lab.control()?);
+        let here = Location::Device(lab.device()?);
+        let mut buffer = ManagedBuffer::<u32>::uninit(&stream, 1 << 20)?;
+        buffer.host_mut()?.fill(5);
+        let before = (control.live(), buffer.info()?);
+        for function in ["cuMemAdvise_v2", "cuMemPrefetchAsync_v2"] {
+            control.fail(function, 1, CUresult::CUDA_ERROR_UNKNOWN);
+            let answer = match function {
+                "cuMemAdvise_v2" => buffer.advise(Advice::ReadMostly),
+                _ => buffer.prefetch(here),
+            };
+            let error = answer.err().context("the failure was lost")?;
+            ensure!(error.function() == Some(function), "{error}");
+            ensure!(
+                error.to_string().contains("elements 0 to 1048576"),
+                "{error}"
+            );
+            ensure!((control.live(), buffer.info()?) == before, "{function}");
+        }
+        control.fail("cuMemRangeGetAttributes", 1, CUresult::CUDA_ERROR_UNKNOWN);
+        ensure!(buffer.info().is_err());
+        ensure!(
+            buffer.traffic().prefetches == 0,
+            "what failed is no journey"
+        );
+        ensure!(buffer.host()?.iter().all(|number| *number == 5));
+        Ok(())
+    }
+
+    pub(crate) fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
+        let (stream, control) = (lab.stream()?, lab.control()?);
+        let mut buffer = ManagedBuffer::<u8>::uninit(&stream, 1000)?;
+        buffer.host_mut()?.fill(7);
+        buffer.prefetch(Location::Host)?;
+        let before = control.live();
+        control.fail_without_effect("cuMemFree_v2", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+        let Err(failed) = buffer.free() else {
+            bail!("the failure was lost");
+        };
+        let buffer = failed.object.context("the buffer was not given back")?;
+        ensure!(control.live() == before && buffer.traffic().prefetches == 1);
+        ensure!(buffer.host()? == [7; 1000]);
+        buffer.free()?;
+        ensure!(control.live().allocations == before.allocations - 1);
+        Ok(())
+    }
+
+    pub(crate) fn without_concurrent_access_the_host_is_refused(_: &Lab) -> Result<()> {
+        let output = Command::new(std::env::current_exe()?)
+            .env(CHILD, "1")
+            .env("CUDA_SIM_DRIVER_MODEL", "wddm")
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let is_fine = output.status.success() && text.contains("1 passed");
+        ensure!(is_fine, "{text}{errors}");
+        Ok(())
+    }
+}
+
+mod refused {
+    use super::*;
+
+    pub(crate) fn what_needs_concurrent_access_says_so(lab: &Lab) -> Result<()> {
+        let stream = lab.stream()?;
+        let here = Location::Device(lab.device()?);
+        let mut buffer = ManagedBuffer::from_slice(&stream, &[1_u8, 2, 3])?;
+        for answer in [
+            buffer.host().map(drop),
+            buffer.host_mut().map(drop),
+            buffer.prefetch(here),
+            buffer.advise(Advice::PreferredLocation(here)),
+            buffer.advise(Advice::AccessedBy(here)),
+        ] {
+            let error = answer.err().context("accepted")?;
+            ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+            ensure!(error.to_string().contains("attribute 89"), "{error}");
+        }
+        // What the driver copies is as good as ever.
+        buffer.fill(4)?;
+        ensure!(buffer.to_vec()? == [4; 3]);
+        ensure!(ManagedBuffer::<u8>::uninit(&stream, 0)?.host()?.is_empty());
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options {
+        serial: true,
+        drops_fail: true,
+        sim_only: true,
+        ..Options::default()
+    };
+    if std::env::var_os(CHILD).is_some() {
+        let tests = cuda_mem_tests::tests! { refused: what_needs_concurrent_access_says_so; };
+        return run::main(&tests, options);
+    }
+    let tests = cuda_mem_tests::tests! {
+        managed: every_call_of_managed_memory_fails_once, a_call_that_fails_changes_nothing,
+            a_buffer_that_could_not_be_freed_comes_back,
+            without_concurrent_access_the_host_is_refused;
+    };
+    run::main(&tests, options)
+}
