@@ -18,7 +18,7 @@ use std::sync::{Mutex, OnceLock};
 use bytemuck::Pod;
 
 use crate::buffer::DeviceBuffer;
-use crate::error::{Error, Failed, Result};
+use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::pointer::MemoryKind;
 use crate::resource::{ManagedResource, MemoryResource as _, Resource};
@@ -34,7 +34,8 @@ use journeys::Journeys;
 /// them; [`prefetch`](Self::prefetch) moves them before, and [`advise`](Self::advise) tells how they will be
 /// used. [`range`](Self::range) does the same for a part.
 ///
-/// Dropping it waits for its stream and the device, as [`ManagedResource`] says.
+/// Dropping it waits for its stream and the device, as [`ManagedResource`] says. What consumes a buffer, such as
+/// [`free`](DeviceBuffer::free), comes after [`into_buffer`](Self::into_buffer).
 ///
 /// ```
 /// use cuda_mem::{Advice, Driver, Location, ManagedBuffer};
@@ -136,33 +137,11 @@ impl<T: Pod> ManagedBuffer<T> {
         Ok(managed)
     }
 
-    /// The same memory as a buffer that only streams use. Its counts end.
+    /// The same memory as a buffer that only streams use, and that [`free`](DeviceBuffer::free) takes. Its counts
+    /// end.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer
-    }
-
-    /// Frees the memory, as dropping does, and says how it went. Synchronises the stream and, as
-    /// [`ManagedResource`] says, the device.
-    ///
-    /// # Errors
-    ///
-    /// As [`DeviceBuffer::free`]: the buffer comes back with the error if it is still allocated.
-    #[doc(alias = "cuMemFree")]
-    pub fn free(self) -> Result<(), Failed<Self>> {
-        let Self {
-            buffer,
-            journeys,
-            is_open,
-        } = self;
-        buffer.free().map_err(|failed| Failed {
-            error: failed.error,
-            object: failed.object.map(|buffer| Self {
-                buffer,
-                journeys,
-                is_open,
-            }),
-        })
     }
 
     /// What was prefetched, in all.

@@ -79,7 +79,7 @@ pub(super) fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()>
         to.zero()?;
         to.copy_from(pattern(len))?;
         ensure!(to.host()? == pattern(len), "{len} B");
-        to.free()?;
+        to.into_buffer().free()?;
     }
     Ok(())
 }
@@ -259,6 +259,6 @@ pub(super) fn nothing_and_elements_of_no_size_are_fine(lab: &Lab) -> Result<()> 
     let units = ManagedBuffer::<()>::uninit(&stream, 77)?;
     ensure!(units.host()?.len() == 77);
     units.range(7..=70)?.prefetch(Location::Host)?;
-    none.free()?;
+    none.into_buffer().free()?;
     Ok(())
 }
