@@ -6,8 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, ErrorKind, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, modules, peers, vmm};
-use cuda_mem_tests::{contract, managed, modules, peers};
+use cuda_mem_tests::{contract, managed, modules, peers, vmm};
 
 /// What is simulated in this process, which runs the tests themselves.
 const CHILD: &str = "CUDA_MEM_TEST_DEVICES_CHILD";

@@ -1,9 +1,7 @@
-//! Memory outside the pools: of a device, and managed. What allocates needs a current context; what frees needs none, and waits for the device.
+//! Memory outside the pools: of a device, and managed. What allocates needs a current context; what frees
+//! needs none, and waits for the device.
 
-use cuda_driver_sys::{CUdevice, CUdeviceptr, CUmemAttach_flags, CUmemLocation, CUstream};
-use std::ffi::c_void;
-
-use cuda_driver_sys::{CU_MEMHOSTALLOC_PORTABLE, CUdeviceptr, CUmemAttach_flags};
+use cuda_driver_sys::{CUdeviceptr, CUmemAttach_flags};
 
 use super::{Table, call};
 use crate::error::Result;
@@ -36,38 +34,4 @@ pub(crate) unsafe fn managed(table: &Table, bytes: usize) -> Result<CUdeviceptr>
 pub(crate) unsafe fn free(table: &Table, address: CUdeviceptr) -> Result<()> {
     // SAFETY: the caller gives up the address.
     unsafe { call!(table, cuMemFree_v2(address)) }
-}
-
-/// Moves managed memory to a device, in the order of a stream; CUDA 12.2 or newer.
-///
-/// # Safety
-/// The range must be managed memory, valid at this point of `stream`, which is live.
-pub(crate) unsafe fn prefetch(
-    table: &Table,
-    (address, bytes): (CUdeviceptr, usize),
-    to: CUmemLocation,
-    stream: CUstream,
-) -> Result<()> {
-    // SAFETY: the caller vouches for range and stream.
-    unsafe { call!(table, cuMemPrefetchAsync_v2(address, bytes, to, 0, stream)) }
-}
-
-/// As [`prefetch`], for drivers that do not have that.
-///
-/// # Safety
-/// As there; `to` must be a device of the driver.
-pub(crate) unsafe fn prefetch_old(
-    table: &Table,
-    (address, bytes): (CUdeviceptr, usize),
-    to: CUdevice,
-    stream: CUstream,
-) -> Result<()> {
-    // SAFETY: the caller vouches for range and stream.
-    unsafe { call!(table, cuMemPrefetchAsync(address, bytes, to, stream)) }
-/// Memory of [`on_host`].
-/// As [`free`].
-pub(crate) unsafe fn free_host(table: &Table, address: CUdeviceptr) -> Result<()> {
-    let address = std::ptr::with_exposed_provenance_mut(address as usize);
-    // SAFETY: the caller gives up the address.
-    unsafe { call!(table, cuMemFreeHost(address)) }
 }

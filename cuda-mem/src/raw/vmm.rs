@@ -60,26 +60,6 @@ unsafe fn step(
     Ok(bytes)
 }
 
-/// The bytes that physical memory should come in multiples of.
-///
-/// # Safety
-/// As [`granularity`].
-pub(crate) unsafe fn recommended_granularity(
-    table: &Table,
-    prop: &CUmemAllocationProp,
-) -> Result<usize> {
-    let mut bytes = 0;
-    let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // SAFETY: as in `granularity`.
-    unsafe {
-        call!(
-            table,
-            cuMemGetAllocationGranularity(&raw mut bytes, prop, recommended)
-        )
-    }?;
-    Ok(bytes)
-}
-
 /// Addresses that nobody else gets; nothing is behind them yet.
 ///
 /// # Safety

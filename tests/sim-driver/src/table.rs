@@ -8,8 +8,7 @@ use crate::{
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
-    let files: [&'static [&'static Export]; 12] = [
-    let files: [&'static [&'static Export]; 10] = [
+    let files: [&'static [&'static Export]; 11] = [
         alloc::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
