@@ -9,6 +9,7 @@ use cuda_driver_sys::{CUcontext, CUevent};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{later, raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
@@ -49,6 +50,13 @@ unsafe impl Send for Retained {}
 // SAFETY: as for `Send`, and the list of events is behind a lock.
 unsafe impl Sync for Retained {}
 
+impl Retained {
+    /// By its own place: each retain gets the same handle.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::Context, std::ptr::from_ref(self)).on(self.device)
+    }
+}
+
 impl Drop for Retained {
     fn drop(&mut self) {
         let table = self.device.driver().table();
@@ -64,6 +72,7 @@ impl Drop for Retained {
         if !self.is_primary {
             return;
         }
+        ledger::ended(&self.item());
         report::release("context", || {
             // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
             // clone of it, so this is after all of that.
@@ -100,18 +109,21 @@ impl Device {
     ///
     /// As the driver answers, for example when the device is in a mode that allows no context.
     #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    #[track_caller]
     pub fn primary_context(&self) -> Result<Context> {
         if report::is_forked() {
             return Err(Error::forked());
         }
         // SAFETY: the device is of this driver; `Retained` releases what is retained here.
         let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
-        Ok(Context(Arc::new(Retained {
+        let retained = Arc::new(Retained {
             device: *self,
             raw,
             is_primary: true,
             events: Mutex::new(Vec::new()),
-        })))
+        });
+        ledger::born(retained.item());
+        Ok(Context(retained))
     }
 
     /// Whether the primary context exists, made by anybody in this process. Creates nothing.

@@ -7,6 +7,7 @@ use cuda_driver_sys::{CUevent, CUevent_flags};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
 use crate::{later, raw, recording, report};
 
@@ -40,6 +41,7 @@ impl Context {
     ///
     /// As the driver answers.
     #[doc(alias = "cuEventCreate")]
+    #[track_caller]
     pub fn event(&self) -> Result<Event> {
         self.new_event(false)
     }
@@ -50,6 +52,7 @@ impl Context {
     ///
     /// As the driver answers.
     #[doc(alias = "cuEventCreate")]
+    #[track_caller]
     pub fn timing_event(&self) -> Result<Event> {
         self.new_event(true)
     }
@@ -60,11 +63,13 @@ impl Context {
     ///
     /// As the driver answers.
     #[doc(alias("cuEventCreate", "CU_EVENT_INTERPROCESS"))]
+    #[track_caller]
     pub fn interprocess_event(&self) -> Result<Event> {
         let plain = CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
         self.event_with(plain | CUevent_flags::CU_EVENT_INTERPROCESS.0, false)
     }
 
+    #[track_caller]
     fn new_event(&self, timing: bool) -> Result<Event> {
         let flags = if timing {
             CUevent_flags::CU_EVENT_DEFAULT
@@ -74,31 +79,44 @@ impl Context {
         self.event_with(flags.0, timing)
     }
 
+    #[track_caller]
     fn event_with(&self, flags: c_uint, timing: bool) -> Result<Event> {
         let _current = self.bind()?;
         // SAFETY: this context is current.
         let raw = unsafe { raw::event::create(self.driver().table(), flags) }?;
-        Ok(Event {
-            context: self.clone(),
-            raw,
-            timing,
-        })
+        Ok(Event::own(self, raw, timing))
     }
 }
 
 impl Event {
+    /// Makes the one that destroys the event.
+    #[track_caller]
+    fn own(context: &Context, raw: CUevent, timing: bool) -> Self {
+        let event = Self {
+            context: context.clone(),
+            raw,
+            timing,
+        };
+        ledger::born(event.item());
+        event
+    }
+
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Event, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
     /// Takes over an event without time stamps.
     ///
     /// # Safety
     ///
     /// The event must be live, of this context, and nobody else's.
     #[cfg(target_os = "linux")]
+    #[track_caller]
     pub(crate) unsafe fn from_raw(context: &Context, raw: CUevent) -> Self {
-        Self {
-            context: context.clone(),
-            raw,
-            timing: false,
-        }
+        Self::own(context, raw, false)
     }
 
     #[cfg(target_os = "linux")]
@@ -223,6 +241,7 @@ impl StreamRef<'_> {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        ledger::ended(&self.item());
         let table = self.context.driver().table();
         // SAFETY: nobody else has the handle; waits already issued stay valid.
         report::release("event", || unsafe { raw::event::destroy(table, self.raw) });

@@ -203,7 +203,11 @@ impl Device {
             resource: match pool {
                 // As long as the process, like the device's own pool: nothing of it is left to end when
                 // the process does, and buffers need not count it.
-                Some(pool) => Resource::from_static(Box::leak(Box::new(pool))),
+                Some(pool) => {
+                    // No program holds it.
+                    pool.leave_ledger();
+                    Resource::from_static(Box::leak(Box::new(pool)))
+                }
                 None => Resource::new(DirectResource::new(*self)),
             },
         };

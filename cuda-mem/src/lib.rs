@@ -61,6 +61,7 @@ mod host;
 mod ipc;
 mod join;
 mod later;
+mod ledger;
 mod location;
 mod managed;
 mod module;
@@ -76,6 +77,7 @@ mod resource;
 mod stats;
 mod stream;
 mod traffic;
+mod table;
 mod visible;
 mod vmm;
 
@@ -106,6 +108,7 @@ pub use ipc::{
     Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
     SharedBuffer,
 };
+pub use ledger::{Ledger, LedgerGroup, LedgerKind, LedgerLevel, LedgerReport, LedgerScope};
 pub use location::{AllocationType, Location};
 pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
 pub use module::{

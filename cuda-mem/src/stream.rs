@@ -18,6 +18,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{later, raw, recording, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
@@ -47,6 +48,13 @@ struct Inner {
 }
 
 impl Inner {
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Stream, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
     fn view(&self) -> StreamRef<'_> {
         StreamRef {
             context: &self.context,
@@ -91,6 +99,7 @@ impl Drop for Inner {
             self.followers.tell();
         }
         if let Owner::Us = self.owner {
+            ledger::ended(&self.item());
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
             // still queued completes.
@@ -110,6 +119,7 @@ impl Context {
     ///
     /// As the driver answers.
     #[doc(alias = "cuStreamCreate")]
+    #[track_caller]
     pub fn stream(&self) -> Result<Stream> {
         let table = self.driver().table();
         let raw = {
@@ -117,13 +127,7 @@ impl Context {
             // SAFETY: this context is current.
             unsafe { raw::stream::create(table, CUstream_flags::CU_STREAM_NON_BLOCKING.0) }?
         };
-        Ok(Stream(Arc::new(Inner {
-            context: self.clone(),
-            raw,
-            waiting: Waiting::default(),
-            followers: Followers::default(),
-            owner: Owner::Us,
-        })))
+        Ok(Stream::own(self, raw))
     }
 
     /// The legacy default stream of this context. It waits for all streams that synchronise with it,
@@ -177,6 +181,20 @@ impl Context {
 }
 
 impl Stream {
+    /// Makes the one that destroys the stream.
+    #[track_caller]
+    fn own(context: &Context, raw: CUstream) -> Self {
+        let inner = Inner {
+            context: context.clone(),
+            raw,
+            waiting: Waiting::default(),
+            followers: Followers::default(),
+            owner: Owner::Us,
+        };
+        ledger::born(inner.item());
+        Self(Arc::new(inner))
+    }
+
     /// Takes over a stream that was made elsewhere; it is destroyed with the last handle.
     ///
     /// # Safety
@@ -184,14 +202,9 @@ impl Stream {
     /// `raw` must be a live stream of `context`, made by `cuStreamCreate` or its kin (not a default
     /// stream), and nobody else may destroy it.
     #[must_use]
+    #[track_caller]
     pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
-        Self(Arc::new(Inner {
-            context: context.clone(),
-            raw,
-            waiting: Waiting::default(),
-            followers: Followers::default(),
-            owner: Owner::Us,
-        }))
+        Self::own(context, raw)
     }
 
     /// Uses a stream that belongs to somebody else. `owner` is kept until the last handle, and the

@@ -6,10 +6,10 @@ use std::fmt;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::from_upstream;
-use super::table::Shards;
 use crate::error::{Error, Result, took_effect};
 use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT};
 use crate::stream::Stream;
+use crate::table::Shards;
 
 /// Aligns memory to more than the 256 bytes that every resource keeps: to what each request asks for, and
 /// to a common alignment if one is set. It asks upstream for more bytes, and hands out a part of them.

@@ -8,7 +8,6 @@ mod logging;
 mod prefetch;
 mod recovery;
 mod statistics;
-mod table;
 mod thread;
 mod tracking;
 

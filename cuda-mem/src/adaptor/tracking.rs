@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::table::Shards;
 use super::{from_upstream, thread};
 use crate::error::{Bytes, Result, took_effect};
 use crate::origin;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
+use crate::table::Shards;
 
 /// Remembers every live allocation, and the place in the program that it is for.
 ///

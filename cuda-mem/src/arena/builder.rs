@@ -13,6 +13,7 @@ use super::{Arena, Inner, Seldom, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
+use crate::ledger;
 use crate::pool::ReusePolicy;
 use crate::resource::{MemoryProperties, MemoryResource, Resource};
 
@@ -93,6 +94,7 @@ impl ArenaBuilder {
     /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
     /// if those are of another driver; else as the driver answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
+    #[track_caller]
     pub fn build(self) -> Result<Arena> {
         let Self {
             device,
@@ -128,6 +130,7 @@ impl ArenaBuilder {
         Ok(assemble(ground, properties, reuse))
     }
 
+    #[track_caller]
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
         let ground = Ground::Upstream(Upstream::new(upstream, u64::MAX));
@@ -135,10 +138,11 @@ impl ArenaBuilder {
     }
 }
 
+#[track_caller]
 fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) -> Arena {
     // From 1, because the notes of streams are 0 at first.
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    Arena(Arc::new(Inner {
+    let inner = Inner {
         number: NEXT.fetch_add(1, Ordering::Relaxed),
         device: properties.device,
         properties,
@@ -152,5 +156,7 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         front_limit: AtomicU32::new(u32::MAX),
         hall: Arc::default(),
         seldom: Seldom::default(),
-    }))
+    };
+    ledger::born(inner.item());
+    Arena(Arc::new(inner))
 }

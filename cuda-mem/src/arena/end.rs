@@ -7,6 +7,7 @@ use super::course::Course;
 use super::ground::Ground;
 use crate::error::{Error, ErrorKind};
 use crate::later::{self, Outcome, Pending};
+use crate::ledger;
 use crate::report;
 
 /// The memory of an arena without handles, and the marks behind which nobody uses it.
@@ -51,6 +52,7 @@ impl Drop for Inner {
         if report::is_forked() {
             return;
         }
+        ledger::ended(&self.item());
         // Streams that end meanwhile wait for this, and find nothing of theirs afterwards.
         let centre = {
             let mut centre = self.hall.centre();

@@ -66,6 +66,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::ledger::{Item, LedgerKind};
 use crate::pool::{Pool, ReusePolicy};
 use crate::report;
 use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
@@ -174,6 +175,10 @@ fn count(counter: &AtomicU64) {
 }
 
 impl Inner {
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::Arena, u64::from(self.number)).on(self.device)
+    }
+
     /// The stream's lane, if it is at hand.
     #[inline]
     fn lane_at_hand(&self, stream: &Stream) -> Option<LaneId> {
@@ -219,6 +224,7 @@ impl Arena {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[must_use]
+    #[track_caller]
     pub fn over(upstream: impl MemoryResource + 'static) -> Self {
         ArenaBuilder::over(Resource::new(upstream))
     }

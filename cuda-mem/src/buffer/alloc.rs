@@ -4,10 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Mutex;
 
 use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::home::Home;
 use crate::error::{Error, OutOfMemory, Result};
+use crate::ledger;
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::{raw, recording, resource};
@@ -36,24 +38,10 @@ impl Pool {
     /// ```
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     #[inline]
+    #[track_caller]
     pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let bytes = bytes_of::<T>(len)?;
-        if !self.reaches(stream.device()) {
-            self.require_reach(stream.device())?;
-        }
-        let address = if bytes == 0 {
-            0
-        } else {
-            let table = self.driver().table();
-            stream.give_back_waiting();
-            recording::refuse(table, stream.as_raw())?;
-            let _current = stream.enter()?;
-            // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
-            // the buffer frees the memory once and lets only its stream, or one ordered with it, use it.
-            unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
-                .map_err(|error| explain(error, bytes, self, stream))?
-        };
-        Ok(DeviceBuffer {
+        let address = self.alloc_bytes(stream, bytes_of::<T>(len)?)?;
+        let buffer = DeviceBuffer {
             address,
             len,
             stream: stream.clone(),
@@ -61,7 +49,30 @@ impl Pool {
             home: Home::Driver,
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
-        })
+        };
+        if ledger::is_on() {
+            buffer.born();
+        }
+        Ok(buffer)
+    }
+
+    /// The memory of a buffer, without the buffer: whoever asks has to free it.
+    #[inline]
+    pub(super) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        if !self.reaches(stream.device()) {
+            self.require_reach(stream.device())?;
+        }
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let table = self.driver().table();
+        stream.give_back_waiting();
+        recording::refuse(table, stream.as_raw())?;
+        let _current = stream.enter()?;
+        // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
+        // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
+        unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
+            .map_err(|error| explain(error, bytes, self, stream))
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
@@ -70,6 +81,7 @@ impl Pool {
     ///
     /// As [`alloc`](Self::alloc).
     #[doc(alias = "cuMemsetD8Async")]
+    #[track_caller]
     pub fn alloc_zeroed<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
         let mut buffer = self.alloc(stream, len)?;
         buffer.zero()?;
@@ -82,6 +94,7 @@ impl Pool {
     /// # Errors
     ///
     /// As [`alloc`](Self::alloc) and [`DeviceBuffer::copy_from`].
+    #[track_caller]
     pub fn alloc_from<T: Pod>(&self, stream: &Stream, from: &[T]) -> Result<DeviceBuffer<T>> {
         let mut buffer = self.alloc(stream, from.len())?;
         buffer.copy_from(from)?;
@@ -107,6 +120,7 @@ impl Stream {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemAllocAsync")]
+    #[track_caller]
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>(len)?;
         let address = if bytes == 0 {
@@ -132,8 +146,11 @@ impl Stream {
         };
         // SAFETY: allocated just now for this many elements, in this stream, from its device's current
         // pool; nobody else has the address.
-        let mut buffer = unsafe { DeviceBuffer::from_raw(self, address, len) };
+        let mut buffer = unsafe { DeviceBuffer::taken(self, address, len) };
         buffer.device = Some(self.device());
+        if ledger::is_on() {
+            buffer.born();
+        }
         Ok(buffer)
     }
 }

@@ -20,7 +20,7 @@ use crate::resource::{
     require_alignment,
 };
 use crate::stream::{Inside, Stream};
-use crate::{origin, recording};
+use crate::{ledger, origin, recording, report};
 
 impl Resource {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. The buffer keeps the
@@ -54,7 +54,7 @@ impl Resource {
             let _inside = Inside::enter();
             self.inner.allocate(layout, stream)?
         };
-        Ok(DeviceBuffer {
+        let buffer = DeviceBuffer {
             address,
             len,
             stream: stream.clone(),
@@ -62,7 +62,11 @@ impl Resource {
             home: Home::Resource(self.inner.clone(), layout),
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
-        })
+        };
+        if ledger::is_on() {
+            buffer.born();
+        }
+        Ok(buffer)
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
@@ -108,8 +112,7 @@ unsafe impl MemoryResource for Pool {
         require_alignment(self, layout)?;
         // Whoever calls this may be a resource that holds a lock.
         let _inside = Inside::enter();
-        let buffer = self.alloc::<u8>(stream, layout.size())?;
-        buffer.into_raw().map_err(Error::from)
+        self.alloc_bytes(stream, layout.size())
     }
 
     #[doc(alias = "cuMemFreeAsync")]
@@ -121,18 +124,15 @@ unsafe impl MemoryResource for Pool {
         stream: &Stream,
     ) -> Result<()> {
         let _inside = Inside::enter();
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         // SAFETY: the address is this pool's and the caller's to free in this stream.
-        let buffer = unsafe { DeviceBuffer::<u8>::from_raw(stream, address, layout.size()) };
-        buffer.free().map_err(|failed| {
-            // It stays the caller's; its owner here must not free it after all.
-            if let Some(buffer) = failed.object {
-                match buffer.into_raw() {
-                    Ok(_) => {}
-                    Err(refused) => std::mem::forget(refused.object),
-                }
-            }
-            failed.error
-        })
+        let mut buffer = unsafe { DeviceBuffer::<u8>::taken(stream, address, layout.size()) };
+        let freed = buffer.release_memory();
+        // If that failed it stays the caller's; its owner here must not free it after all.
+        buffer.address = 0;
+        freed
     }
 
     fn memory_properties(&self) -> MemoryProperties {

@@ -12,18 +12,21 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::home::{Home, give_back};
+use super::listed::item;
 use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
 use crate::resource::refuse_captured;
 use crate::stream::{Later, Stream, StreamRef};
-use crate::{raw, recording};
+use crate::{ledger, raw, recording};
 
 /// Memory of a buffer that was dropped while its stream was captured.
 struct Held {
     address: CUdeviceptr,
     home: Home,
     owed: Vec<Debt>,
+    /// For the ledger, in which the memory stays until it is given back.
+    bytes: usize,
     /// The memory is not there any more.
     is_done: AtomicBool,
 }
@@ -39,6 +42,18 @@ impl Drop for Held {
 
 impl Later for Held {
     fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+        let item = item(self.address, self.bytes, stream);
+        let ended = ledger::ended(&item);
+        let given = self.try_give_back(stream);
+        if !self.is_done.load(Ordering::Relaxed) {
+            ledger::again(&item, ended);
+        }
+        given
+    }
+}
+
+impl Held {
+    fn try_give_back(&self, stream: StreamRef<'_>) -> Result<()> {
         for debt in &self.owed {
             order(debt.stream.as_ref(), stream)?;
         }
@@ -60,9 +75,7 @@ impl Later for Held {
         self.note(&freed);
         freed.map_err(|error| explain_refusal(error, stream))
     }
-}
 
-impl Held {
     fn note(&self, freed: &Result<()>) {
         self.is_done.store(took_effect(freed), Ordering::Relaxed);
     }
@@ -127,9 +140,11 @@ impl<T: Pod> DeviceBuffer<T> {
         if error.kind() != ErrorKind::Capturing || self.address == 0 || is_kept {
             return Err(error);
         }
+        let bytes = self.held_bytes();
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
         let held = Held {
             address: self.address,
+            bytes,
             home: std::mem::replace(&mut self.home, Home::Driver),
             is_done: AtomicBool::new(false),
             owed: std::mem::take(owed),

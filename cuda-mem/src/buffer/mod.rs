@@ -5,6 +5,7 @@ mod copies;
 mod from_resource;
 mod held;
 mod home;
+mod listed;
 mod loan;
 mod part;
 mod raw_parts;
@@ -33,7 +34,7 @@ use crate::event::Event;
 use crate::join::order;
 use crate::pool::{MemoryPool, PoolBuilder};
 use crate::stream::{Stream, StreamRef};
-use crate::{raw, recording, report};
+use crate::{ledger, raw, recording, report};
 
 /// `len` elements of device memory, allocated in the order of a stream and freed in it.
 ///
@@ -183,6 +184,14 @@ impl<T: Pod> DeviceBuffer<T> {
     /// to have had no effect leaves it.
     #[inline]
     fn release(&mut self) -> Result<()> {
+        if ledger::is_on() {
+            return self.release_listed();
+        }
+        self.release_memory()
+    }
+
+    #[inline]
+    fn release_memory(&mut self) -> Result<()> {
         // If this fails the memory leaks rather than be freed under another stream's work.
         if let Err(error) = self.settle() {
             self.settle_elsewhere(error)?;

@@ -12,6 +12,7 @@ use super::home::{Home, Keep};
 use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
+use crate::ledger;
 use crate::stream::Stream;
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -138,6 +139,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = self.settle() {
             return Err(Failed::new(error, self));
         }
+        self.leave_ledger();
         let address = self.address;
         // Nothing left to free; the handles of pool and stream are dropped as usual.
         self.address = 0;
@@ -154,7 +156,23 @@ impl<T: Pod> DeviceBuffer<T> {
     /// valid at the present point of `stream`, and nobody else may free it. 0 stands for no bytes.
     #[doc(alias = "cuMemFreeAsync")]
     #[inline]
+    #[track_caller]
     pub unsafe fn from_raw(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
+        // SAFETY: the caller's.
+        let buffer = unsafe { Self::taken(stream, address, len) };
+        if ledger::is_on() {
+            buffer.born();
+        }
+        buffer
+    }
+
+    /// As [`from_raw`](Self::from_raw), and the ledger is not told.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(super) unsafe fn taken(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         Self {
             address,
             len: if address == 0 && size_of::<T>() != 0 {
@@ -232,7 +250,7 @@ impl<T: Pod> DeviceBuffer<T> {
         keep: Box<dyn Keep>,
     ) -> Self {
         // SAFETY: the caller vouches for the memory; it is not freed here.
-        let mut buffer = unsafe { Self::from_raw(stream, address, len) };
+        let mut buffer = unsafe { Self::taken(stream, address, len) };
         buffer.home = Home::Kept(keep);
         buffer.device = device;
         buffer

@@ -107,6 +107,7 @@ impl Stream {
     /// # }
     /// ```
     #[doc(alias("cuStreamBeginCapture", "cuStreamEndCapture"))]
+    #[track_caller]
     pub fn capture<R>(
         &self,
         mode: CaptureMode,
@@ -141,11 +142,7 @@ impl Stream {
         for guest in &mut parts.guests {
             guest.is_captured = true;
         }
-        let graph = Graph {
-            raw,
-            context: self.context().clone(),
-            parts,
-        };
+        let graph = Graph::own(self.context(), raw, parts);
         Ok((graph, recorded))
     }
 }

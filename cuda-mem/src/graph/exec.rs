@@ -8,6 +8,7 @@ use super::{Block, Graph, Parts};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::join::order;
+use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Later, Stream, StreamRef};
 use crate::{raw, recording, report};
 
@@ -56,6 +57,7 @@ impl Graph {
     ///
     /// As the driver answers; the graph comes back.
     #[doc(alias("cuGraphInstantiate", "cuGraphInstantiateWithFlags"))]
+    #[track_caller]
     pub fn instantiate(self, kind: Instantiate) -> Result<GraphExec, Failed<Self>> {
         let flags = match kind {
             Instantiate::Plain => 0,
@@ -74,19 +76,28 @@ impl Graph {
             Ok(raw) => {
                 let mut graph = self;
                 let parts = std::mem::replace(&mut graph.parts, Parts::new());
-                Ok(GraphExec {
+                let exec = GraphExec {
                     raw,
                     kind,
                     parts,
                     alive: None,
                     graph,
-                })
+                };
+                ledger::born(exec.item());
+                Ok(exec)
             }
         }
     }
 }
 
 impl GraphExec {
+    fn item(&self) -> Item {
+        let device = self.context().device();
+        Item::new(LedgerKind::GraphExec, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
     /// The context that the work is for.
     #[must_use]
     pub fn context(&self) -> &Context {
@@ -254,6 +265,7 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         self.free_at_last();
+        ledger::ended(&self.item());
         let table = self.graph.context.driver().table();
         // SAFETY: the instance is this value's.
         report::release("graph instance", || unsafe {

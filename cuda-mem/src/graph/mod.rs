@@ -22,6 +22,7 @@ use cuda_driver_sys::{CUdeviceptr, CUgraph};
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, report};
 
 use adopted::Guest;
@@ -116,14 +117,30 @@ impl Graph {
     ///
     /// As the driver answers.
     #[doc(alias = "cuGraphCreate")]
+    #[track_caller]
     pub fn new(context: &Context) -> Result<Self> {
         // SAFETY: the driver is initialised.
         let raw = unsafe { raw::graph::create(context.driver().table()) }?;
-        Ok(Self {
+        Ok(Self::own(context, raw, Parts::new()))
+    }
+
+    /// Makes the one that destroys the graph.
+    #[track_caller]
+    fn own(context: &Context, raw: CUgraph, parts: Parts) -> Self {
+        let graph = Self {
             raw,
             context: context.clone(),
-            parts: Parts::new(),
-        })
+            parts,
+        };
+        ledger::born(graph.item());
+        graph
+    }
+
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Graph, self.raw)
+            .of(device.driver())
+            .on(device)
     }
 
     /// The context that the work is for.
@@ -159,6 +176,7 @@ impl Drop for Graph {
         if self.raw.is_null() {
             return;
         }
+        ledger::ended(&self.item());
         let table = self.context.driver().table();
         // SAFETY: the graph is this value's, and no instance has been made of it.
         report::release("graph", || unsafe { raw::graph::destroy(table, self.raw) });

@@ -11,7 +11,7 @@ use super::{Adopted, Block, Graph, Left};
 use crate::buffer::bytes_of;
 use crate::copy::pattern;
 use crate::error::{Error, Result};
-use crate::raw;
+use crate::{ledger, raw};
 
 /// A node of a graph, for others to come after.
 #[derive(Clone, Copy, Debug)]
@@ -362,9 +362,14 @@ impl Graph {
             Err(error) => return failed(error, child),
         };
         let table = self.context.driver().table();
+        let item = child.item();
+        let ended = ledger::ended(&item);
         // SAFETY: both graphs are live and the nodes are this one's; the child is given up below.
         match unsafe { raw::graph::add_child(table, self.raw, &after, child.raw) } {
-            Err(error) => failed(error, child),
+            Err(error) => {
+                ledger::again(&item, ended);
+                failed(error, child)
+            }
             Ok(node) => {
                 let mut child = child;
                 child.raw = std::ptr::null_mut();

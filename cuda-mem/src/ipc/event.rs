@@ -39,6 +39,7 @@ impl Context {
     /// [`PeerGone`](ErrorKind::PeerGone) if there is no such event any more;
     /// [`InvalidContext`](ErrorKind::InvalidContext) in the process that made it (measured).
     #[doc(alias = "cuIpcOpenEventHandle")]
+    #[track_caller]
     pub fn import_event(&self, handle: &EventHandle) -> Result<Event> {
         let current = self.bind()?;
         // SAFETY: this context is current, and a driver wrote the handle.

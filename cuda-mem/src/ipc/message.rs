@@ -41,6 +41,7 @@ impl Channel {
     ///
     /// As [`receive`](Self::receive) and [`ImportedPool::from_fd`];
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    #[track_caller]
     pub fn receive_pool(&self, device: &Device) -> Result<ImportedPool> {
         let message = self.receive()?;
         match (
@@ -88,6 +89,7 @@ impl Channel {
     ///
     /// As [`receive`](Self::receive) and [`ImportedPool::import`];
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    #[track_caller]
     pub unsafe fn receive_buffer<T: Pod>(
         &self,
         pool: &ImportedPool,
@@ -174,6 +176,7 @@ impl Channel {
     ///
     /// As [`receive`](Self::receive) and [`Context::import_event`];
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    #[track_caller]
     pub fn receive_event(&self, context: &Context) -> Result<Event> {
         context.import_event(&EventHandle::from_bytes(&self.receive()?.bytes)?)
     }

@@ -9,6 +9,7 @@ use super::registry;
 use crate::buffer::{DeviceBuffer, Keep};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::pool;
 use crate::stream::Stream;
 use crate::{raw, report};
@@ -71,6 +72,7 @@ impl ImportedPool {
     /// buffer is not as large as it says, if it is no buffer of this pool, or if the stream's device has
     /// no access; else as the driver answers. Nothing stays imported then.
     #[doc(alias = "cuMemPoolImportPointer")]
+    #[track_caller]
     pub unsafe fn import<T: Pod>(
         &self,
         stream: &Stream,
@@ -85,6 +87,7 @@ impl ImportedPool {
     /// # Safety
     ///
     /// As there.
+    #[track_caller]
     pub(super) unsafe fn import_as<T: Pod>(
         &self,
         stream: &Stream,
@@ -106,6 +109,7 @@ impl ImportedPool {
     ///
     /// As there.
     #[doc(alias = "cuMemPoolImportPointer")]
+    #[track_caller]
     pub unsafe fn import_token<T: Pod>(
         &self,
         stream: &Stream,
@@ -119,6 +123,7 @@ impl ImportedPool {
     /// # Safety
     ///
     /// As [`import`](Self::import).
+    #[track_caller]
     unsafe fn import_with<T: Pod>(
         &self,
         stream: &Stream,
@@ -147,8 +152,10 @@ impl ImportedPool {
         let mapping = Box::new(Mapping {
             pool: self.clone(),
             address,
+            bytes,
             number,
         });
+        ledger::born(mapping.item());
         match self.look_at(address, bytes) {
             // SAFETY: the caller vouches for the memory, which stays mapped until the mapping is
             // released, and that is in the order of this stream and of all others that have it.
@@ -194,8 +201,18 @@ impl ImportedPool {
 struct Mapping {
     pool: ImportedPool,
     address: CUdeviceptr,
+    bytes: usize,
     /// By which the other end of a channel knows it.
     number: Option<u64>,
+}
+
+impl Mapping {
+    /// By its own place: a buffer that is imported twice has one address.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::ImportedBuffer, std::ptr::from_ref(self))
+            .on(self.pool.device())
+            .bytes(self.bytes)
+    }
 }
 
 impl Keep for Mapping {
@@ -204,6 +221,7 @@ impl Keep for Mapping {
     }
 
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
+        ledger::ended(&self.item());
         let pool = &self.pool;
         registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream)
     }

@@ -13,6 +13,7 @@ use super::registry;
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::pool::{self, MemoryPool};
 use crate::{raw, report};
@@ -157,6 +158,7 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        ledger::ended(&self.item());
         let (driver, pool) = (self.device.driver(), self.raw);
         report::release("imported pool", || registry::release_pool(driver, pool));
     }
@@ -173,6 +175,7 @@ impl ImportedPool {
     /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot reach the memory; else as the driver
     /// answers.
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    #[track_caller]
     pub fn from_fd(device: &Device, descriptor: impl AsFd) -> Result<Self> {
         let number = descriptor.as_fd().as_raw_fd();
         Self::open(device, || {
@@ -195,6 +198,7 @@ impl ImportedPool {
     /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric; else as
     /// [`from_fd`](Self::from_fd).
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    #[track_caller]
     pub fn from_fabric(device: &Device, handle: &FabricHandle) -> Result<Self> {
         Self::open(device, || {
             // SAFETY: a driver wrote the handle, and no pool ends meanwhile.
@@ -202,6 +206,7 @@ impl ImportedPool {
         })
     }
 
+    #[track_caller]
     fn open(device: &Device, import: impl FnOnce() -> Result<CUmemoryPool>) -> Result<Self> {
         let raw = registry::import_pool(device.driver(), import)?;
         // Owned from here, so that a failure below gives it back.
@@ -209,6 +214,7 @@ impl ImportedPool {
             device: *device,
             raw,
         }));
+        ledger::born(pool.0.item());
         // The exporter's access is not inherited (R54).
         pool.accessible_from(device)?;
         Ok(pool)
@@ -252,6 +258,11 @@ impl ImportedPool {
 }
 
 impl Inner {
+    /// By its own place: importing a pool twice gives the same handle.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::ImportedPool, std::ptr::from_ref(self)).on(self.device)
+    }
+
     fn reaches(&self, device: &Device) -> Result<bool> {
         self.check_driver(device)?;
         let location = Location::Device(*device).to_raw();

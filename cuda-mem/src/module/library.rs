@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, recording, report};
 
 /// Code that is loaded once and comes to a device when a function is first taken for it. Needs CUDA 12.0;
@@ -48,8 +49,15 @@ unsafe impl Send for Loaded {}
 // SAFETY: as for `Send`; the list and the logs are behind locks.
 unsafe impl Sync for Loaded {}
 
+impl Loaded {
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::Library, self.raw).of(self.driver)
+    }
+}
+
 impl Drop for Loaded {
     fn drop(&mut self) {
+        ledger::ended(&self.item());
         let table = self.driver.table();
         report::release("library", || {
             recording::kept_out(table, || {
@@ -70,6 +78,7 @@ impl Driver {
     /// [`InvalidImage`](crate::ErrorKind::InvalidImage) as for
     /// [`Context::load`](crate::Context::load). A driver that compiles later says so when a function is taken.
     #[doc(alias("cuLibraryLoadData", "cuLibraryLoadFromFile"))]
+    #[track_caller]
     pub fn load_library(&self, image: &Image<'_>) -> Result<Library> {
         self.require_version("loading code for no context", CudaVersion::new(12, 0))?;
         if self.loading_mode()? == LoadingMode::Eager {
@@ -80,12 +89,14 @@ impl Driver {
         // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
         let (raw, logs) = unsafe { raw::module::load_library(self.table(), image.bytes()) }
             .map_err(|error| error.asked(|| format!("{image:?} as a library")))?;
-        Ok(Library(Arc::new(Loaded {
+        let loaded = Loaded {
             driver: *self,
             raw,
             logs: Mutex::new(logs),
             devices: Mutex::default(),
-        })))
+        };
+        ledger::born(loaded.item());
+        Ok(Library(Arc::new(loaded)))
     }
 }
 

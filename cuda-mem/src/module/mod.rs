@@ -20,6 +20,7 @@ pub use library::Library;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, recording, report};
 
 /// Code that is loaded into one context, so on one device. Unloaded when the last handle, or function of it, is
@@ -61,8 +62,18 @@ unsafe impl Send for Loaded {}
 // SAFETY: as for `Send`; nothing is changed through a shared handle.
 unsafe impl Sync for Loaded {}
 
+impl Loaded {
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Module, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+}
+
 impl Drop for Loaded {
     fn drop(&mut self) {
+        ledger::ended(&self.item());
         let table = self.context.driver().table();
         report::release("module", || {
             let _current = self.context.bind()?;
@@ -116,16 +127,19 @@ impl Context {
     /// [`InvalidImage`](crate::ErrorKind::InvalidImage) if it is not for this device or driver, or is no
     /// code; what the compiler said is in [`Error::jit_log`]. Else as the driver answers.
     #[doc(alias("cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoad"))]
+    #[track_caller]
     pub fn load(&self, image: &Image<'_>) -> Result<Module> {
         let table = self.driver().table();
         let _current = self.bind()?;
         // SAFETY: the context is current; PTX ends in 0, and for a binary its maker has vouched.
         let raw = unsafe { raw::module::load(table, image.bytes()) }
             .map_err(|error| error.asked(|| format!("{image:?} for {:?}", self.device())))?;
-        Ok(Module(Arc::new(Loaded {
+        let loaded = Loaded {
             context: self.clone(),
             raw,
-        })))
+        };
+        ledger::born(loaded.item());
+        Ok(Module(Arc::new(loaded)))
     }
 }
 

@@ -110,6 +110,7 @@ impl PoolBuilder {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemPoolCreate")]
+    #[track_caller]
     pub fn build(self) -> Result<MemoryPool> {
         let raw = self.create()?;
         // Owned from here, so that a failure below destroys the pool.

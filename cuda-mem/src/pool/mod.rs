@@ -31,6 +31,7 @@ use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
 use crate::later;
+use crate::ledger::{self, Item, LedgerKind};
 use crate::location::{AllocationType, Location};
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
@@ -113,6 +114,7 @@ impl Drop for Inner {
             return;
         }
         default::forget(self.driver, self.raw);
+        ledger::ended(&self.item());
         report::release("memory pool", || self.remains().lay_down());
     }
 }
@@ -136,6 +138,16 @@ impl Inner {
             scopes: Mutex::default(),
             sharing: sharing::Sharing::default(),
         }
+    }
+
+    fn item(&self) -> Item {
+        let device = match self.location {
+            Location::Device(device) => Some(device),
+            _ => None,
+        };
+        Item::new(LedgerKind::Pool, self.raw)
+            .of(self.driver)
+            .on(device)
     }
 
     /// What has to be destroyed.
@@ -188,6 +200,7 @@ impl MemoryPool {
     }
 
     /// Takes over a pool that the driver made.
+    #[track_caller]
     fn own(
         driver: Driver,
         place: (Location, AllocationType),
@@ -197,7 +210,13 @@ impl MemoryPool {
         later::sweep();
         let mut inner = Inner::new(driver, place, raw, Owner::Us);
         inner.sharing.handle_types = handle_types;
+        ledger::born(inner.item());
         Self::share(inner)
+    }
+
+    /// Takes the pool out of the ledger: nobody is to give it back.
+    pub(crate) fn leave_ledger(&self) {
+        ledger::ended(&self.0.0.item());
     }
 
     fn share(inner: Inner) -> Self {
@@ -243,6 +262,8 @@ impl MemoryPool {
         };
         // The handle in the list is of the shared value that this was.
         default::forget(inner.driver, inner.raw);
+        let item = inner.item();
+        let ended = ledger::ended(&item);
         let mut remains = inner.remains();
         // Twice: it stays the current pool if it cannot be closed, and while it is current, others may
         // still get memory from it.
@@ -255,6 +276,7 @@ impl MemoryPool {
             Ok(true) => remains.destroy(),
             Ok(false) => Err(Error::memory_in_use()),
             Err(error) => {
+                ledger::again(&item, ended);
                 let pool = Self::share(inner);
                 return Err(Failed::new(error, pool));
             }
@@ -264,7 +286,10 @@ impl MemoryPool {
                 inner.owner = Owner::Nobody;
                 withdrawn.map_err(Failed::lost)
             }
-            Err(error) if error.had_no_effect() => Err(Failed::new(error, Self::share(inner))),
+            Err(error) if error.had_no_effect() => {
+                ledger::again(&item, ended);
+                Err(Failed::new(error, Self::share(inner)))
+            }
             Err(error) => {
                 // The driver may have destroyed it all the same, and may use the handle again.
                 inner.owner = Owner::Nobody;

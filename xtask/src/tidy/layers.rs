@@ -12,11 +12,13 @@ const LAYERS: [&str; 36] = [
     "error",
     "report",
     "origin",
+    "table",
     "later",
     "raw",
     "recording",
     "driver",
     "device",
+    "ledger",
     "nvml",
     "location",
     "pointer",
@@ -44,7 +46,6 @@ const LAYERS: [&str; 36] = [
     "placement",
     "window",
     "module",
-    "ledger",
 ];
 
 const LIST: &str = "xtask/src/tidy/layers.rs";

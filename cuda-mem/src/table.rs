@@ -12,7 +12,7 @@ use crate::report;
 
 /// Values by address.
 #[derive(Debug)]
-pub(super) struct Table<V> {
+pub(crate) struct Table<V> {
     places: Vec<Option<(u64, V)>>,
     len: usize,
 }
@@ -57,7 +57,7 @@ impl<V> Table<V> {
 
     /// Notes a value, in place of an earlier one.
     #[inline]
-    pub(super) fn insert(&mut self, address: u64, value: V) {
+    pub(crate) fn insert(&mut self, address: u64, value: V) {
         if (self.len + 1) * 2 > self.places.len() {
             self.grow();
         }
@@ -80,7 +80,7 @@ impl<V> Table<V> {
 
     /// Takes a value out.
     #[inline]
-    pub(super) fn remove(&mut self, address: u64) -> Option<V> {
+    pub(crate) fn remove(&mut self, address: u64) -> Option<V> {
         if self.len == 0 {
             return None;
         }
@@ -103,7 +103,7 @@ impl<V> Table<V> {
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(u64, V)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(u64, V)> {
         self.places.iter().flatten()
     }
 }
@@ -111,7 +111,7 @@ impl<V> Table<V> {
 /// Tables with a lock each, so that threads seldom wait for each other. In a fork, where nobody may be left to
 /// unlock them, there is nothing in them.
 #[derive(Debug)]
-pub(super) struct Shards<V>([Shard<V>; 16]);
+pub(crate) struct Shards<V>([Shard<V>; 16]);
 
 /// On cache lines of its own.
 #[derive(Debug)]
@@ -131,14 +131,38 @@ impl<V> Shards<V> {
     }
 
     #[inline]
-    pub(super) fn insert(&self, address: u64, value: V) {
+    pub(crate) fn insert(&self, address: u64, value: V) {
         if !report::is_forked() {
             self.shard(address).lock().insert(address, value);
         }
     }
 
+    /// As [`insert`](Self::insert), if `still` says so under the lock. What comes too late for a
+    /// [`clear`](Self::clear) can be kept out by it.
+    pub(crate) fn insert_if(&self, address: u64, value: V, still: impl FnOnce() -> bool) {
+        if report::is_forked() {
+            return;
+        }
+        let mut table = self.shard(address).lock();
+        if still() {
+            table.insert(address, value);
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        if report::is_forked() {
+            return;
+        }
+        for shard in &self.0 {
+            let table = std::mem::take(&mut *shard.0.lock());
+            // Not under the lock: values may have destructors.
+            drop(table);
+        }
+    }
+
     #[inline]
-    pub(super) fn remove(&self, address: u64) -> Option<V> {
+    pub(crate) fn remove(&self, address: u64) -> Option<V> {
         if report::is_forked() {
             return None;
         }
@@ -146,7 +170,7 @@ impl<V> Shards<V> {
     }
 
     /// How many there are. Not one moment's picture while other threads are at work.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         if report::is_forked() {
             return 0;
         }
@@ -154,7 +178,7 @@ impl<V> Shards<V> {
     }
 
     /// Looks at all, shard by shard.
-    pub(super) fn for_each(&self, mut look: impl FnMut(u64, &V)) {
+    pub(crate) fn for_each(&self, mut look: impl FnMut(u64, &V)) {
         if report::is_forked() {
             return;
         }
@@ -213,5 +237,10 @@ mod tests {
         assert_eq!(shards.remove(7 << 21), Some(7));
         assert_eq!(shards.remove(7 << 21), None);
         assert_eq!(shards.len(), 999);
+        shards.clear();
+        shards.insert_if(1 << 21, 1, || false);
+        assert_eq!(shards.len(), 0);
+        shards.insert_if(1 << 21, 1, || true);
+        assert_eq!(shards.len(), 1);
     }
 }

@@ -1,0 +1,67 @@
+//! Buffers in the ledger.
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use super::DeviceBuffer;
+use super::home::Home;
+use crate::error::Result;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::StreamRef;
+
+/// The memory of a buffer, for the ledger.
+pub(super) fn item(address: CUdeviceptr, bytes: usize, stream: StreamRef<'_>) -> Item {
+    Item::new(LedgerKind::Buffer, address)
+        .of(stream.context().driver())
+        .bytes(bytes)
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Bytes that go back at the end: there may be room for more than the buffer shows.
+    pub(super) fn held_bytes(&self) -> usize {
+        match &self.home {
+            Home::Resource(_, layout) => layout.size(),
+            _ => self.size_bytes(),
+        }
+    }
+
+    /// What the ledger lists: memory that is the buffer's to give back.
+    fn item(&self) -> Option<Item> {
+        if self.address == 0 || matches!(self.home, Home::Kept(_)) {
+            return None;
+        }
+        let item = item(self.address, self.held_bytes(), self.stream.as_ref());
+        Some(item.on(self.device))
+    }
+
+    #[cold]
+    #[track_caller]
+    pub(super) fn born(&self) {
+        if let Some(item) = self.item() {
+            ledger::born(item);
+        }
+    }
+
+    /// The memory goes out of hand.
+    #[cold]
+    pub(super) fn leave_ledger(&self) {
+        if let Some(item) = self.item() {
+            ledger::ended(&item);
+        }
+    }
+
+    /// As [`release_memory`](Self::release_memory), and the ledger is told.
+    #[cold]
+    pub(super) fn release_listed(&mut self) -> Result<()> {
+        let Some(item) = self.item() else {
+            return self.release_memory();
+        };
+        // Before the memory goes: from then on another thread may get the same address.
+        let ended = ledger::ended(&item);
+        let released = self.release_memory();
+        if self.address != 0 {
+            ledger::again(&item, ended);
+        }
+        released
+    }
+}

@@ -1,0 +1,72 @@
+//! What kinds of objects the ledger knows.
+
+use std::fmt;
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// What an object in the [`Ledger`](crate::Ledger) is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum LedgerKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl LedgerKind {
+            /// All of them.
+            pub(crate) const ALL: &[Self] = &[$(Self::$kind),*];
+
+            fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Memory of a [`DeviceBuffer`](crate::DeviceBuffer), whoever takes it back.
+    Buffer = "buffer",
+    /// A buffer of another process, mapped here.
+    ImportedBuffer = "imported buffer",
+    /// A [`MemoryPool`](crate::MemoryPool). What it keeps is in its statistics.
+    Pool = "pool",
+    /// A pool of another process.
+    ImportedPool = "imported pool",
+    /// An [`Arena`](crate::Arena). What it keeps is in its statistics.
+    Arena = "arena",
+    /// A primary context that is [retained](crate::Device::primary_context).
+    Context = "context",
+    /// A [`Stream`](crate::Stream) that its last handle destroys.
+    Stream = "stream",
+    /// An [`Event`](crate::Event).
+    Event = "event",
+    /// A [`Module`](crate::Module).
+    Module = "module",
+    /// A [`Library`](crate::Library).
+    Library = "library",
+    /// A [`Graph`](crate::Graph), also one inside an instance.
+    Graph = "graph",
+    /// A [`GraphExec`](crate::GraphExec).
+    GraphExec = "graph instance",
+    /// Physical memory, mapped or not.
+    PhysicalMemory = "physical memory",
+    /// Reserved addresses.
+    AddressRange = "address range",
+    /// Physical memory at an address.
+    Mapping = "mapping",
+    /// Pinned memory of the host.
+    PinnedMemory = "pinned memory",
+    /// Memory of the host that is registered with the driver.
+    RegisteredMemory = "registered memory",
+    /// Managed memory.
+    ManagedMemory = "managed memory",
+    /// Memory of a device that the host sees.
+    Window = "window",
+}
+
+impl fmt::Display for LedgerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

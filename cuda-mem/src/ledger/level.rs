@@ -1,0 +1,134 @@
+//! How much is noted.
+
+use std::fmt;
+use std::io::Write as _;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::Error;
+
+/// How much the [`Ledger`](crate::Ledger) notes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum LedgerLevel {
+    /// Nothing. What this costs is reading one number, per object made and ended.
+    #[default]
+    Off,
+    /// How many objects there are of each kind, and their bytes: additions to two numbers.
+    Bytes,
+    /// Every object by itself, with the line of the program that made it: a lock, a clock and a table entry.
+    Origins,
+}
+
+impl LedgerLevel {
+    const NAMES: [(&str, Self); 3] = [
+        ("off", Self::Off),
+        ("bytes", Self::Bytes),
+        ("origins", Self::Origins),
+    ];
+}
+
+impl fmt::Display for LedgerLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Off => "off",
+            Self::Bytes => "bytes",
+            Self::Origins => "origins",
+        })
+    }
+}
+
+/// From `off`, `bytes` or `origins`.
+impl FromStr for LedgerLevel {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, level)| *level).ok_or_else(|| {
+            Error::invalid(format!(
+                "no level of the ledger is called {name:?}; it is off, bytes or origins"
+            ))
+        })
+    }
+}
+
+/// The level before the program sets one.
+const VARIABLE: &str = "CUDA_MEM_LEDGER";
+
+/// The variable was not read yet.
+const UNREAD: u8 = u8::MAX;
+const OFF: u8 = LedgerLevel::Off as u8;
+
+static LEVEL: AtomicU8 = AtomicU8::new(UNREAD);
+
+/// Whether there may be something to note. All that the usual way of an allocation pays.
+#[inline]
+pub(super) fn is_on() -> bool {
+    LEVEL.load(Ordering::Relaxed) != OFF
+}
+
+pub(super) fn level() -> LedgerLevel {
+    match LEVEL.load(Ordering::Relaxed) {
+        UNREAD => read(),
+        known => decode(known),
+    }
+}
+
+pub(super) fn set_level(level: LedgerLevel) {
+    LEVEL.store(level as u8, Ordering::Relaxed);
+}
+
+fn decode(level: u8) -> LedgerLevel {
+    const BYTES: u8 = LedgerLevel::Bytes as u8;
+    const ORIGINS: u8 = LedgerLevel::Origins as u8;
+    match level {
+        BYTES => LedgerLevel::Bytes,
+        ORIGINS => LedgerLevel::Origins,
+        _ => LedgerLevel::Off,
+    }
+}
+
+#[cold]
+fn read() -> LedgerLevel {
+    let text = std::env::var_os(VARIABLE).unwrap_or_default();
+    let text = text.to_string_lossy();
+    let (level, wrong) = match text.trim() {
+        "" => (LedgerLevel::Off, None),
+        text => match text.parse() {
+            Ok(level) => (level, None),
+            Err(error) => (LedgerLevel::Off, Some(error)),
+        },
+    };
+    let order = Ordering::Relaxed;
+    match LEVEL.compare_exchange(UNREAD, level as u8, order, order) {
+        Ok(_) => {
+            if let Some(error) = wrong {
+                // Once, by whoever read it. A variable that is set in vain should not go unnoticed.
+                let _ = writeln!(std::io::stderr(), "{VARIABLE} is ignored: {error}");
+            }
+            level
+        }
+        // Somebody read it too, or set another level meanwhile.
+        Err(now) => decode(now),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_known_by_their_names() {
+        for (name, level) in LedgerLevel::NAMES {
+            assert_eq!(level.to_string(), name);
+            assert_eq!(name.parse::<LedgerLevel>().ok(), Some(level));
+            assert_eq!(decode(level as u8), level);
+        }
+        let error = "all".parse::<LedgerLevel>().map(drop).err();
+        let text = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            text.contains("\"all\"") && text.contains("origins"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,275 @@
+//! The ledger: which objects of this crate are alive, how large they are, and which line made them.
+//!
+//! How a new kind of object joins:
+//! 1. a line in `kind.rs`, and a method of the object that makes its [`Item`] (kind, handle, bytes, device);
+//! 2. `ledger::born(item)` where it is made, with `#[track_caller]` up to the program's call, and
+//!    `ledger::ended(&item)` before the driver gets it back ([`again`] if it did not take it).
+//!
+//! Objects carry no note of their own. They are known by kind and handle, so that they cost nothing while
+//! the ledger is off, and one that was made then is unknown at its end.
+
+mod book;
+mod kind;
+mod level;
+mod scope;
+mod summary;
+
+pub(crate) use book::Ended;
+pub use kind::LedgerKind;
+pub use level::LedgerLevel;
+pub use scope::LedgerScope;
+pub use summary::{LedgerGroup, LedgerReport};
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use level::{level, set_level};
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::{origin, report};
+
+/// Who holds what: every live object of this crate, its size, device, age, and the line that made it.
+///
+/// It is off until the program [enables](Self::enable) it, or the environment does: `CUDA_MEM_LEDGER` is
+/// `off`, `bytes` or `origins`, and read once. While it is off, an object costs the reading of one number
+/// at its birth and one at its end.
+///
+/// Listed is what an object of this crate will give back. Views of somebody else's memory
+/// ([`DeviceBuffer::borrow_raw`](crate::DeviceBuffer::borrow_raw)), addresses that were given out of hand,
+/// and what a [`MemoryResource`](crate::MemoryResource) was asked for directly are not; for the last there
+/// is the [`TrackingAdaptor`](crate::TrackingAdaptor). What a pool or an arena holds beyond its buffers is
+/// in its statistics.
+///
+/// ```
+/// use cuda_mem::{Driver, Ledger, LedgerKind, LedgerLevel, MemoryPool};
+///
+/// # cuda_sim::use_if_no_driver();
+/// Ledger::enable(LedgerLevel::Origins);
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+///
+/// let buffer = pool.alloc::<f32>(&stream, 1000)?; // this line
+/// let report = Ledger::report();
+/// let group = report.of(LedgerKind::Buffer).next().unwrap();
+/// assert_eq!((group.count, group.bytes), (1, 4000));
+/// assert_eq!(group.origin.unwrap().file(), file!());
+/// println!("{report}"); // a table: buffer, context, pool and stream, with their lines
+///
+/// drop(buffer);
+/// assert_eq!(Ledger::report().of(LedgerKind::Buffer).count(), 0);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub enum Ledger {}
+
+/// Only one at a time changes the level.
+static SWITCH: Mutex<()> = Mutex::new(());
+/// How often the ledger was begun anew.
+static EDITION: AtomicU64 = AtomicU64::new(0);
+
+fn edition() -> u64 {
+    EDITION.load(Ordering::Relaxed)
+}
+
+impl Ledger {
+    /// Sets how much is noted, and answers the level before. Another level begins a new ledger: what is
+    /// alive by then is not in it.
+    ///
+    /// At [`Origins`](LedgerLevel::Origins) the end of older objects is ignored.
+    /// [`Bytes`](LedgerLevel::Bytes) cannot tell them apart and takes them off: its numbers are what came
+    /// less what went, and may be below zero. Enable it before the first object is made, as the environment
+    /// does, and while no other thread makes or ends any.
+    ///
+    /// ```
+    /// use cuda_mem::{Ledger, LedgerLevel};
+    ///
+    /// Ledger::enable(LedgerLevel::Bytes);
+    /// assert_eq!(Ledger::level(), LedgerLevel::Bytes);
+    /// assert!(Ledger::report().is_empty());
+    /// ```
+    pub fn enable(level: LedgerLevel) -> LedgerLevel {
+        // In a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return LedgerLevel::Off;
+        }
+        let _alone = SWITCH.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = level::level();
+        if level != before {
+            // First: who is about to note something sees it, or is cleared away.
+            set_level(LedgerLevel::Off);
+            book::clear();
+            EDITION.fetch_add(1, Ordering::Relaxed);
+            set_level(level);
+        }
+        before
+    }
+
+    /// How much is noted.
+    #[must_use]
+    pub fn level() -> LedgerLevel {
+        level()
+    }
+
+    /// What is alive, grouped by where it comes from. In a fork nothing is: what is listed is the parent's.
+    #[must_use]
+    pub fn report() -> LedgerReport {
+        match level() {
+            _ if report::is_forked() => LedgerReport::empty(),
+            LedgerLevel::Off => LedgerReport::empty(),
+            LedgerLevel::Bytes => LedgerReport::of_sums(book::sums()),
+            LedgerLevel::Origins => LedgerReport::of_records(book::listed()),
+        }
+    }
+
+    /// Begins a part of the program that should leave nothing behind. When the guard is dropped, what was
+    /// born meanwhile and is still alive is written to the standard error stream, if there is anything;
+    /// [`LedgerScope::tell`] takes it elsewhere. The level stays as it is: at `Off` there is nothing to say.
+    ///
+    /// As the first line of `main` it tells what the program leaves at its end, whenever `CUDA_MEM_LEDGER`
+    /// asks for it:
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, Ledger};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let _scope = Ledger::scope(); // dropped last
+    /// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn scope() -> LedgerScope {
+        LedgerScope::new()
+    }
+}
+
+/// An object for the ledger. The same one has to be made at its birth and at its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Item {
+    kind: LedgerKind,
+    handle: u64,
+    driver: Option<Driver>,
+    device: Option<Device>,
+    bytes: usize,
+}
+
+impl Item {
+    /// `handle` is what no other object of the kind has while this one lives: the driver's handle, an
+    /// address, or where the object itself lies if it never moves.
+    #[inline]
+    pub(crate) fn new(kind: LedgerKind, handle: impl Handle) -> Self {
+        Self {
+            kind,
+            handle: handle.number(),
+            driver: None,
+            device: None,
+            bytes: 0,
+        }
+    }
+
+    /// Whose handle it is; two drivers may use the same.
+    #[inline]
+    pub(crate) fn of(mut self, driver: Driver) -> Self {
+        self.driver = Some(driver);
+        self
+    }
+
+    /// The device, if it is of one. Only told.
+    #[inline]
+    pub(crate) fn on(mut self, device: impl Into<Option<Device>>) -> Self {
+        self.device = device.into();
+        self
+    }
+
+    /// The size, if it has one.
+    #[inline]
+    pub(crate) fn bytes(mut self, bytes: usize) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    /// Its number in the table of its kind.
+    fn key(&self) -> u64 {
+        let table = self.driver.map(|driver| {
+            let table = std::ptr::from_ref(driver.table());
+            table.addr() as u64
+        });
+        // Handles and tables differ in their low bits, so they do not meet by chance.
+        self.handle ^ table.unwrap_or(0).rotate_left(32)
+    }
+}
+
+/// What objects are told apart by.
+pub(crate) trait Handle {
+    fn number(self) -> u64;
+}
+
+impl Handle for u64 {
+    #[inline]
+    fn number(self) -> u64 {
+        self
+    }
+}
+
+impl<T> Handle for *mut T {
+    #[inline]
+    fn number(self) -> u64 {
+        self.addr() as u64
+    }
+}
+
+impl<T> Handle for *const T {
+    #[inline]
+    fn number(self) -> u64 {
+        self.addr() as u64
+    }
+}
+
+/// Whether there may be something to note. For hot paths, which do the rest elsewhere.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    level::is_on()
+}
+
+/// Notes an object, made for the caller of the function that calls this.
+#[inline]
+#[track_caller]
+pub(crate) fn born(item: Item) {
+    if is_on() {
+        born_from(item, origin::current());
+    }
+}
+
+#[cold]
+fn born_from(item: Item, origin: &'static Location<'static>) {
+    if !report::is_forked() {
+        book::add(&item, origin);
+    }
+}
+
+/// Notes the end of an object. Call it before the driver has the handle back: from then on another thread
+/// may get the same.
+#[inline]
+pub(crate) fn ended(item: &Item) -> Ended {
+    if is_on() {
+        return ended_noted(item);
+    }
+    Ended::UNKNOWN
+}
+
+#[cold]
+fn ended_noted(item: &Item) -> Ended {
+    if report::is_forked() {
+        return Ended::UNKNOWN;
+    }
+    book::remove(item)
+}
+
+/// Takes the end back: the object is still there.
+#[cold]
+pub(crate) fn again(item: &Item, ended: Ended) {
+    if !report::is_forked() {
+        book::put_back(item, ended);
+    }
+}
