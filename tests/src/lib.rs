@@ -11,6 +11,7 @@ pub mod hold;
 pub mod host;
 pub mod lab;
 pub mod managed;
+pub mod ledger;
 pub mod modules;
 pub mod peers;
 pub mod placement;

@@ -1,0 +1,204 @@
+//! What has ended is not listed, however it ended.
+
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{
+    CaptureMode, DeviceBuffer, DeviceVec, ErrorKind, Graph, Ledger, LedgerKind, LedgerLevel,
+    MemoryPool, Resource,
+};
+
+use super::{begin, sum};
+use crate::lab::Lab;
+
+const LEVELS: [LedgerLevel; 2] = [LedgerLevel::Bytes, LedgerLevel::Origins];
+
+/// A million where it is quick: with optimisation. The benchmark of resources runs more of them.
+const PAIRS: usize = if cfg!(debug_assertions) {
+    100_000
+} else {
+    1_000_000
+};
+
+pub(super) fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    for level in LEVELS {
+        begin(level);
+        for nth in 0..PAIRS {
+            drop(pool.alloc::<u8>(&stream, 1 + nth % 5000)?);
+        }
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}
+
+pub(super) fn threads_leave_nothing(lab: &Lab) -> Result<()> {
+    const THREADS: usize = 8;
+    let pool = lab.pool()?;
+    let resource = Resource::from(lab.pool()?);
+    for level in LEVELS {
+        let streams = (0..THREADS).map(|_| lab.stream());
+        let streams = streams.collect::<Result<Vec<_>>>()?;
+        begin(level);
+        let work = |nth: usize| -> Result<_> {
+            let stream = &streams[nth];
+            let mut kept = Vec::new();
+            for round in 0..500 {
+                let small = pool.alloc::<u8>(stream, 1 + round)?;
+                drop(resource.alloc::<u8>(stream, 100)?);
+                if round % 100 == 0 {
+                    kept.push(small);
+                }
+            }
+            Ok(kept)
+        };
+        let kept = thread::scope(|scope| {
+            let work = &work;
+            let threads: Vec<_> = (0..THREADS)
+                .map(|nth| scope.spawn(move || work(nth)))
+                .collect();
+            let ends = threads.into_iter().map(|thread| thread.join());
+            ends.map(|end| end.expect("no thread panics"))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        // 1 + 101 + 201 + 301 + 401 bytes each.
+        let (count, bytes) = (THREADS as i64 * 5, THREADS as i64 * 1005);
+        let found = sum(LedgerKind::Buffer);
+        ensure!(found == (count, bytes), "{level}: {found:?}");
+        let report = Ledger::report();
+        ensure!(report.groups.len() == 1, "one line made them all: {report}");
+        // Freed by another thread than the one that made them.
+        thread::scope(|scope| scope.spawn(|| drop(kept)).join()).expect("no panic");
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}
+
+pub(super) fn every_end_is_noted(lab: &Lab) -> Result<()> {
+    let (device, pool) = (lab.device()?, lab.pool()?);
+    let resource = Resource::from(pool.clone());
+    for level in LEVELS {
+        begin(level);
+        let context = device.primary_context()?;
+        let (stream, other) = (context.stream()?, context.stream()?);
+        let make = || pool.alloc_from(&stream, &[7_u8; 100]);
+        make()?.free()?;
+        make()?.free_on(&other)?;
+        make()?.free_sync()?;
+        drop(make()?.move_to(&other)?);
+        resource.alloc::<u8>(&stream, 100)?.free()?;
+        drop(resource.alloc::<u8>(&stream, 0)?);
+        drop(stream.alloc::<u8>(100)?);
+        let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[1_u8; 10])?;
+        vec.extend_from_slice(&[2; 1000])?;
+        vec.shrink_to_fit()?;
+        drop(vec.into_buffer());
+        {
+            let mut lent = make()?;
+            lent.on(&other)?.fill(1)?;
+        }
+        let closed = MemoryPool::builder(&device).build()?;
+        let clone = closed.clone();
+        let failed = closed.close().expect_err("there is another handle");
+        drop(clone);
+        let closed = failed.object.context("it was not touched")?;
+        ensure!(sum(LedgerKind::Pool).0 == 1);
+        let buffer = closed.alloc::<u8>(&stream, 1)?;
+        let failed = closed.close().expect_err("there is a buffer");
+        ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
+        let closed = failed.object.context("it was not touched")?;
+        ensure!(sum(LedgerKind::Pool).0 == 1);
+        drop(buffer);
+        stream.synchronize()?;
+        closed.close()?;
+        if lab.need(11, 4).is_ok() {
+            let mut graph = Graph::new(&context)?;
+            graph.adopt(make()?);
+            drop(graph.instantiate(cuda_mem::Instantiate::Plain)?);
+            let mut parent = Graph::new(&context)?;
+            parent.add_child(Graph::new(&context)?, &[])?;
+            ensure!(sum(LedgerKind::Graph).0 == 1, "the child is the parent's");
+        }
+        drop((stream, other, context));
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    let resource = Resource::from(lab.pool()?);
+    for level in LEVELS {
+        for from_resource in [false, true] {
+            begin(level);
+            let buffer = if from_resource {
+                resource.alloc::<u8>(&stream, 100)?
+            } else {
+                pool.alloc::<u8>(&stream, 100)?
+            };
+            let line = Ledger::report().groups[0].origin;
+            control.reset();
+            control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+            let failed = buffer.free().expect_err("the simulator was told to");
+            let report = Ledger::report();
+            ensure!((report.count(), report.bytes()) == (1, 100), "{report}");
+            ensure!(report.groups[0].origin == line, "{report}");
+            drop(failed);
+            Ledger::report().require_empty()?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    for level in LEVELS {
+        begin(level);
+        let buffer = pool.alloc::<u8>(&stream, 100)?;
+        let mut during = (0, 0);
+        let (graph, ()) = stream.capture(CaptureMode::ThreadLocal, |_| {
+            drop(buffer);
+            during = sum(LedgerKind::Buffer);
+            Ok(())
+        })?;
+        drop(graph);
+        ensure!(during == (1, 100), "{during:?}");
+        stream.synchronize()?;
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}
+
+pub(super) fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    for level in LEVELS {
+        begin(level);
+        let address = pool.alloc::<u8>(&stream, 100)?.into_raw()?;
+        Ledger::report().require_empty()?;
+        // SAFETY: the address and the number come from a buffer of this stream.
+        let buffer = unsafe { DeviceBuffer::<u8>::from_raw(&stream, address, 100) };
+        ensure!(sum(LedgerKind::Buffer) == (1, 100));
+        drop(buffer);
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}
+
+pub(super) fn views_are_not_listed(lab: &Lab) -> Result<()> {
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    for level in LEVELS {
+        begin(level);
+        let theirs = pool.alloc::<u8>(&stream, 100)?;
+        // SAFETY: the memory is that of `theirs`, which lives longer and frees in the same stream.
+        let view = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, theirs.as_raw(), 100, ()) };
+        ensure!(sum(LedgerKind::Buffer) == (1, 100));
+        drop(view);
+        ensure!(sum(LedgerKind::Buffer) == (1, 100));
+        drop(theirs);
+        Ledger::report().require_empty()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! The level that the environment names, in processes of their own.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Ledger, LedgerLevel};
+
+use crate::lab::Lab;
+
+const LEVEL: &str = "CUDA_MEM_LEDGER";
+/// Says in the other process that it is the one.
+const CHILD: &str = "CUDA_MEM_TEST_LEDGER_CHILD";
+
+/// What a process with this level says on its standard error stream.
+fn said_at(level: &str, test: &str) -> Result<String> {
+    let output = Command::new(std::env::current_exe()?)
+        .args(["--exact", test, "--nocapture"])
+        .env(LEVEL, level)
+        .env(CHILD, level)
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{level}: {said}");
+    Ok(said)
+}
+
+pub(super) fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
+    if let Ok(level) = std::env::var(CHILD) {
+        ensure!(Ledger::level() == level.parse::<LedgerLevel>()?);
+        let _scope = Ledger::scope();
+        std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
+        return Ok(());
+    }
+    let test = "environment::the_environment_chooses_the_level";
+    let said = said_at("off", test)?;
+    ensure!(!said.contains("alive"), "{said}");
+    let said = said_at("bytes", test)?;
+    ensure!(said.contains("1000 B        1  buffer"), "{said}");
+    ensure!(!said.contains(file!()), "{said}");
+    let said = said_at("origins", test)?;
+    ensure!(said.contains("1000 B        1  buffer"), "{said}");
+    ensure!(said.contains(file!()), "{said}");
+    Ok(())
+}
+
+pub(super) fn a_level_that_is_none_is_told(lab: &Lab) -> Result<()> {
+    if std::env::var_os(CHILD).is_some() {
+        drop(lab.stream()?);
+        ensure!(Ledger::level() == LedgerLevel::Off);
+        return Ok(());
+    }
+    let said = said_at("all", "environment::a_level_that_is_none_is_told")?;
+    ensure!(
+        said.matches("CUDA_MEM_LEDGER is ignored").count() == 1,
+        "{said}"
+    );
+    ensure!(said.contains("off, bytes or origins"), "{said}");
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! Objects that are leaked are found, with the line that made them.
+
+use std::mem::forget;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{
+    Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes, Image,
+    ImportedPool, Instantiate, LedgerKind as K, LedgerLevel, ManagedResource, MemoryPool,
+    PinnedResource, Resource, StatisticsAdaptor, Stream,
+};
+
+use super::{begin, find, sum};
+use crate::lab::Lab;
+use crate::modules::PTX;
+
+/// Leaks an object and looks for it.
+fn leak<T>(kind: K, bytes: usize, (object, line): (T, u32)) -> Result<()> {
+    forget(object);
+    find(kind, bytes, file!(), line)
+}
+
+pub(super) fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
+    let (device, stream, pool) = (lab.device()?, lab.stream()?, lab.pool()?);
+    begin(LedgerLevel::Origins);
+    leak(K::Buffer, 400, (pool.alloc::<u32>(&stream, 100)?, line!()))?;
+    let made = (pool.alloc_zeroed::<u8>(&stream, 7)?, line!());
+    leak(K::Buffer, 7, made)?;
+    let made = (pool.alloc_from(&stream, &[1_u16; 3])?, line!());
+    leak(K::Buffer, 6, made)?;
+    leak(K::Buffer, 50, (stream.alloc::<u8>(50)?, line!()))?;
+
+    let address = pool.alloc::<u8>(&stream, 90)?.into_raw()?;
+    // SAFETY: the address comes from a buffer of this stream.
+    let take = |stream: &Stream| unsafe { DeviceBuffer::<u8>::from_raw(stream, address, 90) };
+    let line = line!() - 1;
+    leak(K::Buffer, 90, (take(&stream), line))?;
+
+    let counted = StatisticsAdaptor::new(lab.pool()?);
+    let resources = [
+        Resource::from(pool),
+        Resource::new(counted),
+        Resource::new(DirectResource::new(device)),
+        Resource::new(ManagedResource::new(lab.driver)),
+        Resource::new(PinnedResource::new(lab.driver)),
+        Resource::from(Arena::builder(&device).build()?),
+        device.default_resource()?,
+    ];
+    for (nth, resource) in resources.into_iter().enumerate() {
+        // Of different sizes: they are of one line, and found by being the only ones.
+        begin(LedgerLevel::Origins);
+        let bytes = 1000 + nth;
+        let made = (resource.alloc::<u8>(&stream, bytes)?, line!());
+        leak(K::Buffer, bytes, made)?;
+        let made = (resource.alloc_zeroed::<u8>(&stream, bytes)?, line!());
+        leak(K::Buffer, bytes, made)?;
+        let made = (resource.alloc_from(&stream, &[1_u8; 8])?, line!());
+        leak(K::Buffer, 8, made)?;
+    }
+    Ok(())
+}
+
+pub(super) fn containers_are_found(lab: &Lab) -> Result<()> {
+    let (stream, resource) = (lab.stream()?, Resource::from(lab.pool()?));
+    begin(LedgerLevel::Origins);
+    let made = (DeviceVec::<u32>::zeroed(&stream, 10)?, line!());
+    leak(K::Buffer, 40, made)?;
+    let made = (DeviceVec::<u8>::with_capacity(&stream, 77)?, line!());
+    leak(K::Buffer, 77, made)?;
+    let made = (DeviceScalar::new(&stream, 7_u64)?, line!());
+    leak(K::Buffer, 8, made)?;
+    let made = (DeviceScalar::new_in(&resource, &stream, 7_u8)?, line!());
+    leak(K::Buffer, 1, made)?;
+    // A vector that has grown holds what the growing line asked for, and no more.
+    let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[1_u8; 10])?;
+    let grown = (vec.reserve_exact(90)?, line!());
+    ensure!(vec.capacity() == 100 && vec.len() == 10);
+    find(K::Buffer, 100, file!(), grown.1)?;
+    let before = sum(K::Buffer);
+    forget(vec);
+    ensure!(sum(K::Buffer) == before);
+    Ok(())
+}
+
+pub(super) fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    // The default resource's pool is nobody's to give back.
+    begin(LedgerLevel::Origins);
+    let resource = device.default_resource()?;
+    ensure!(sum(K::Pool) == (0, 0));
+    let made = (MemoryPool::builder(&device).build()?, line!());
+    leak(K::Pool, 0, made)?;
+    leak(K::Arena, 0, (Arena::builder(&device).build()?, line!()))?;
+    leak(K::Arena, 0, (Arena::over(resource.clone()), line!()))?;
+    Ok(())
+}
+
+pub(super) fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let context = device.primary_context()?;
+    begin(LedgerLevel::Origins);
+    // Two retains have one handle.
+    leak(K::Context, 0, (device.primary_context()?, line!()))?;
+    leak(K::Context, 0, (device.primary_context()?, line!()))?;
+    leak(K::Stream, 0, (context.stream()?, line!()))?;
+    leak(K::Event, 0, (context.event()?, line!()))?;
+    leak(K::Event, 0, (context.timing_event()?, line!()))?;
+    leak(K::Event, 0, (context.interprocess_event()?, line!()))?;
+    // A clone is no second object, and streams that are there by themselves are none.
+    let before = sum(K::Stream);
+    let stream = context.stream()?;
+    forget((context.legacy_stream(), context.per_thread_stream()));
+    forget(stream.clone());
+    drop(stream);
+    ensure!(sum(K::Stream) == (before.0 + 1, 0));
+    Ok(())
+}
+
+pub(super) fn code_is_found(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    begin(LedgerLevel::Origins);
+    let image = Image::ptx(PTX)?;
+    leak(K::Module, 0, (context.load(&image)?, line!()))?;
+    // A function keeps its module.
+    let module = context.load(&image)?;
+    let function = module.function("fill")?;
+    drop(module);
+    ensure!(sum(K::Module).0 == 2);
+    drop(function);
+    ensure!(sum(K::Module).0 == 1);
+    if lab.need(12, 0).is_ok() {
+        leak(K::Library, 0, (lab.driver.load_library(&image)?, line!()))?;
+    }
+    Ok(())
+}
+
+pub(super) fn graphs_are_found(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let context = lab.context()?;
+    begin(LedgerLevel::Origins);
+    leak(K::Graph, 0, (Graph::new(&context)?, line!()))?;
+    let stream = context.stream()?;
+    let mode = cuda_mem::CaptureMode::Relaxed;
+    let made = (stream.capture(mode, |_| Ok(()))?, line!());
+    leak(K::Graph, 0, made)?;
+    // An instance holds its graph, and both are listed.
+    let graph = Graph::new(&context)?;
+    let made = (graph.instantiate(Instantiate::Plain)?, line!());
+    leak(K::GraphExec, 0, made)?;
+    ensure!(sum(K::Graph).0 == 3);
+    drop(Graph::new(&context)?.instantiate(Instantiate::Plain)?);
+    ensure!((sum(K::Graph).0, sum(K::GraphExec).0) == (3, 1));
+    Ok(())
+}
+
+pub(super) fn imports_are_found(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let pool = MemoryPool::builder(&device)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .build()?;
+    let descriptor = pool.export_fd()?;
+    begin(LedgerLevel::Origins);
+    let made = (ImportedPool::from_fd(&device, &descriptor)?, line!());
+    let imported = made.0.clone();
+    leak(K::ImportedPool, 0, made)?;
+    // One import, and two handles of it to give back.
+    let again = (ImportedPool::from_fd(&device, &descriptor)?, line!());
+    leak(K::ImportedPool, 0, again)?;
+
+    let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
+    let shared = buffer.export()?;
+    // SAFETY: one stream orders everything; the buffer is not freed.
+    let import = || unsafe { imported.import::<u32>(&stream, &shared) };
+    let line = line!() - 1;
+    leak(K::ImportedBuffer, 400, (import()?, line))?;
+    drop(import()?);
+    ensure!(sum(K::ImportedBuffer) == (1, 400));
+    forget(buffer);
+    Ok(())
+}
+
+pub(super) fn sums_find_every_kind(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    begin(LedgerLevel::Bytes);
+    let context = device.primary_context()?;
+    let stream = context.stream()?;
+    let pool = MemoryPool::builder(&device).build()?;
+    let arena = Arena::builder(&device).build()?;
+    forget(pool.alloc::<u8>(&stream, 1000)?);
+    forget(pool.alloc::<u8>(&stream, 24)?);
+    forget(Resource::from(arena.clone()).alloc::<u8>(&stream, 1024)?);
+    forget((context.event()?, context.load(&Image::ptx(PTX)?)?, arena));
+    forget((pool, stream, context));
+    let expected = [
+        (K::Buffer, 3, 2048),
+        (K::Pool, 1, 0),
+        (K::Arena, 1, 0),
+        (K::Context, 1, 0),
+        (K::Stream, 1, 0),
+        (K::Event, 1, 0),
+        (K::Module, 1, 0),
+    ];
+    for (kind, count, bytes) in expected {
+        ensure!(sum(kind) == (count, bytes), "{kind}: {:?}", sum(kind));
+    }
+    Ok(())
+}
