@@ -26,13 +26,13 @@ const PAIRS: usize = 1000;
 
 /// Hands out one of some thousand addresses after the other, and takes everything back.
 #[derive(Debug)]
-struct Nothing {
+pub(crate) struct Nothing {
     next: AtomicU64,
     properties: MemoryProperties,
 }
 
 impl Nothing {
-    fn new(stream: &Stream) -> Self {
+    pub(crate) fn new(stream: &Stream) -> Self {
         Self {
             next: AtomicU64::new(1),
             properties: MemoryProperties::of_device(stream.device()),

@@ -1,5 +1,5 @@
-//! What memory resources cost: each adaptor by itself, each resource that asks the driver, and all of them
-//! on RMM's `random_allocations`.
+//! What memory resources cost: each adaptor by itself, each resource that asks the driver, the
+//! ledger at each level, and all resources on RMM's `random_allocations`.
 //!
 //! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a
 //! look at the simulated driver.
@@ -8,6 +8,7 @@
 mod common;
 
 mod adaptors;
+mod ledger;
 mod pairs;
 mod workload;
 
@@ -31,6 +32,7 @@ fn main() -> Result<()> {
 
     let adaptors = adaptors::measure(&stream)?;
     let pairs = pairs::measure(driver, &stream, quick)?;
+    let ledger = ledger::measure(driver, &stream)?;
     let runs = workload::measure(driver, &stream, quick)?;
     if json {
         let report = json!({
@@ -41,6 +43,7 @@ fn main() -> Result<()> {
             "cpu": cpu(),
             "adaptors": { "method": adaptors::METHOD, "rows": adaptors::json(&adaptors) },
             "pairs": { "method": pairs::METHOD, "rows": pairs::json(&pairs) },
+            "ledger": { "method": ledger::METHOD, "rows": ledger::json(&ledger) },
             "random_allocations": { "method": workload::METHOD, "rows": workload::json(&runs) },
         });
         println!("{report}");
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
     println!("{heading}");
     adaptors::show(&adaptors);
     pairs::show(&pairs);
+    ledger::show(&ledger);
     workload::show(&runs);
     Ok(())
 }

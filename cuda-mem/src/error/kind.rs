@@ -44,7 +44,8 @@ pub enum ErrorKind {
     System,
     /// A stream is being captured into a graph, and this cannot be done meanwhile.
     Capturing,
-    /// The last launch of a graph left memory allocated that has to be freed first.
+    /// Something is still there that has to go first: memory that the last launch of a graph has left, or
+    /// what the [`Ledger`](crate::Ledger) lists.
     StillAllocated,
     /// Code cannot be loaded: it is for other devices or a newer driver, or is no code.
     /// [`Error::jit_log`](crate::Error::jit_log) may say more.
