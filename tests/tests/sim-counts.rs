@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
-    AlignedAdaptor, DeviceBuffer, DirectResource, LimitAdaptor, ManagedResource, MemoryPool,
-    PinnedResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
+    AlignedAdaptor, DeviceBuffer, DirectResource, Ledger, LedgerLevel, LimitAdaptor,
+    ManagedResource, MemoryPool, PinnedResource, Resource, StatisticsAdaptor, Stream,
+    TrackingAdaptor,
 };
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
@@ -38,6 +39,26 @@ mod counts {
             "{} calls",
             control.calls_total()
         );
+        Ok(())
+    }
+
+    pub(crate) fn the_ledger_calls_no_driver_and_sums_touch_no_heap(lab: &Lab) -> Result<()> {
+        for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
+            let before = Ledger::enable(level);
+            let (pool, stream) = warm(lab)?;
+            let heap = ALLOCATIONS.get();
+            for _ in 0..100 {
+                drop(pool.alloc::<f32>(&stream, 1000)?);
+            }
+            let heap = ALLOCATIONS.get() - heap;
+            Ledger::enable(before);
+            let calls = lab.control()?.calls_total();
+            ensure!(calls == 200, "{level}: {calls} calls");
+            ensure!(
+                level == LedgerLevel::Origins || heap == 0,
+                "{heap} allocations"
+            );
+        }
         Ok(())
     }
 
@@ -222,6 +243,7 @@ static COUNTING: Counting = Counting;
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         counts: allocate_and_drop_are_two_driver_calls, allocate_and_drop_touch_no_heap,
+            the_ledger_calls_no_driver_and_sums_touch_no_heap,
             a_resource_adds_no_call_and_no_heap, memory_of_no_pool_is_freed_behind_a_wait,
             nothing_to_allocate_is_no_call, lending_is_two_calls_at_each_end_and_none_at_home,
             statistics_are_four_calls, the_whole_contract_kept_the_order,

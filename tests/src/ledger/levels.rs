@@ -112,6 +112,8 @@ pub(super) fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
                 alive.swap_remove(nth % alive.len());
             }
         }
+        // What is freed is not in use any more, whatever the driver counts before that.
+        stream.synchronize()?;
         let (count, bytes) = sum(LedgerKind::Buffer);
         ensure!(count == i64::try_from(alive.len())?);
         let used = pool.stats()?.used.current;
