@@ -188,9 +188,11 @@ impl fmt::Display for LedgerReport {
         if self.is_empty() {
             return Ok(());
         }
-        write!(f, "\n{:>10} {:>8}  {:<17}", "bytes", "objects", "kind")?;
+        write!(f, "\n{:>10} {:>8}  ", "bytes", "objects")?;
         if self.level == LedgerLevel::Origins {
-            write!(f, " {:>6} {:>8}  origin", "device", "oldest")?;
+            write!(f, "{:<17} {:>6} {:>8}  origin", "kind", "device", "oldest")?;
+        } else {
+            f.write_str("kind")?;
         }
         for group in &self.groups {
             write!(f, "\n{group}")?;
@@ -203,14 +205,14 @@ impl fmt::Display for LedgerReport {
 impl fmt::Display for LedgerGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = Signed(self.bytes).to_string();
-        write!(f, "{bytes:>10} {:>8}  {:<17}", self.count, self.kind)?;
+        write!(f, "{bytes:>10} {:>8}  ", self.count)?;
         let Some(origin) = self.origin else {
-            return Ok(());
+            return self.kind.fmt(f);
         };
         let device = self.device.map(|device| device.ordinal().to_string());
         let device = device.as_deref().unwrap_or("-");
         let age = Age(self.oldest.unwrap_or_default()).to_string();
-        write!(f, " {device:>6} {age:>8}  {origin}")
+        write!(f, "{:<17} {device:>6} {age:>8}  {origin}", self.kind)
     }
 }
 
