@@ -76,8 +76,8 @@ mod report;
 mod resource;
 mod stats;
 mod stream;
-mod traffic;
 mod table;
+mod traffic;
 mod visible;
 mod vmm;
 
