@@ -13,6 +13,7 @@ use super::loan::{HostLoan, HostMemory, sealed};
 use crate::buffer::bytes_of;
 use crate::context::Context;
 use crate::error::{Error, Failed, OutOfMemory, Result, took_effect};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::resource::{HostFlags, RESOURCE_ALIGNMENT};
 use crate::stream::Stream;
 use crate::{raw, recording, report};
@@ -75,6 +76,7 @@ impl Context {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias("cuMemHostAlloc", "cudaHostAlloc", "cudaMallocHost"))]
+    #[track_caller]
     pub fn pinned<T: Pod>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         self.pinned_with(len, HostFlags::default())
     }
@@ -86,6 +88,7 @@ impl Context {
     ///
     /// As there.
     #[doc(alias("cuMemHostAlloc", "CU_MEMHOSTALLOC_WRITECOMBINED"))]
+    #[track_caller]
     pub fn pinned_with<T: Pod>(&self, len: usize, flags: HostFlags) -> Result<PinnedBuffer<T>> {
         const {
             assert!(
@@ -116,6 +119,7 @@ impl Context {
             Error::invalid(format!("the driver gave no address for {bytes} bytes"))
         })?;
         made.len = len;
+        ledger::born(made.item());
         // SAFETY: the driver handed out this many bytes just now, and nobody else has them.
         unsafe { made.at.cast::<u8>().write_bytes(0, bytes) };
         Ok(made)
@@ -127,6 +131,7 @@ impl Context {
     ///
     /// As [`pinned`](Self::pinned).
     #[doc(alias = "cuMemHostAlloc")]
+    #[track_caller]
     pub fn pinned_from<T: Pod>(&self, from: &[T]) -> Result<PinnedBuffer<T>> {
         let mut made = self.pinned(from.len())?;
         made.copy_from_slice(from);
@@ -236,6 +241,12 @@ impl<T: Pod> PinnedBuffer<T> {
 
     /// Frees the memory, if there is any; afterwards there is none, unless the driver is known to have
     /// done nothing.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::PinnedMemory, self.at.as_ptr())
+            .of(self.context.driver())
+            .bytes(self.size_bytes())
+    }
+
     fn release(&mut self) -> Result<()> {
         if self.size_bytes() == 0 {
             return Ok(());
@@ -244,12 +255,16 @@ impl<T: Pod> PinnedBuffer<T> {
             return Err(Error::forked());
         }
         let table = self.context.driver().table();
+        let item = self.item();
+        let ended = ledger::ended(&item);
         // SAFETY: the memory is from `cuMemHostAlloc` and this value's own; streams that used it were
         // waited for when the loan ended.
         let freed = recording::harmlessly(table, || unsafe { raw::host::free(table, self.raw()) });
         if took_effect(&freed) {
             self.at = NonNull::dangling();
             self.len = 0;
+        } else {
+            ledger::again(&item, ended);
         }
         freed
     }

@@ -15,6 +15,7 @@ use super::device_address;
 use super::loan::{HostLoan, HostMemory, sealed};
 use crate::context::Context;
 use crate::error::{Error, Failed, Result, took_effect};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::Stream;
 use crate::{raw, recording, report};
 
@@ -128,6 +129,7 @@ impl Context {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system does not pin so much; else as the
     /// driver answers.
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
+    #[track_caller]
     pub fn register<'a, T: Pod>(
         &self,
         memory: &'a mut [T],
@@ -161,6 +163,7 @@ impl Context {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
+    #[track_caller]
     pub fn register_boxed<T: Pod>(
         &self,
         memory: Box<[T]>,
@@ -188,6 +191,7 @@ impl Context {
     /// # Safety
     ///
     /// `at` must be that of `len` elements which are the guard's alone while it lives.
+    #[track_caller]
     unsafe fn register_at<'a, T: Pod>(
         &self,
         at: NonNull<T>,
@@ -206,7 +210,7 @@ impl Context {
             })
             .map_err(|error| error.asked(|| format!("{bytes} bytes at {at:p}, {flags:?}")))?;
         }
-        Ok(Registered {
+        let registered = Registered {
             at,
             len,
             context: self.clone(),
@@ -214,7 +218,11 @@ impl Context {
             is_registered: bytes > 0,
             is_boxed: false,
             memory: PhantomData,
-        })
+        };
+        if bytes > 0 {
+            ledger::born(registered.item());
+        }
+        Ok(registered)
     }
 
     /// Some drivers say NOT_SUPPORTED for more than this one reason.
@@ -306,6 +314,12 @@ impl<T: Pod> Registered<'_, T> {
 
     /// Ends the registration, if there is one; afterwards there is none, unless the driver is known to have
     /// done nothing.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::RegisteredMemory, self.at.as_ptr())
+            .of(self.context.driver())
+            .bytes(self.size_bytes())
+    }
+
     fn release(&mut self) -> Result<()> {
         if !self.is_registered {
             return Ok(());
@@ -315,6 +329,8 @@ impl<T: Pod> Registered<'_, T> {
         }
         let table = self.context.driver().table();
         let _current = self.context.bind()?;
+        let item = self.item();
+        let noted = ledger::ended(&item);
         // SAFETY: the memory was registered in this context, which is current; streams that used it were
         // waited for when the loan ended.
         let ended = recording::harmlessly(table, || unsafe {
@@ -322,6 +338,8 @@ impl<T: Pod> Registered<'_, T> {
         });
         if took_effect(&ended) {
             self.is_registered = false;
+        } else {
+            ledger::again(&item, noted);
         }
         ended
     }
@@ -330,8 +348,13 @@ impl<T: Pod> Registered<'_, T> {
     /// the borrow ends now, so even a capture that is spoilt does less harm. Whether it worked.
     fn release_bare(&mut self) -> bool {
         let table = self.context.driver().table();
+        let item = self.item();
+        let noted = ledger::ended(&item);
         // SAFETY: as in `release`, which had no effect. Without its context the driver may refuse.
         self.is_registered = unsafe { raw::host::unregister(table, self.raw()) }.is_err();
+        if self.is_registered {
+            ledger::again(&item, noted);
+        }
         !self.is_registered
     }
 

@@ -55,6 +55,15 @@ impl Keep for Kept {
     }
 }
 
+/// Memory that was found to be a buffer's own.
+struct Own<'a>(MutexGuard<'a, Option<MappedMemory>>);
+
+impl Own<'_> {
+    fn memory(&mut self) -> Result<&mut MappedMemory> {
+        self.0.as_mut().ok_or_else(Error::memory_in_use)
+    }
+}
+
 fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMemory>> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -100,10 +109,11 @@ impl<T: Pod> GrowableBuffer<T> {
             .unwrap_or(usize::MAX)
     }
 
-    /// Changes the memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
-    fn change<R>(&self, change: impl FnOnce(&mut MappedMemory) -> Result<R>) -> Result<R> {
-        match &mut *lock(&self.memory) {
-            Some(memory) if memory.address() == self.buffer.as_raw() => change(memory),
+    /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
+    fn own(&self) -> Result<Own<'_>> {
+        let memory = lock(&self.memory);
+        match &*memory {
+            Some(own) if own.address() == self.buffer.as_raw() => Ok(Own(memory)),
             _ => Err(Error::invalid(
                 "the buffer inside was exchanged with another one; exchange them back".to_owned(),
             )),
@@ -116,9 +126,10 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # Errors
     ///
     /// As [`MappedMemory::grow_to`]. Nothing is changed then.
+    #[track_caller]
     pub fn resize_uninit(&mut self, len: usize) -> Result<()> {
         let bytes = bytes_of::<T>(len)?;
-        self.change(|memory| memory.grow_to(bytes as u64))?;
+        self.own()?.memory()?.grow_to(bytes as u64)?;
         self.buffer.set_len(len);
         Ok(())
     }
@@ -129,6 +140,7 @@ impl<T: Pod> GrowableBuffer<T> {
     ///
     /// As [`resize_uninit`](Self::resize_uninit), and as the driver answers.
     #[doc(alias = "cuMemsetD8Async")]
+    #[track_caller]
     pub fn resize_zeroed(&mut self, len: usize) -> Result<()> {
         let before = self.buffer.len();
         self.resize_uninit(len)?;
@@ -151,7 +163,7 @@ impl<T: Pod> GrowableBuffer<T> {
     pub fn shrink_to_fit(&mut self) -> Result<()> {
         self.finish()?;
         let bytes = self.buffer.size_bytes() as u64;
-        self.change(|memory| memory.shrink_to(bytes))
+        self.own()?.memory()?.shrink_to(bytes)
     }
 
     /// Moves the elements to memory of another place; the address stays. Waits for the stream.
@@ -159,10 +171,11 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # Errors
     ///
     /// As [`MappedMemory::move_to`].
+    #[track_caller]
     pub fn move_memory_to(&mut self, location: Location) -> Result<()> {
         self.finish()?;
         let stream = self.buffer.stream().clone();
-        self.change(|memory| memory.move_to(location, &stream))
+        self.own()?.memory()?.move_to(location, &stream)
     }
 
     /// Nothing uses the memory any more, and the host has seen it.
@@ -179,8 +192,7 @@ impl<T: Pod> GrowableBuffer<T> {
     pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
         let taken = self
             .finish()
-            .and_then(|()| self.change(|_| Ok(())))
-            .and_then(|()| lock(&self.memory).take().ok_or_else(Error::memory_in_use));
+            .and_then(|()| self.own()?.0.take().ok_or_else(Error::memory_in_use));
         match taken {
             // What the buffer releases is not there any more.
             Ok(memory) => Ok(memory),

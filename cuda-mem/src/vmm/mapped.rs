@@ -137,6 +137,7 @@ impl MappedMemoryBuilder {
     /// [`PhysicalMemoryBuilder::create`], [`AddressRange::reserve`] and [`Mapping::set_access`]. Nothing is left
     /// of a failure.
     #[doc(alias("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"))]
+    #[track_caller]
     pub fn map(self, bytes: u64) -> Result<MappedMemory> {
         let granule = self.granule()?;
         let count = self.locations.len() as u64;
@@ -181,6 +182,7 @@ impl MappedMemory {
     }
 
     /// Memory at the end, with an address and access, or nothing new.
+    #[track_caller]
     fn add(&mut self, location: Location, bytes: u64) -> Result<()> {
         let offset = self.size_bytes();
         let memory = self.settings.physical(location).create(bytes)?;
@@ -193,6 +195,7 @@ impl MappedMemory {
         Ok(())
     }
 
+    #[track_caller]
     fn place(&mut self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let mapping = self.range.map(offset, memory)?;
         mapping.set_accesses(&self.settings.accesses)?;
@@ -255,6 +258,7 @@ impl MappedMemory {
     ///
     /// As the driver answers; what was mapped until then stays.
     #[doc(alias = "cuMemMap")]
+    #[track_caller]
     pub fn map(&mut self) -> Result<()> {
         for index in 0..self.parts.len() {
             let part = &self.parts[index];
@@ -292,6 +296,7 @@ impl MappedMemory {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is [reserved](MappedMemoryBuilder::reserve), and
     /// for memory of several devices; else as [`MappedMemoryBuilder::map`]. Nothing is changed then.
+    #[track_caller]
     pub fn grow_to(&mut self, bytes: u64) -> Result<()> {
         let has = self.size_bytes();
         if bytes <= has {
@@ -344,6 +349,7 @@ impl MappedMemory {
     /// As [`MappedMemoryBuilder::map`]. Until the copy is done nothing is changed; if the new memory cannot be
     /// put at the address then, the old one is put back.
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
+    #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
         self.map()?;
         let location = location.known(self.settings.driver);

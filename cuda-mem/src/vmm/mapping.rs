@@ -7,6 +7,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemAccessDesc};
 use super::physical::PhysicalMemory;
 use super::range::AddressRange;
 use crate::error::{Error, Failed, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::pool::Access;
 use crate::{raw, recording, report};
@@ -26,13 +27,22 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    #[track_caller]
     pub(super) fn new(range: AddressRange, offset: u64, memory: PhysicalMemory) -> Self {
-        Self {
+        let mapping = Self {
             range,
             offset,
             memory,
             is_mapped: true,
-        }
+        };
+        ledger::born(mapping.item());
+        mapping
+    }
+
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::Mapping, self.address())
+            .of(self.range.driver())
+            .bytes(self.size_bytes() as usize)
     }
 
     /// Where the memory is. See the type for when it may be used.
@@ -127,8 +137,14 @@ impl Mapping {
 
     fn take_apart(&mut self) -> Result<()> {
         if self.is_mapped {
+            let item = self.item();
+            let ended = ledger::ended(&item);
             // SAFETY: addresses are used by unsafe code only, which vouches for its end before this.
-            unsafe { self.range.unmap(self.offset) }?;
+            let unmapped = unsafe { self.range.unmap(self.offset) };
+            if unmapped.is_err() {
+                ledger::again(&item, ended);
+            }
+            unmapped?;
             self.is_mapped = false;
         }
         Ok(())

@@ -14,6 +14,7 @@ use super::whole;
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::{raw, recording, report};
 
@@ -41,9 +42,23 @@ struct Inner {
     location: Location,
 }
 
+impl Inner {
+    fn item(&self) -> Item {
+        let device = match self.location {
+            Location::Device(device) => Some(device),
+            _ => None,
+        };
+        Item::new(LedgerKind::PhysicalMemory, self.raw)
+            .of(self.driver)
+            .on(device)
+            .bytes(self.bytes as usize)
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let table = self.driver.table();
+        ledger::ended(&self.item());
         report::release("physical memory", || {
             recording::kept_out(table, || {
                 // SAFETY: made by `create` or `import`, and released once. What is mapped stays (R143).
@@ -138,6 +153,7 @@ impl PhysicalMemoryBuilder {
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for a place that the driver is too old for. Else as the
     /// driver answers: a NUMA node that is not there is an invalid value.
     #[doc(alias = "cuMemCreate")]
+    #[track_caller]
     pub fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
         let (what, since) = match self.location {
             Location::Host => ("physical memory of the host", CudaVersion::new(13, 0)),
@@ -154,12 +170,14 @@ impl PhysicalMemoryBuilder {
         .map_err(|error| {
             error.asked(|| format!("{} of physical memory, {}", Bytes(bytes), self.location))
         })?;
-        Ok(PhysicalMemory(Arc::new(Inner {
+        let inner = Inner {
             driver: self.driver,
             raw,
             bytes,
             location: self.location,
-        })))
+        };
+        ledger::born(inner.item());
+        Ok(PhysicalMemory(Arc::new(inner)))
     }
 }
 
@@ -246,6 +264,7 @@ impl PhysicalMemory {
     /// ```
     #[cfg(target_os = "linux")]
     #[doc(alias = "cuMemImportFromShareableHandle")]
+    #[track_caller]
     pub fn import_fd(driver: Driver, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
         let bytes = whole(bytes, 1)?;
         let table = driver.table();
@@ -262,6 +281,7 @@ impl PhysicalMemory {
         let prop = unsafe { raw::vmm::properties(table, raw) }?;
         let (kind, id) = location_parts(prop.location);
         inner.location = Location::from_raw(driver, kind, id);
+        ledger::born(inner.item());
         Ok(Self(Arc::new(inner)))
     }
 

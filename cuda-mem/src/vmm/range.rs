@@ -11,6 +11,7 @@ use super::physical::PhysicalMemory;
 use super::whole;
 use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, recording, report};
 
 /// Addresses that nobody else gets, for memory to be mapped there. They cost nothing. A cheap handle: they are
@@ -45,6 +46,14 @@ struct Inner {
     mapped: Mutex<BTreeMap<u64, u64>>,
 }
 
+impl Inner {
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::AddressRange, self.address)
+            .of(self.driver)
+            .bytes(self.bytes as usize)
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let table = self.driver.table();
@@ -56,6 +65,7 @@ impl Drop for Inner {
             // An unmap failed, so the driver would refuse; the addresses stay with what is there.
             return;
         }
+        ledger::ended(&self.item());
         report::release("address range", || {
             recording::kept_out(table, || {
                 // SAFETY: reserved as a whole, and nothing is mapped there (R142).
@@ -74,6 +84,7 @@ impl AddressRange {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for
     /// another alignment; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there are not so many addresses.
     #[doc(alias = "cuMemAddressReserve")]
+    #[track_caller]
     pub fn reserve(driver: Driver, bytes: u64, align: u64) -> Result<Self> {
         // The granularity is the same wherever memory is (R138): without a device there is none to ask.
         let granule = PhysicalMemory::builder(&driver.device(0)?)
@@ -82,6 +93,7 @@ impl AddressRange {
         Self::in_steps_of(driver, bytes, align, granule)
     }
 
+    #[track_caller]
     pub(super) fn in_steps_of(
         driver: Driver,
         bytes: u64,
@@ -100,13 +112,15 @@ impl AddressRange {
         // SAFETY: the driver is initialised, and the size is whole granules (R138).
         let address = unsafe { raw::vmm::reserve(table, bytes as usize, align_size) }
             .map_err(|error| error.asked(|| format!("addresses for {}", Bytes(bytes))))?;
-        Ok(Self(Arc::new(Inner {
+        let inner = Inner {
             driver,
             address,
             bytes,
             granule,
             mapped: Mutex::default(),
-        })))
+        };
+        ledger::born(inner.item());
+        Ok(Self(Arc::new(inner)))
     }
 
     /// The first address.
@@ -135,6 +149,7 @@ impl AddressRange {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place is no multiple of the granularity, is not
     /// within the range, or has memory already, and for memory of another driver. Else as the driver answers.
     #[doc(alias = "cuMemMap")]
+    #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         memory.require_driver(self.0.driver)?;
         let bytes = memory.size_bytes();
