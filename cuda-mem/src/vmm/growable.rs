@@ -189,6 +189,7 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # Errors
     ///
     /// As the driver answers; the buffer comes back.
+    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
     pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
         let taken = self
             .finish()

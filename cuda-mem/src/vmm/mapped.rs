@@ -46,7 +46,7 @@ use crate::stream::Stream;
 pub struct MappedMemory {
     parts: Vec<Part>,
     range: AddressRange,
-    settings: MappedMemoryBuilder,
+    settings: Box<MappedMemoryBuilder>,
     granule: u64,
     maps: u64,
     moves: u64,
@@ -152,7 +152,7 @@ impl MappedMemoryBuilder {
             maps: 0,
             moves: 0,
             moved_bytes: 0,
-            settings: self,
+            settings: Box::new(self),
         };
         for location in memory.settings.locations.clone() {
             memory.add(location, bytes / count)?;
@@ -353,7 +353,7 @@ impl MappedMemory {
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
         self.map()?;
         let location = location.known(self.settings.driver);
-        let mut settings = self.settings.clone();
+        let mut settings = MappedMemoryBuilder::clone(&self.settings);
         settings.locations = vec![location];
         settings.reserved = 0;
         // The stream's device copies, so it needs access meanwhile.

@@ -2,11 +2,11 @@
 
 use std::mem::forget;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cuda_mem::{
-    Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes, Image,
-    ImportedPool, Instantiate, LedgerKind as K, LedgerLevel, ManagedResource, MemoryPool,
-    PinnedResource, Resource, StatisticsAdaptor, Stream,
+    AddressRange, Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes,
+    Image, ImportedPool, Instantiate, LedgerKind as K, LedgerLevel, ManagedResource, MappedMemory,
+    MemoryPool, PhysicalMemory, PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
 };
 
 use super::{begin, find, sum};
@@ -175,6 +175,43 @@ pub(super) fn imports_are_found(lab: &Lab) -> Result<()> {
     drop(import()?);
     ensure!(sum(K::ImportedBuffer) == (1, 400));
     forget(buffer);
+    Ok(())
+}
+
+pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
+    let (context, device) = (lab.context()?, lab.device()?);
+    begin(LedgerLevel::Origins);
+    leak(K::PinnedMemory, 400, (context.pinned::<u32>(100)?, line!()))?;
+    let boxed = vec![0_u8; 5000].into_boxed_slice();
+    let flags = RegisterFlags::default();
+    let (Ok(made), line) = (context.register_boxed(boxed, flags), line!()) else {
+        bail!("it is not registered");
+    };
+    leak(K::RegisteredMemory, 5000, (made, line))?;
+    let (memory, line) = (PhysicalMemory::builder(&device).create(1)?, line!());
+    let bytes = memory.size_bytes() as usize;
+    leak(K::PhysicalMemory, bytes, (memory.clone(), line))?;
+    let (range, line) = (AddressRange::reserve(lab.driver, 1, 0)?, line!());
+    leak(K::AddressRange, bytes, (range.clone(), line))?;
+    leak(K::Mapping, bytes, (range.map(0, &memory)?, line!()))?;
+    // What is made of them by one call is of its line.
+    begin(LedgerLevel::Origins);
+    let (mapped, line) = (
+        MappedMemory::builder(&device).reserve(64 << 20).map(1)?,
+        line!(),
+    );
+    let stream = lab.stream()?;
+    let Ok(mut buffer) = mapped.into_buffer::<u8>(&stream, 10) else {
+        bail!("no buffer");
+    };
+    find(K::PhysicalMemory, bytes, file!(), line)?;
+    find(K::Mapping, bytes, file!(), line)?;
+    find(K::AddressRange, 64 << 20, file!(), line)?;
+    buffer.resize_zeroed(bytes + 1)?;
+    find(K::PhysicalMemory, bytes, file!(), line!() - 1)?;
+    drop(buffer);
+    ensure!(sum(K::PhysicalMemory) == (0, 0) && sum(K::Mapping) == (0, 0));
+    ensure!(sum(K::AddressRange) == (0, 0));
     Ok(())
 }
 

@@ -39,6 +39,7 @@ pub fn all() -> Vec<Test> {
             code_is_found,
             graphs_are_found,
             imports_are_found,
+            memory_without_pools_is_found,
             sums_find_every_kind;
     });
     all

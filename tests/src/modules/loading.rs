@@ -170,9 +170,11 @@ pub(super) fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
     let file = std::env::temp_dir().join(format!("cuda-mem-{}.cubin", std::process::id()));
     std::fs::write(&file, &binary)?;
     // SAFETY: the driver has made it just now.
-    let images = unsafe { [Image::binary(&binary[..]), Image::open(&file)] };
+    let image = unsafe { Image::binary(&binary[..]) };
+    // SAFETY: as above.
+    let in_file = unsafe { Image::open(&file) };
     std::fs::remove_file(&file)?;
-    for (value, image) in (5_u32..).zip(images) {
+    for (value, image) in (5_u32..).zip([image, in_file]) {
         let fill = context.load(&image?)?.function("fill")?;
         // SAFETY: `fill` takes an address of so many words, a word, and their number.
         unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, value, 100u64)) }?;

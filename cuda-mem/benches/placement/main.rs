@@ -1,0 +1,63 @@
+//! How fast devices and the host reach each kind of memory, by size: what the lines of the placement table rest
+//! on.
+//!
+//! `cargo bench -p cuda-mem --bench placement [-- --json] [--svg FILE]`. `--from FILE` draws and shows what an
+//! earlier run printed as JSON, instead of measuring.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod chart;
+mod kinds;
+mod measure;
+mod show;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use common::{cpu, open};
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value_of = |option: &str| {
+        let at = arguments.iter().position(|argument| argument == option);
+        at.and_then(|at| arguments.get(at + 1)).cloned()
+    };
+    let report = match value_of("--from") {
+        Some(file) => read(&file)?,
+        None => run()?,
+    };
+    if let Some(file) = value_of("--svg") {
+        chart::draw(&report, file.as_ref())?;
+    }
+    if arguments.iter().any(|argument| argument == "--json") {
+        println!("{report}");
+    } else {
+        show::table(&report);
+    }
+    Ok(())
+}
+
+/// The report in what a run has printed, which may stand among other lines.
+fn read(file: &str) -> Result<Value> {
+    let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
+    let line = text.lines().find(|line| line.starts_with('{'));
+    let line = line.context("there is no line of JSON")?;
+    Ok(serde_json::from_str(line)?)
+}
+
+fn run() -> Result<Value> {
+    let (driver, backend) = open()?;
+    let device = driver.device(0)?;
+    let rows = measure::all(&device)?;
+    Ok(json!({
+        "benchmark": "placement",
+        "backend": backend,
+        "device": device.name()?,
+        "driver": driver.version().to_string(),
+        "cpu": cpu(),
+        "cores": std::thread::available_parallelism()?.get(),
+        "method": measure::METHOD,
+        "rows": rows,
+    }))
+}
