@@ -14,7 +14,7 @@ mod tests;
 pub use capabilities::{Capability, DeviceCapabilities, Machine};
 pub use error::PlaceError;
 pub use pages::PageClass;
-pub use reason::Step;
+pub use reason::PlacementStep;
 pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
 
 /// A kind of memory, by the calls of the driver that make it.
@@ -120,7 +120,7 @@ pub struct Placement {
     /// Who fills it with zeros, if the request wants that.
     pub zeroing: Option<Zeroing>,
     /// The line of the decision table that decided.
-    pub step: Step,
+    pub step: PlacementStep,
 }
 
 impl Placement {

@@ -7,7 +7,7 @@ use super::capabilities::Capability;
 use super::error::PlaceError;
 use super::pages::{PageClass, TWO_MIB, whole};
 use super::policy::{Case, Chosen};
-use super::reason::Step;
+use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Lifetime};
 
 type Result<T> = std::result::Result<T, PlaceError>;

@@ -5,7 +5,7 @@
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
 use super::error::PlaceError;
 use super::pages::{LIMIT, PageClass, TWO_MIB, counted, whole};
-use super::reason::Step;
+use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime, PlacementRequest};
 use super::{Grant, Placement, PlacementKind, Zeroing};
 use crate::device::HandleTypes;

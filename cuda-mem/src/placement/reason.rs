@@ -10,7 +10,7 @@ use crate::error::Bytes;
 /// A line of the decision table. Shown by its name in the table, such as `4e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Step {
+pub enum PlacementStep {
     /// 1a: exported by `cuIpcGetMemHandle`.
     LegacyIpc,
     /// 1b: exported as a dma-buf.
@@ -45,7 +45,7 @@ pub enum Step {
     AskedPages,
 }
 
-impl Step {
+impl PlacementStep {
     /// Its name in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -70,7 +70,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for PlacementStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -81,6 +81,7 @@ impl Placement {
     #[must_use]
     pub fn why(&self) -> &'static str {
         use PlacementKind as K;
+        use PlacementStep as Step;
         match (self.step, self.kind) {
             (Step::LegacyIpc, _) => "cuIpcGetMemHandle takes no other memory",
             (Step::DmaBuf, K::Vmm) => "mapped memory may be used by other devices of the bus here",

@@ -437,6 +437,31 @@ fn record() -> impl Strategy<Value = DeviceCapabilities> {
     })
 }
 
+/// The same machine with one thing more, in every way there is.
+fn richer(machine: &Machine) -> Vec<Machine> {
+    let mut all = Vec::new();
+    for (index, device) in machine.devices.iter().enumerate() {
+        let mut add = |change: &dyn Fn(&mut DeviceCapabilities)| {
+            let mut richer = machine.clone();
+            change(&mut richer.devices[index]);
+            all.push(richer);
+        };
+        for &capability in Capability::ALL {
+            if !device.has(capability) {
+                add(&|device| device.set(capability, true));
+            }
+        }
+        add(&|device| device.pool_handle_types = HandleTypes::all());
+        if device.host_numa_node.is_none() {
+            add(&|device| device.host_numa_node = Some(0));
+        }
+        for to in (0..machine.devices.len()).filter(|to| !device.reaches.contains(to)) {
+            add(&|device| device.reaches.push(to));
+        }
+    }
+    all
+}
+
 #[test]
 fn any_size_on_any_machine_keeps_the_invariants() {
     let machines = proptest::collection::vec(record(), 1..4);
@@ -450,7 +475,7 @@ fn any_size_on_any_machine_keeps_the_invariants() {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     let all = (size(), machines, who, what, page, flags);
     cases(
-        20_000,
+        5_000,
         &all,
         |(bytes, devices, (home, peers), (access, lifetime, export), page_size, flags)| {
             let machine = Machine::new(devices);
@@ -469,7 +494,12 @@ fn any_size_on_any_machine_keeps_the_invariants() {
             match request.place(&machine) {
                 Ok(placement) => {
                     check_text(&placement);
-                    check(&request, &machine, &placement).map_err(TestCaseError::fail)
+                    check(&request, &machine, &placement).map_err(TestCaseError::fail)?;
+                    for richer in richer(&machine) {
+                        let answer = request.place(&richer);
+                        prop_assert!(answer.is_ok(), "{request:?} on {richer:?}: {answer:?}");
+                    }
+                    Ok(())
                 }
                 Err(error) => {
                     // An error says something, and says it of devices that are there.
