@@ -1,10 +1,12 @@
-//! Every line of the decision table by name, every error, and in `sweep` all of it against the invariants.
+//! Every line of the decision table by name, the errors, and all of it against the invariants.
 
+mod any;
+mod invariants;
+mod refusals;
 mod sweep;
 
 use super::*;
 use crate::device::HandleTypes;
-use crate::error::{Error, ErrorKind};
 use AccessPattern as A;
 use PlacementKind as K;
 
@@ -68,11 +70,6 @@ fn expect(request: &PlacementRequest, machine: &Machine, step: &str, kind: K) ->
     let placement = request.place(machine).expect("a place");
     assert_eq!((placement.step.name(), placement.kind), (step, kind));
     placement
-}
-
-#[track_caller]
-fn refused(request: &PlacementRequest, machine: &Machine) -> PlaceError {
-    request.place(machine).expect_err("no place")
 }
 
 #[test]
@@ -327,213 +324,6 @@ fn everybody_who_was_named_is_granted_access_once() {
     let placement = request.place(&machine(3)).expect("a place");
     assert!(placement.is_host_accessible());
     assert_eq!(placement.devices().collect::<Vec<_>>(), [0, 1, 2]);
-}
-
-#[test]
-fn a_missing_edge_is_named_with_its_direction() {
-    let mut machine = machine(3);
-    machine.devices[1].reaches = vec![2];
-    let request = bytes(MIB).peers([2, 1]);
-    let error = refused(&request, &machine);
-    assert_eq!(error, PlaceError::NoPeerAccess { from: 1, to: 0 });
-    let text = error.to_string();
-    assert!(
-        text.starts_with(
-            "device 1 cannot use memory of device 0: cuDeviceCanAccessPeer(1, 0) says no; make device 1 \
-             the home, leave it out"
-        ),
-        "{text}"
-    );
-    // The other direction is not needed, and memory of the host needs neither.
-    let other = bytes(MIB).home(1).peers([0]);
-    assert_eq!(other.place(&machine).map(|placement| placement.home), Ok(1));
-    let host = request.access(A::Shared);
-    expect(&host, &machine, "2", K::Managed);
-}
-
-#[test]
-fn a_missing_capability_is_named_with_its_device_and_number() {
-    let long = |export| bytes(MIB).export(export);
-    for (request, capability, name, number) in [
-        (
-            long(Export::PosixFd),
-            Capability::PosixFd,
-            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-            103,
-        ),
-        (
-            long(Export::Fabric),
-            Capability::Fabric,
-            "CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED",
-            128,
-        ),
-        (
-            long(Export::DmaBuf),
-            Capability::DmaBuf,
-            "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED",
-            124,
-        ),
-        (
-            long(Export::LegacyIpc),
-            Capability::LegacyIpc,
-            "CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED",
-            125,
-        ),
-        (
-            bytes(1).growable(),
-            Capability::VirtualMemory,
-            "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-            102,
-        ),
-        (
-            bytes(1).page_size(2 * MIB),
-            Capability::VirtualMemory,
-            "CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-            102,
-        ),
-        (
-            bytes(1).access(A::GpuWritesCpuReads),
-            Capability::CanMapHostMemory,
-            "CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY",
-            19,
-        ),
-    ] {
-        let error = refused(&request, &without(capability));
-        let text = error.to_string();
-        let start = format!("device 0 lacks {name} ({number}), which ");
-        assert!(text.starts_with(&start), "{text}");
-        assert!(text.contains(" needs; "), "{text}");
-        assert_eq!(Error::from(error).kind(), ErrorKind::NotSupported);
-    }
-}
-
-#[test]
-fn what_a_pool_could_do_instead_is_said() {
-    let request = bytes(MIB).export(Export::PosixFd);
-    let text = refused(&request, &without(Capability::PosixFd)).to_string();
-    assert!(text.contains("ask for a short lifetime"), "{text}");
-}
-
-#[test]
-fn host_memory_that_grows_wants_a_node_or_the_newest_driver() {
-    let request = bytes(MIB).access(A::Streaming).growable().peers([1]);
-    let mut machine = machine(2);
-    for device in &mut machine.devices {
-        device.host_virtual_memory = false;
-    }
-    expect(&request, &machine, "3e", MAPPED_NODE);
-    machine.devices[1].host_numa_virtual_memory = false;
-    let error = refused(&request, &machine);
-    let PlaceError::Missing {
-        device: 1,
-        capability: Capability::HostNumaVirtualMemory,
-        ..
-    } = error
-    else {
-        panic!("{error}");
-    };
-    machine.devices[1].host_numa_virtual_memory = true;
-    machine.devices[0].host_numa_node = None;
-    let error = refused(&request, &machine);
-    assert!(
-        error
-            .to_string()
-            .contains("CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID")
-    );
-}
-
-#[test]
-fn a_size_of_pages_that_is_not_there_is_refused_with_those_that_are() {
-    let pages = one(|device| device.recommended_granularity = 512 * MIB);
-    let request = bytes(GIB).page_size(64 * KIB);
-    let error = refused(&request, &pages);
-    assert_eq!(
-        error.to_string(),
-        "mapped memory of the device has no pages of 65536 bytes, it has 2097152 and 536870912; ask for \
-         one of these, or for none"
-    );
-    let error = refused(&request.clone().access(A::Streaming), &pages);
-    assert!(
-        error.to_string().contains("it has 4096 and 2097152;"),
-        "{error}"
-    );
-    let error = refused(&request.export(Export::LegacyIpc), &pages);
-    assert!(
-        error.to_string().contains("none that can be chosen"),
-        "{error}"
-    );
-}
-
-#[test]
-fn more_than_there_is_says_why_it_is_not_spread() {
-    let request = bytes(100 * GIB);
-    let error = refused(&request, &machine(1));
-    assert!(
-        error.to_string().contains("name peers to spread it over"),
-        "{error}"
-    );
-    let error = Error::from(error);
-    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    assert_eq!(
-        error.out_of_memory().map(|memory| memory.asked),
-        Some(100 * GIB)
-    );
-
-    let mut machine = machine(2);
-    machine.devices[0].reaches.clear();
-    let error = refused(&request.clone().peers([1]), &machine);
-    let expected = PlaceError::NoPeerAccess { from: 0, to: 1 };
-    let PlaceError::NoRoom { striping, .. } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!(striping.as_deref(), Some(&expected));
-    assert!(error.to_string().ends_with(&expected.to_string()));
-
-    machine.devices[0].reaches = vec![1];
-    machine.devices[1].free = Some(GIB);
-    let error = refused(&request.peers([1]), &machine);
-    assert!(
-        error
-            .to_string()
-            .contains("device 1 has room for 1.0 GiB, which is less than its part of 50.0 GiB"),
-        "{error}"
-    );
-    let error = refused(&bytes(100 * GIB).export(Export::PosixFd), &machine);
-    assert!(error.to_string().contains("do not export it"), "{error}");
-}
-
-#[test]
-fn what_goes_together_nowhere_is_refused() {
-    let machine = machine(1);
-    for request in [
-        bytes(1).access(A::Shared).export(Export::PosixFd),
-        bytes(1).growable().export(Export::LegacyIpc),
-    ] {
-        let error = refused(&request, &machine);
-        assert!(error.to_string().contains("do not go together"), "{error}");
-        assert_eq!(Error::from(error).kind(), ErrorKind::InvalidValue);
-    }
-}
-
-#[test]
-fn sizes_and_devices_that_cannot_be_are_refused() {
-    assert_eq!(refused(&bytes(0), &machine(1)), PlaceError::NoBytes);
-    let asked = (1 << 62) + 1;
-    for access in [A::GpuOnly, A::Streaming] {
-        let error = refused(&bytes(asked).access(access), &machine(1));
-        assert_eq!(error, PlaceError::TooLarge { asked });
-    }
-    let peers = bytes(1).peers([0, 3]);
-    for (request, machine, device) in [
-        (bytes(1), machine(0), 0),
-        (bytes(1).home(2), machine(2), 2),
-        (peers, machine(2), 3),
-    ] {
-        let devices = machine.devices.len();
-        let error = refused(&request, &machine);
-        assert_eq!(error, PlaceError::NoSuchDevice { device, devices });
-        assert_eq!(Error::from(error).kind(), ErrorKind::InvalidDevice);
-    }
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! Any size on any machine.
+
+use proptest::prelude::*;
+
+use super::invariants::{EXPORTS, LIFETIMES, PATTERNS, check, check_text};
+use super::{KIB, MIB, device};
+use crate::arena::random::cases;
+use crate::device::HandleTypes;
+use crate::placement::*;
+
+/// Sizes of every magnitude, and those beside a power of two.
+fn size() -> impl Strategy<Value = u64> {
+    let scaled = (any::<u64>(), 0u32..64).prop_map(|(number, shift)| number >> shift);
+    let edge = (0u32..64, 0u64..3).prop_map(|(shift, off)| (1u64 << shift).wrapping_add(off) - 1);
+    prop_oneof![scaled, edge]
+}
+
+fn record() -> impl Strategy<Value = DeviceCapabilities> {
+    let page = || {
+        prop_oneof![
+            Just(2 * MIB),
+            Just(64 * KIB),
+            Just(512 * MIB),
+            Just(4 * KIB),
+            size()
+        ]
+    };
+    let room = (
+        size(),
+        proptest::option::of(size()),
+        proptest::option::of(0u32..3),
+    );
+    let bits = prop_oneof![any::<u32>(), Just(u32::MAX)];
+    (bits, [page(), page(), page(), page()], room).prop_map(|(bits, pages, (total, free, node))| {
+        let mut record = device();
+        for (index, &capability) in Capability::ALL.iter().enumerate() {
+            record.set(capability, bits >> index & 1 == 1);
+        }
+        record.pool_handle_types = HandleTypes::from_bits_retain(bits >> 20);
+        [
+            record.granularity,
+            record.recommended_granularity,
+            record.host_granularity,
+            record.recommended_host_granularity,
+        ] = pages;
+        (record.total, record.free, record.host_numa_node) = (total, free, node);
+        record.reaches = (0..3).filter(|to| bits >> (24 + to) & 1 == 1).collect();
+        record
+    })
+}
+
+/// The same machine with one thing more, in every way there is.
+fn richer(machine: &Machine) -> Vec<Machine> {
+    let mut all = Vec::new();
+    for (index, device) in machine.devices.iter().enumerate() {
+        let mut add = |change: &dyn Fn(&mut DeviceCapabilities)| {
+            let mut richer = machine.clone();
+            change(&mut richer.devices[index]);
+            all.push(richer);
+        };
+        for &capability in Capability::ALL {
+            if !device.has(capability) {
+                add(&|device| device.set(capability, true));
+            }
+        }
+        add(&|device| device.pool_handle_types = HandleTypes::all());
+        if device.host_numa_node.is_none() {
+            add(&|device| device.host_numa_node = Some(0));
+        }
+        for to in (0..machine.devices.len()).filter(|to| !device.reaches.contains(to)) {
+            add(&|device| device.reaches.push(to));
+        }
+    }
+    all
+}
+
+#[test]
+fn any_size_on_any_machine_keeps_the_invariants() {
+    let machines = proptest::collection::vec(record(), 1..4);
+    let who = (0usize..3, proptest::collection::vec(0usize..3, 0..3));
+    let what = (
+        proptest::sample::select(&PATTERNS[..]),
+        proptest::sample::select(&LIFETIMES[..]),
+        proptest::sample::select(&EXPORTS[..]),
+    );
+    let page = prop_oneof![3 => Just(None), 1 => (0u32..64).prop_map(|shift| Some(1u64 << shift))];
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let all = (size(), machines, who, what, page, flags);
+    cases(
+        5_000,
+        &all,
+        |(bytes, devices, (home, peers), (access, lifetime, export), page_size, flags)| {
+            let machine = Machine::new(devices);
+            let request = PlacementRequest {
+                bytes,
+                home,
+                peers,
+                access,
+                lifetime,
+                growable: flags.0,
+                written_once: flags.1,
+                zeroed: flags.2,
+                export,
+                page_size,
+            };
+            match request.place(&machine) {
+                Ok(placement) => {
+                    check_text(&placement);
+                    check(&request, &machine, &placement).map_err(TestCaseError::fail)?;
+                    for richer in richer(&machine) {
+                        let answer = request.place(&richer);
+                        prop_assert!(answer.is_ok(), "{request:?} on {richer:?}: {answer:?}");
+                    }
+                    Ok(())
+                }
+                Err(error) => {
+                    // An error says something, and says it of devices that are there.
+                    prop_assert!(!error.to_string().is_empty());
+                    Ok(())
+                }
+            }
+        },
+    );
+}

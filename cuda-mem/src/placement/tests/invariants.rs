@@ -1,0 +1,147 @@
+//! What must hold of every placement, and everything that can be asked.
+
+use crate::device::HandleTypes;
+use crate::placement::*;
+use AccessPattern as A;
+use Capability as C;
+use PlacementKind as K;
+
+pub(super) const PATTERNS: [A; 6] = [
+    A::GpuOnly,
+    A::GpuMostly,
+    A::CpuWritesGpuReads,
+    A::GpuWritesCpuReads,
+    A::Shared,
+    A::Streaming,
+];
+pub(super) const LIFETIMES: [Lifetime; 2] = [Lifetime::Short, Lifetime::Long];
+pub(super) const EXPORTS: [Export; 5] = [
+    Export::None,
+    Export::PosixFd,
+    Export::Fabric,
+    Export::LegacyIpc,
+    Export::DmaBuf,
+];
+
+/// Invariant 1, written apart from the policy: whether the machine has what the placement takes.
+fn is_supported(placement: &Placement, machine: &Machine) -> bool {
+    let home = &machine.devices[placement.home];
+    let all = |bits: &[Capability]| {
+        let mut users = placement.devices().map(|user| &machine.devices[user]);
+        users.all(|user| bits.iter().all(|bit| user.has(*bit)))
+    };
+    let peers = || placement.devices().filter(|user| *user != placement.home);
+    let has_peers = peers().next().is_some();
+    let reached = peers().all(|peer| machine.reaches(peer, placement.home))
+        && (!has_peers || all(&[C::UnifiedAddressing]));
+    let handle = match placement.export {
+        Export::PosixFd => HandleTypes::POSIX_FILE_DESCRIPTOR,
+        Export::Fabric => HandleTypes::FABRIC,
+        _ => HandleTypes::empty(),
+    };
+    match (placement.kind, placement.export) {
+        (K::Pool, Export::None | Export::PosixFd | Export::Fabric) => {
+            reached && home.memory_pools && home.pool_handle_types.contains(handle)
+        }
+        (K::Device, Export::None) => reached,
+        (K::Device, Export::LegacyIpc) => reached && home.legacy_ipc,
+        (K::Device, Export::DmaBuf) => reached && home.dma_buf,
+        (K::Vmm, export) => {
+            let exported = match export {
+                Export::None => true,
+                Export::PosixFd => home.posix_fd,
+                Export::Fabric => home.fabric,
+                Export::DmaBuf => home.dma_buf && home.gpu_direct_virtual_memory,
+                Export::LegacyIpc => false,
+            };
+            reached && home.virtual_memory && exported
+        }
+        (K::VmmStriped, Export::None) => {
+            let each = placement.devices().all(|from| {
+                let mut others = placement.devices();
+                others.all(|to| machine.reaches(from, to))
+            });
+            each && has_peers && all(&[C::VirtualMemory, C::UnifiedAddressing])
+        }
+        (K::PinnedHost { .. }, Export::None) => all(&[C::CanMapHostMemory]),
+        (K::HostNuma { node, pool }, Export::None) => {
+            let bit = if pool {
+                C::HostNumaPools
+            } else {
+                C::HostNumaVirtualMemory
+            };
+            home.host_numa_node == Some(node) && all(&[bit])
+        }
+        (K::HostVmm, Export::None) => all(&[C::HostVirtualMemory]),
+        (K::HostPool, Export::None) => all(&[C::HostPools]),
+        (K::Managed, Export::None) => all(&[C::ManagedMemory, C::ConcurrentManagedAccess]),
+        _ => false,
+    }
+}
+
+/// What must hold of every placement: all invariants but the second, which is about two machines.
+pub(super) fn check(
+    request: &PlacementRequest,
+    machine: &Machine,
+    placement: &Placement,
+) -> Result<(), String> {
+    let fail = |what: &str| Err(format!("{what}: {request:?} gave {placement:?}"));
+    if !is_supported(placement, machine) {
+        return fail("1, a kind that the machine has not");
+    }
+    let parts = placement.stripes.len().max(1) as u64;
+    let unit = placement.page_size * parts;
+    if placement.size < request.bytes || !placement.size.is_multiple_of(unit) {
+        return fail("3, the size is not in whole pages");
+    }
+    let class = placement.page_class.bytes();
+    if placement.page_class != PageClass::of(placement.page_size)
+        || !placement.size.is_multiple_of(class)
+    {
+        return fail("3, the class is not that of the page");
+    }
+    let again = PlacementRequest {
+        bytes: placement.size,
+        ..request.clone()
+    };
+    let again = again.place(machine);
+    if again.map(|again| (again.kind, again.size)) != Ok((placement.kind, placement.size)) {
+        return fail("4, its own size is placed elsewhere");
+    }
+    if request.place(machine).as_ref() != Ok(placement) {
+        return fail("5, another answer to the same question");
+    }
+    let users = std::iter::once(&request.home).chain(&request.peers);
+    if !users
+        .copied()
+        .all(|user| placement.grants.contains(&Grant::Device(user)))
+    {
+        return fail("7, a device without access");
+    }
+    // What was asked for is there.
+    let is_mapped = matches!(
+        placement.kind,
+        K::Vmm | K::VmmStriped | K::HostVmm | K::HostNuma { pool: false, .. }
+    );
+    let page_kept = request
+        .page_size
+        .is_none_or(|page| placement.page_size == page && placement.page_size_is_fixed);
+    let host_wanted =
+        request.export == Export::None && !matches!(request.access, A::GpuOnly | A::GpuMostly);
+    if request.growable && !is_mapped
+        || !page_kept
+        || placement.export != request.export
+        || placement.zeroing.is_some() != request.zeroed
+        || placement.is_host_accessible() != host_wanted
+    {
+        return fail("a wish was dropped");
+    }
+    Ok(())
+}
+
+/// The sixth: formatting is slow, so it is looked at once for each thing that can be said.
+pub(super) fn check_text(placement: &Placement) {
+    let text = placement.to_string();
+    let step = format!("(step {}: {})", placement.step, placement.why());
+    assert!(text.ends_with(&step), "{text}");
+}
