@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use cuda_mem_tests::lab::{Backend, DEVICE, Lab};
 use cuda_mem_tests::run::{self, Options, Test};
 use cuda_mem_tests::{arena, contract, modules, resources, untouched, vmm};
+use cuda_mem_tests::{arena, contract, managed, modules, resources, untouched};
 
 /// Everything that runs on one device in one process.
 fn all() -> Vec<Test> {
@@ -14,6 +15,7 @@ fn all() -> Vec<Test> {
     all.extend(arena::all());
     all.extend(modules::all());
     all.extend(vmm::all());
+    all.extend(managed::all());
     all
 }
 

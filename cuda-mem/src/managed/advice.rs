@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::location::Location;
 
 /// How managed memory will be used. The driver may make use of that; what is read and written is the same
-/// with and without. From [CUDA 8.0](crate::CudaVersion) on, NUMA nodes of the host from 12.2 on.
+/// with and without. CUDA 8.0 or newer; NUMA nodes of the host 12.2.
 #[doc(alias = "CUmem_advise")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
