@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 36] = [
+const LAYERS: [&str; 37] = [
     "error",
     "report",
     "origin",
