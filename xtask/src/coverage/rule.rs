@@ -197,7 +197,6 @@ const PRIORITIES: &str = "waits for: priorities of streams";
 const KNOWN: &str = "a stream of this crate knows it";
 const VALUES: &str = "waits for: waiting for values in memory";
 const CAPTURES: &str = "waits for: captures over several streams or into a graph";
-const HOST: &str = "waits for: pinned host memory";
 const MANAGED: &str = "waits for: managed memory";
 const VIRTUAL: &str = "waits for: virtual memory";
 const OTHERS: &str = "waits for: other devices and interfaces";
@@ -274,6 +273,11 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ),
     ("cuMemAllocHost", HOST),
     ("cuMemHost*", HOST),
+    (
+        "cuMemAllocHost",
+        "`cuMemHostAlloc` does the same with flags",
+    ),
+    ("cuMemAdvise", MANAGED),
     ("cuMemDiscard*", MANAGED),
     ("cuMemPrefetch*", MANAGED),
     (
