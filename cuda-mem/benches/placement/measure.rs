@@ -98,10 +98,12 @@ impl Bench {
         let read = self.device(kind, &mut words, &mut aside, (len, batch), false)?;
         let word_write = self.device(kind, &mut words, &mut aside, (1, 1), true)?;
         let word_read = self.device(kind, &mut words, &mut aside, (1, 1), false)?;
+        let mut word = kind.allocate(stream, 1)?;
+        word.fill(1)?;
         let host_write = self.host(kind, &mut words, len, true)?;
         let host_read = self.host(kind, &mut words, len, false)?;
-        let host_word_write = self.host(kind, &mut words, 1, true)?;
-        let host_word_read = self.host(kind, &mut words, 1, false)?;
+        let host_word_write = self.host(kind, &mut word, 1, true)?;
+        let host_word_read = self.host(kind, &mut word, 1, false)?;
         Ok(json!({
             "kind": kind.name(),
             "bytes": bytes,
@@ -173,13 +175,13 @@ impl Bench {
                         // SAFETY: `fill` takes an address of so many words, a word, and their number.
                         unsafe {
                             self.fill
-                                .launch(&self.stream, launch, (&mut **words, 7_u32, count))
+                                .launch(&self.stream, launch, (&mut ***words, 7_u32, count))
                         }?;
                     } else {
                         // SAFETY: `copy` takes two addresses of so many words, and their number.
                         unsafe {
                             self.copy
-                                .launch(&self.stream, launch, (&mut *aside, &**words, count))
+                                .launch(&self.stream, launch, (&mut *aside, &***words, count))
                         }?;
                     }
                 }
@@ -200,9 +202,9 @@ impl Bench {
                 || {
                     seconds(|| {
                         if writes {
-                            words.copy_part_from(0, &own)?;
+                            words.copy_from(&own)?;
                         } else {
-                            words.copy_part_to(0, &mut own)?;
+                            words.copy_to(&mut own)?;
                         }
                         Ok(self.stream.synchronize()?)
                     })
