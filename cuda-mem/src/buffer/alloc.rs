@@ -8,6 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::home::Home;
+use super::listed;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::ledger;
 use crate::pool::Pool;
@@ -40,8 +41,12 @@ impl Pool {
     #[inline]
     #[track_caller]
     pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
-        let address = self.alloc_bytes(stream, bytes_of::<T>(len)?)?;
-        let buffer = DeviceBuffer {
+        let bytes = bytes_of::<T>(len)?;
+        let address = self.alloc_bytes(stream, bytes)?;
+        if ledger::is_on() {
+            listed::born(address, bytes, stream, self.device());
+        }
+        Ok(DeviceBuffer {
             address,
             len,
             stream: stream.clone(),
@@ -49,11 +54,7 @@ impl Pool {
             home: Home::Driver,
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
-        };
-        if ledger::is_on() {
-            buffer.born();
-        }
-        Ok(buffer)
+        })
     }
 
     /// The memory of a buffer, without the buffer: whoever asks has to free it.
@@ -144,13 +145,13 @@ impl Stream {
                 },
             )?
         };
+        if ledger::is_on() {
+            listed::born(address, bytes, self, Some(self.device()));
+        }
         // SAFETY: allocated just now for this many elements, in this stream, from its device's current
         // pool; nobody else has the address.
         let mut buffer = unsafe { DeviceBuffer::taken(self, address, len) };
         buffer.device = Some(self.device());
-        if ledger::is_on() {
-            buffer.born();
-        }
         Ok(buffer)
     }
 }

@@ -10,6 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::DeviceBuffer;
 use super::alloc::{bytes_of, too_large};
 use super::home::Home;
+use super::listed;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
@@ -54,7 +55,10 @@ impl Resource {
             let _inside = Inside::enter();
             self.inner.allocate(layout, stream)?
         };
-        let buffer = DeviceBuffer {
+        if ledger::is_on() {
+            listed::born(address, layout.size(), stream, self.device);
+        }
+        Ok(DeviceBuffer {
             address,
             len,
             stream: stream.clone(),
@@ -62,11 +66,7 @@ impl Resource {
             home: Home::Resource(self.inner.clone(), layout),
             owed: Mutex::new(Vec::new()),
             element: PhantomData,
-        };
-        if ledger::is_on() {
-            buffer.born();
-        }
-        Ok(buffer)
+        })
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.

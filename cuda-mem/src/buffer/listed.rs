@@ -5,15 +5,26 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::home::Home;
+use crate::device::Device;
 use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::stream::StreamRef;
+use crate::stream::{Stream, StreamRef};
 
 /// The memory of a buffer, for the ledger.
 pub(super) fn item(address: CUdeviceptr, bytes: usize, stream: StreamRef<'_>) -> Item {
     Item::new(LedgerKind::Buffer, address)
         .of(stream.context().driver())
         .bytes(bytes)
+}
+
+/// Notes memory that becomes a buffer's. Before there is the buffer: one whose address was taken would be
+/// copied into its place.
+#[cold]
+#[track_caller]
+pub(super) fn born(address: CUdeviceptr, bytes: usize, stream: &Stream, device: Option<Device>) {
+    if address != 0 {
+        ledger::born(item(address, bytes, stream.as_ref()).on(device));
+    }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -32,14 +43,6 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         let item = item(self.address, self.held_bytes(), self.stream.as_ref());
         Some(item.on(self.device))
-    }
-
-    #[cold]
-    #[track_caller]
-    pub(super) fn born(&self) {
-        if let Some(item) = self.item() {
-            ledger::born(item);
-        }
     }
 
     /// The memory goes out of hand.

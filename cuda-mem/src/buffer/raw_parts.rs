@@ -9,6 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::home::{Home, Keep};
+use super::listed;
 use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
@@ -158,12 +159,11 @@ impl<T: Pod> DeviceBuffer<T> {
     #[inline]
     #[track_caller]
     pub unsafe fn from_raw(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
-        // SAFETY: the caller's.
-        let buffer = unsafe { Self::taken(stream, address, len) };
         if ledger::is_on() {
-            buffer.born();
+            listed::born(address, len.saturating_mul(size_of::<T>()), stream, None);
         }
-        buffer
+        // SAFETY: the caller's.
+        unsafe { Self::taken(stream, address, len) }
     }
 
     /// As [`from_raw`](Self::from_raw), and the ledger is not told.
