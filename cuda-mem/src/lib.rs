@@ -119,7 +119,7 @@ pub use nvml::{
 };
 pub use placement::{
     AccessPattern, Capability, DeviceCapabilities, Export, Grant, Lifetime, Machine, PageClass,
-    PlaceError, Placement, PlacementKind, PlacementRequest, PlacementStep, Zeroing,
+    PlaceError, Placed, Placement, PlacementKind, PlacementRequest, PlacementStep, Zeroing,
 };
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

@@ -58,6 +58,8 @@ fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
         // Without its version the driver is taken for the oldest, and then this is missing.
         "cuDriverGetVersion" => index == 0,
         "cuStreamIsCapturing" | "cuThreadExchangeStreamCaptureMode" => true,
+        // The place of an import is told by its numbers then.
+        "cuDeviceGet" => index > 5,
         "cuStreamQuery" => code == CUresult::CUDA_ERROR_NOT_READY,
         _ => false,
     }

@@ -1,5 +1,6 @@
 //! Where memory should be: a pure policy that chooses among the kinds of memory that CUDA has.
 
+mod allocate;
 mod capabilities;
 mod error;
 mod gather;
@@ -11,6 +12,7 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+pub use allocate::Placed;
 pub use capabilities::{Capability, DeviceCapabilities, Machine};
 pub use error::PlaceError;
 pub use pages::PageClass;

@@ -43,10 +43,15 @@ struct Kept(Arc<Mutex<Option<MappedMemory>>>);
 
 impl Keep for Kept {
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
-        // Work that is there already may use it; an unmap would take it away under that (R145).
-        stream.synchronize()?;
-        drop(lock(&self.0).take());
-        Ok(())
+        // Work that is there already may use it; an unmap would take it away under that (R145). If nobody knows
+        // whether there is any, it leaks.
+        let memory = lock(&self.0).take();
+        let done = stream.synchronize();
+        match done {
+            Ok(()) => drop(memory),
+            Err(_) => std::mem::forget(memory),
+        }
+        done
     }
 
     fn room_bytes(&self) -> Option<usize> {

@@ -15,8 +15,8 @@ use crate::driver::Driver;
 use crate::error::{Bytes, Error, Failed, Result};
 use crate::location::Location;
 use crate::pool::Access;
-use crate::raw;
 use crate::stream::Stream;
+use crate::{raw, report};
 
 /// Physical memory at an address of its own, which stays the same while memory is taken away, put back, added,
 /// or moved to another place.
@@ -347,7 +347,8 @@ impl MappedMemory {
     /// # Errors
     ///
     /// As [`MappedMemoryBuilder::map`]. Until the copy is done nothing is changed; if the new memory cannot be
-    /// put at the address then, the old one is put back.
+    /// put at the address then, the old one is put back. If the copy was submitted and cannot be waited for, the
+    /// memory is lost: it leaks, and there are no bytes left here.
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
     #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
@@ -361,14 +362,23 @@ impl MappedMemory {
         let bytes = self.size_bytes();
         let copy = settings.map(bytes)?;
         let (to, from) = (copy.address(), self.address());
-        {
+        let copied = {
             // A copy may cross from one mapping into the next only while a context is current (R148).
             let _current = stream.context().bind()?;
             let (table, stream) = (stream.device().driver().table(), stream.as_raw());
             // SAFETY: both are mapped, as long as each other, and nobody uses either.
-            unsafe { raw::copy::anywhere(table, to, from, bytes as usize, stream) }?;
+            unsafe { raw::copy::anywhere(table, to, from, bytes as usize, stream) }
+        };
+        let done = match copied {
+            Err(error) if error.had_no_effect() => return Err(error),
+            copied => copied.and_then(|()| stream.synchronize()),
+        };
+        if let Err(error) = done {
+            // It may still run, so both its ends stay where they are, for good.
+            report::failed("memory that is moved", &error);
+            std::mem::forget((copy, std::mem::take(&mut self.parts)));
+            return Err(error);
         }
-        stream.synchronize()?;
         let mut moved = copy.parts;
         for part in &mut moved {
             part.mapping = None; // unmapped from where it was copied to

@@ -5,8 +5,9 @@ use std::mem::forget;
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{
     AddressRange, Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes,
-    Image, ImportedPool, Instantiate, LedgerKind as K, LedgerLevel, ManagedResource, MappedMemory,
-    MemoryPool, PhysicalMemory, PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
+    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, ManagedResource,
+    MappedMemory, MemoryPool, PhysicalMemory, PinnedResource, RegisterFlags, Resource,
+    StatisticsAdaptor, Stream,
 };
 
 use super::{begin, find, sum};
@@ -196,19 +197,24 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     leak(K::Mapping, bytes, (range.map(0, &memory)?, line!()))?;
     // What is made of them by one call is of its line.
     begin(LedgerLevel::Origins);
-    let (mapped, line) = (
-        MappedMemory::builder(&device).reserve(64 << 20).map(1)?,
-        line!(),
-    );
+    let builder = MappedMemory::builder(&device).reserve(64 << 20);
+    let (mapped, line) = (builder.map(1)?, line!());
     let stream = lab.stream()?;
     let Ok(mut buffer) = mapped.into_buffer::<u8>(&stream, 10) else {
         bail!("no buffer");
     };
-    find(K::PhysicalMemory, bytes, file!(), line)?;
-    find(K::Mapping, bytes, file!(), line)?;
-    find(K::AddressRange, 64 << 20, file!(), line)?;
+    let lines_of = |kind: K| -> Vec<u32> {
+        let report = Ledger::report();
+        let origins = report.of(kind).filter_map(|group| group.origin);
+        origins.map(std::panic::Location::line).collect()
+    };
+    for kind in [K::PhysicalMemory, K::Mapping, K::AddressRange] {
+        ensure!(lines_of(kind) == [line], "{kind}: {:?}", lines_of(kind));
+    }
     buffer.resize_zeroed(bytes + 1)?;
-    find(K::PhysicalMemory, bytes, file!(), line!() - 1)?;
+    let grown = line!() - 1;
+    ensure!(lines_of(K::PhysicalMemory).contains(&grown));
+    ensure!(lines_of(K::Mapping).contains(&grown));
     drop(buffer);
     ensure!(sum(K::PhysicalMemory) == (0, 0) && sum(K::Mapping) == (0, 0));
     ensure!(sum(K::AddressRange) == (0, 0));

@@ -1,5 +1,6 @@
 //! Records of real devices, and what is decided by them.
 
+mod allocating;
 mod gathered;
 
 use crate::run::Test;
@@ -14,6 +15,9 @@ pub fn all() -> Vec<Test> {
             every_pattern_has_a_place,
             a_place_in_a_pool_can_be_taken,
             a_place_that_is_pinned_can_be_taken;
+        allocating: every_placement_is_allocated,
+            memory_that_is_to_grow_grows,
+            what_cannot_be_carried_out_is_told;
     };
     all.extend(tests_alone! { gathered: gathering_makes_no_context });
     all

@@ -84,7 +84,8 @@ pub(super) fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
         mapping.set_access(place, Access::ReadWrite)?;
     }
     let (here, there) = (first.address(), second.address());
-    bytes_at(&stream, here, 1000, first).fill(9)?;
+    let mut bytes = bytes_at(&stream, here, 1000, first);
+    bytes.fill(9)?;
     stream.synchronize()?;
     ensure!(bytes_at(&stream, there, 1000, second).to_vec()? == [9; 1000]);
     Ok(())
