@@ -3,6 +3,7 @@
 //! One at a time: freeing pinned memory waits for the device, and some tests hold a stream.
 
 use cuda_mem_tests::host;
+use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
 
 fn main() -> std::process::ExitCode {
@@ -10,5 +11,9 @@ fn main() -> std::process::ExitCode {
         serial: true,
         ..Options::default()
     };
-    run::main(&host::all(), options)
+    let mut all = host::all();
+    if Lab::get().is_ok_and(|lab| lab.backend == Backend::Sim) {
+        all.extend(host::of_sim());
+    }
+    run::main(&all, options)
 }

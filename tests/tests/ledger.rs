@@ -2,6 +2,7 @@
 //!
 //! One at a time: there is one ledger in a process.
 
+use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::ledger;
 use cuda_mem_tests::run::{self, Options};
 
@@ -10,5 +11,9 @@ fn main() -> std::process::ExitCode {
         serial: true,
         ..Options::default()
     };
-    run::main(&ledger::all(), options)
+    let mut all = ledger::all();
+    if Lab::get().is_ok_and(|lab| lab.backend == Backend::Sim) {
+        all.extend(ledger::of_sim());
+    }
+    run::main(&all, options)
 }

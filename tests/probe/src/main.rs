@@ -46,9 +46,11 @@ mod pools;
 mod prefetch;
 mod pressure;
 mod recorder;
+mod registered;
 mod reuse;
 mod share;
 mod streams;
+mod told;
 mod trim;
 mod twin;
 mod two;
@@ -234,6 +236,9 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true loading: captures, waits, elsewhere));
     all.extend(questions!(false loading: unloads));
     all.extend(questions!(true launches: shapes, contexts, memory));
+    all.extend(questions!(true told: places, pages));
+    all.extend(questions!(true registered: ranges, uses));
+    all.extend(questions!(false registered: read_only));
     all.extend(questions!(false wrong: frees, frees_by_the_host, memsets, nulls, handles, pools));
     all
 }

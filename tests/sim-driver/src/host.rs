@@ -3,7 +3,8 @@
 use std::ffi::{c_uint, c_void};
 
 use cuda_driver_sys::{
-    CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_READ_ONLY, CUdeviceptr, CUresult,
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTREGISTER_IOMEMORY, CU_MEMHOSTREGISTER_PORTABLE,
+    CU_MEMHOSTREGISTER_READ_ONLY, CUdeviceptr, CUresult,
 };
 
 use crate::alloc::{Kind, free_waiting, wait_for_streams_of};
@@ -40,20 +41,20 @@ impl State {
         let context = self.current()?;
         let device = self.context(context)?.device;
         let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
-        // A guess: null, no bytes, and memory of a bus that is none are INVALID_VALUE.
+        // Measured, but for memory of a bus that is none: INVALID_VALUE.
         let is_io = flags & CU_MEMHOSTREGISTER_IOMEMORY != 0;
         if address == 0 || size == 0 || flags & !REGISTER_FLAGS != 0 || is_io {
             return Err(INVALID_VALUE);
         }
         self.refuse_while_recording()?;
-        // Documented of registered memory. A guess: bytes decide, not pages, and memory that the driver
-        // pinned itself counts too.
+        // Measured: bytes decide, not pages, and memory that the driver pinned itself is INVALID_VALUE.
         let overlaps = |at: u64, len: u64| at < end && address < at + len;
         let last = self.registrations.range(..end).next_back();
         let pinned = self.allocations.range(..end).next_back();
-        if last.is_some_and(|(at, found)| overlaps(*at, found.size))
-            || pinned.is_some_and(|(at, found)| overlaps(*at, found.size))
-        {
+        if pinned.is_some_and(|(at, found)| overlaps(*at, found.size)) {
+            return Err(INVALID_VALUE);
+        }
+        if last.is_some_and(|(at, found)| overlaps(*at, found.size)) {
             return Err(CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         }
         let registration = Registration {
@@ -144,10 +145,16 @@ exports! {
         out.required()?;
         let state = state()?;
         state.current()?;
-        let found = state.allocation(address.expose_provenance() as u64);
-        // Documented: registered memory is refused. A guess: the flags are those that were given.
-        let (_, found) = found.filter(|(_, found)| found.is_host()).ok_or(INVALID_VALUE)?;
-        out.write(found.flags)
+        let address = address.expose_provenance() as u64;
+        let pinned = state.allocation(address).filter(|(_, found)| found.is_host());
+        let given = match (pinned, state.registration(address)) {
+            (Some((_, found)), _) => found.flags,
+            // Measured: of registered memory that devices only read nothing is told of that.
+            (None, Some((_, found))) => found.flags & CU_MEMHOSTREGISTER_PORTABLE,
+            (None, None) => return Err(INVALID_VALUE),
+        };
+        // Measured: everything is mapped.
+        out.write(given | CU_MEMHOSTALLOC_DEVICEMAP)
     }
 
     plain fn cuMemHostRegister_v2(_, address: *mut c_void, size: usize, flags: c_uint) {
@@ -159,10 +166,13 @@ exports! {
         let device = {
             let mut state = state()?;
             state.refuse_while_recording()?;
-            // Documented: the address has to be that of the registration.
-            state.registrations.get(&address).ok_or(NOT_REGISTERED)?.device
+            // Measured: another address of it, or of memory that the driver pinned itself, is INVALID_VALUE.
+            let is_known = state.registration(address).is_some()
+                || state.allocation(address).is_some_and(|(_, found)| found.is_host());
+            let code = if is_known { INVALID_VALUE } else { NOT_REGISTERED };
+            state.registrations.get(&address).ok_or(code)?.device
         };
-        // A guess: as the free of pinned memory.
+        // Measured: as the free of pinned memory.
         wait_for_streams_of(Some(device))?;
         state()?.registrations.remove(&address).map(|_| ()).ok_or(NOT_REGISTERED)
     }

@@ -29,12 +29,19 @@ pub fn all() -> Vec<Test> {
         pools: a_pool_of_the_host_serves_both_sides, a_pool_of_a_node_serves_both_sides;
     };
     all.extend(tests_alone! {
-        pinned: nothing_asked_for_makes_no_call;
         leaks: a_leaked_loan_keeps_its_memory, a_leaked_registration_is_still_known,
-            memory_is_given_back_after_a_capture, nothing_is_left,
-            a_capture_is_not_disturbed;
+            memory_is_given_back_after_a_capture, a_capture_is_not_disturbed;
     });
     all
+}
+
+/// What only the simulator can show.
+#[must_use]
+pub fn of_sim() -> Vec<Test> {
+    tests_alone! {
+        pinned: nothing_asked_for_makes_no_call;
+        leaks: nothing_is_left;
+    }
 }
 
 /// Lengths in bytes around those of pages.

@@ -18,7 +18,6 @@ pub fn all() -> Vec<Test> {
         ends: pairs_leave_nothing,
             threads_leave_nothing,
             every_end_is_noted,
-            a_buffer_that_cannot_be_freed_stays_listed,
             memory_that_waits_for_a_capture_stays_listed,
             what_goes_out_of_hand_leaves_the_ledger,
             views_are_not_listed;
@@ -43,6 +42,12 @@ pub fn all() -> Vec<Test> {
             sums_find_every_kind;
     });
     all
+}
+
+/// What only the simulator can show.
+#[must_use]
+pub fn of_sim() -> Vec<Test> {
+    tests! { ends: a_buffer_that_cannot_be_freed_stays_listed }
 }
 
 /// Begins a new ledger.

@@ -81,7 +81,8 @@ pub(super) fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
     buffer.advise(preferred)?;
     buffer.prefetch(node)?;
     let info = buffer.info()?;
-    ensure!(info.preferred_location == Some(node), "{info:?}");
+    // An H200's driver takes the advice and tells nothing of it.
+    ensure!(info.preferred_location.is_none(), "{info:?}");
     ensure!(info.last_prefetch == Some(node), "{info:?}");
     ensure!(buffer.traffic_to(node).prefetched_bytes == LARGE as u64);
     Ok(())

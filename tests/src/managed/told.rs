@@ -95,7 +95,7 @@ pub(super) fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
     ensure!(!buffer.range(begin - 1..end)?.info()?.read_mostly);
     ensure!(!buffer.info()?.read_mostly);
     buffer
-        .range(begin - 1..begin + 1)?
+        .range(begin + 1..begin + 2)?
         .unadvise(Advice::ReadMostly)?;
     ensure!(!buffer.range(begin..end)?.info()?.read_mostly);
     Ok(())

@@ -17,9 +17,9 @@ use crate::state::{State, state};
 const WITH_PLACES: u32 = 12020;
 
 impl State {
-    /// INVALID_VALUE unless a range is of one block of managed memory. A guess but for the kind of memory:
-    /// prefetches were asked.
+    /// INVALID_VALUE unless a range is of one block of managed memory. Measured: a context must be current.
     fn require_managed(&mut self, address: CUdeviceptr, len: usize) -> Answer {
+        self.current()?;
         let end = address.checked_add(len as u64).ok_or(INVALID_VALUE)?;
         if len == 0 || !self.is_managed(address) {
             return Err(INVALID_VALUE);
@@ -39,6 +39,8 @@ impl State {
     ) -> Answer {
         use CUmem_advise as A;
         self.require_managed(address, len)?;
+        // Measured: advice that names a node of the host is taken, and nothing comes of it.
+        let is_told = matches!(location_parts(place).0, DEVICE | HOST);
         let change: Box<dyn Fn(&mut Told)> = match advice {
             A::CU_MEM_ADVISE_SET_READ_MOSTLY => Box::new(|told| told.read_mostly = true),
             A::CU_MEM_ADVISE_UNSET_READ_MOSTLY => Box::new(|told| told.read_mostly = false),
@@ -62,7 +64,9 @@ impl State {
             }
             _ => return Err(INVALID_VALUE),
         };
-        self.hearsay.tell(address, len as u64, change);
+        if is_told {
+            self.hearsay.tell(address, len as u64, change);
+        }
         Ok(())
     }
 
@@ -116,11 +120,11 @@ impl State {
     }
 }
 
-/// A place as it is remembered. A guess: the node of the calling thread is remembered as its number.
+/// A place as it is remembered. Measured: the node of the calling thread as that, and not as its number.
 pub(super) fn spot(place: CUmemLocation) -> Spot {
     match location_parts(place) {
         (HOST, _) => (HOST, 0),
-        (HOST_NUMA_CURRENT, _) => (super::HOST_NUMA, 0),
+        (HOST_NUMA_CURRENT, _) => (HOST_NUMA_CURRENT, 0),
         spot => spot,
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use cuda_driver_sys::{CU_DEVICE_CPU, CU_DEVICE_INVALID, CUmemLocationType};
 
-use super::{DEVICE, HOST, HOST_NUMA};
+use super::{DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT};
 
 /// What is told of goes by pages of the host.
 const PAGE: u64 = 4096;
@@ -28,10 +28,11 @@ pub(super) struct Told {
 #[derive(Debug, Default)]
 pub(crate) struct Hearsay(BTreeMap<u64, (u64, Told)>);
 
-/// The pages that a range touches; the end of the address space is none's.
+/// The pages that a range is about. Measured: the start is rounded down and the length up, so that a range over
+/// a border may be about the first page only.
 fn pages(start: u64, len: u64) -> (u64, u64) {
-    let end = start.saturating_add(len);
-    (start / PAGE, end.div_ceil(PAGE))
+    let first = start / PAGE;
+    (first, first + len.div_ceil(PAGE))
 }
 
 impl Hearsay {
@@ -46,7 +47,7 @@ impl Hearsay {
         }
     }
 
-    /// Changes what was told of every page that a range of bytes touches.
+    /// Changes what was told of every page that a range of bytes is about.
     pub(super) fn tell(&mut self, start: u64, len: u64, change: impl Fn(&mut Told)) {
         let (first, end) = pages(start, len);
         self.cut(first);
@@ -87,7 +88,8 @@ impl Hearsay {
 
     /// The memory is gone. A guess: small blocks that share pages leave what was told of them to the next.
     pub(crate) fn end(&mut self, start: u64, len: u64) {
-        self.tell(start, len, |told| *told = Told::default());
+        let whole = len + start % PAGE;
+        self.tell(start, whole, |told| *told = Told::default());
     }
 }
 
@@ -100,11 +102,11 @@ pub(super) fn common(all: &[Told], of: impl Fn(&Told) -> Option<Spot>) -> Option
         .then_some(spot)
 }
 
-/// A place as a number. A guess: a node of the host is the host, and not nobody.
+/// A place as a number. Measured of prefetches: a node of the host is the host.
 pub(super) fn number(spot: Option<Spot>) -> c_int {
     match spot {
         Some((DEVICE, id)) => id,
-        Some((HOST | HOST_NUMA, _)) => CU_DEVICE_CPU,
+        Some((HOST | HOST_NUMA | HOST_NUMA_CURRENT, _)) => CU_DEVICE_CPU,
         _ => CU_DEVICE_INVALID,
     }
 }
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn pages_are_told_of_as_a_whole_and_told_apart() {
         let mut hearsay = Hearsay::default();
-        hearsay.tell(2 * PAGE + 1, PAGE, |told| told.read_mostly = true);
+        hearsay.tell(2 * PAGE + 1, PAGE + 1, |told| told.read_mostly = true);
         assert_eq!(reads(&hearsay, 2 * PAGE, 2 * PAGE), [true]);
         assert_eq!(reads(&hearsay, PAGE, 4 * PAGE), [false, true, false]);
         assert_eq!(reads(&hearsay, 3 * PAGE + 7, 1), [true]);
