@@ -80,6 +80,7 @@ impl Mapping {
     /// # Errors
     ///
     /// As there. All of it or nothing.
+    #[doc(alias = "cuMemSetAccess")]
     pub fn set_accesses(&self, accesses: &[(Location, Access)]) -> Result<()> {
         if accesses.is_empty() {
             return Ok(());

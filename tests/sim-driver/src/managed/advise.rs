@@ -9,7 +9,7 @@ use cuda_driver_sys::{
 };
 
 use super::told::{Spot, Told, common, number};
-use super::{CPU, DEVICE, HOST, HOST_NUMA_CURRENT, place_of};
+use super::{CPU, DEVICE, HOST, HOST_NUMA, HOST_NUMA_CURRENT, place_of};
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::state::{State, state};
 
@@ -40,7 +40,7 @@ impl State {
         use CUmem_advise as A;
         self.require_managed(address, len)?;
         // Measured: advice that names a node of the host is taken, and nothing comes of it.
-        let is_told = matches!(location_parts(place).0, DEVICE | HOST);
+        let is_told = !matches!(location_parts(place).0, HOST_NUMA | HOST_NUMA_CURRENT);
         let change: Box<dyn Fn(&mut Told)> = match advice {
             A::CU_MEM_ADVISE_SET_READ_MOSTLY => Box::new(|told| told.read_mostly = true),
             A::CU_MEM_ADVISE_UNSET_READ_MOSTLY => Box::new(|told| told.read_mostly = false),

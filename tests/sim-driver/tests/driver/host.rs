@@ -43,7 +43,7 @@ fn a_range_is_registered_once_and_by_its_beginning() {
     assert_eq!(register(at(&mut memory, 0), LEN, 0), OK);
     assert_eq!(register(at(&mut memory, 3 * LEN), LEN, 0), OK);
     assert_eq!(control().live().registrations, 3);
-    assert_eq!(unregister(at(&mut memory, LEN + 1)), NOT_REGISTERED);
+    assert_eq!(unregister(at(&mut memory, LEN + 1)), INVALID_VALUE);
     for offset in [LEN, 0, 3 * LEN] {
         assert_eq!(unregister(at(&mut memory, offset)), OK);
         assert_eq!(unregister(at(&mut memory, offset)), NOT_REGISTERED);
@@ -71,7 +71,8 @@ fn what_makes_no_sense_is_not_registered() {
     assert_eq!(register(start, LEN, 0), no_context);
     assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
     let pinned: *mut c_void = handle!(cuMemHostAlloc(_, LEN, 0));
-    assert_eq!(register(pinned, LEN, 0), ALREADY);
+    assert_eq!(register(pinned, LEN, 0), INVALID_VALUE);
+    assert_eq!(unregister(pinned), INVALID_VALUE);
     assert_eq!(cu!(cuMemFreeHost(pinned)), OK);
     assert_eq!(control().live().registrations, 0);
 }
@@ -127,19 +128,21 @@ fn what_devices_may_only_read_they_do_not_write() {
 }
 
 #[test]
-fn flags_are_told_of_pinned_memory_alone() {
+fn flags_are_told_of_pinned_and_registered_memory() {
     let _turn = turn();
     for flags in [0, 1, 2, 4, 7] {
         let pinned: *mut c_void = handle!(cuMemHostAlloc(_, LEN, flags));
         let found: u32 = get!(cuMemHostGetFlags(_, pinned.wrapping_byte_add(LEN - 1)));
-        assert_eq!(found, flags);
+        assert_eq!(found, flags | 2, "all of it is mapped");
         assert_eq!(cu!(cuMemFreeHost(pinned)), OK);
     }
     let mut memory = vec![0u8; LEN];
     let start = at(&mut memory, 0);
-    assert_eq!(register(start, LEN, 3), OK);
     let mut out = 9;
     assert_eq!(cu!(cuMemHostGetFlags(&raw mut out, start)), INVALID_VALUE);
+    assert_eq!(register(start, LEN, 9), OK);
+    assert_eq!(cu!(cuMemHostGetFlags(&raw mut out, start)), OK);
+    assert_eq!(out, 3, "read-only is not told");
     assert_eq!(unregister(start), OK);
 }
 
