@@ -68,7 +68,7 @@ pub(crate) fn places(lab: &Lab) -> Result<()> {
             cuMemRangeGetAttribute(by.as_mut_ptr().cast(), 16, key, at, LEN)
         );
         lab.say(
-            format!("{part}, accessed by"),
+            format!("{part}, all users"),
             format!("{} {by:?}", name(code)),
         );
         for (what, advice) in [("preferred", 4), ("accessed by", 6), ("read mostly", 2)] {
