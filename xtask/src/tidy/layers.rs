@@ -274,7 +274,7 @@ mod tests {
         let text = "use crate::pool::MemoryPool;\n\
             use crate::{error::Error, buffer::{self, DeviceBuffer}};\n\
             use super::super::copy::copy;\n\
-            fn f() -> crate::ledger::Ledger {\n\
+            fn f() -> crate::placement::Placement {\n\
             format!(\"{}\", crate::pool::name()); log!(super::super::buffer::x) }\n\
             mod inner { use super::super::super::copy::copy; }";
         assert_eq!(
