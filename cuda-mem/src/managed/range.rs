@@ -259,8 +259,10 @@ impl<T: Pod> ManagedRange<'_, T> {
         let place = place.known(driver);
         match place {
             Location::Device(device) => {
-                let what = format_args!("the managed buffer and {device:?}");
-                driver.require_same(device.driver(), what)?;
+                driver.require_same(
+                    device.driver(),
+                    format_args!("the managed buffer and {device:?}"),
+                )?;
                 Ok(place)
             }
             Location::Anywhere | Location::Invisible => Err(Error::invalid(format!(
