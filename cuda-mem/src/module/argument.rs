@@ -130,10 +130,9 @@ impl<'a, T: Pod> Hold<'a> for &'a mut DeviceBuffer<T> {
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let loan = self.on(stream)?;
-        let address = loan.as_raw();
         Ok(Lent {
+            address: loan.as_raw(),
             _loan: loan,
-            address,
         })
     }
 }
@@ -145,10 +144,9 @@ impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let loan = self.read_on(stream)?;
-        let address = loan.as_raw();
         Ok(Lent {
+            address: loan.as_raw(),
             _loan: loan,
-            address,
         })
     }
 }
@@ -160,10 +158,9 @@ impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let loan = self.on(stream)?;
-        let address = loan.as_raw();
         Ok(Lent {
+            address: loan.as_raw(),
             _loan: loan,
-            address,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What managed memory is told and asked about. None of it needs a current context; a prefetch needs that of
+//! What managed memory is told and asked about. All of it needs a current context (R162); a prefetch needs that of
 //! its stream.
 //!
 //! From CUDA 12.2 on a place is a [`CUmemLocation`]. Older drivers take the number of a device, or −1 for the
@@ -59,7 +59,7 @@ pub(crate) unsafe fn prefetch(
 /// Tells how a range will be used. For advice without a place any will do.
 ///
 /// # Safety
-/// The range must be managed memory that is not freed.
+/// The range must be managed memory that is not freed, and a context current.
 pub(crate) unsafe fn advise(
     table: &Table,
     (address, bytes): (CUdeviceptr, usize),

@@ -60,6 +60,19 @@ struct Part {
     memory: PhysicalMemory,
 }
 
+impl Part {
+    /// Takes the memory away from its address, if it is there.
+    fn unmap(&mut self) -> Result<()> {
+        let Some(mapping) = self.mapping.take() else {
+            return Ok(());
+        };
+        mapping.unmap().map_err(|mut failed| {
+            self.mapping = failed.object.take();
+            failed.error
+        })
+    }
+}
+
 /// What mapped memory is to be. From [`MappedMemory::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
@@ -279,12 +292,7 @@ impl MappedMemory {
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(&mut self) -> Result<()> {
         for part in &mut self.parts {
-            if let Some(mapping) = part.mapping.take() {
-                mapping.unmap().map_err(|mut failed| {
-                    part.mapping = failed.object.take();
-                    failed.error
-                })?;
-            }
+            part.unmap()?;
         }
         Ok(())
     }
@@ -330,12 +338,7 @@ impl MappedMemory {
             && last.offset >= bytes
             && last.offset > 0
         {
-            if let Some(mapping) = last.mapping.take() {
-                mapping.unmap().map_err(|mut failed| {
-                    last.mapping = failed.object.take();
-                    failed.error
-                })?;
-            }
+            last.unmap()?;
             self.parts.pop();
         }
         Ok(())

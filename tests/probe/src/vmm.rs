@@ -121,21 +121,26 @@ pub(crate) fn granularity(lab: &Lab) -> Result<()> {
         ("device 99", prop(1, 99)),
         ("no location", prop(0, 0)),
     ] {
-        for option in [0, 1, 2] {
-            let mut bytes = 0;
-            let kind = CUmemAllocationGranularity_flags(option);
-            let code = cu!(
-                lab,
-                cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, kind)
-            );
-            let bytes = size(bytes as u64);
-            lab.say(
-                format!("{part}, option {option}"),
-                format!("{}, {bytes}", name(code)),
-            );
-        }
+        steps(lab, part, &prop, &[0, 1, 2]);
     }
     Ok(())
+}
+
+/// What sizes of such memory are multiples of, by each of these options.
+pub(crate) fn steps(lab: &Lab, part: &str, prop: &CUmemAllocationProp, options: &[u32]) {
+    for &option in options {
+        let mut bytes = 0;
+        let kind = CUmemAllocationGranularity_flags(option);
+        let code = cu!(
+            lab,
+            cuMemGetAllocationGranularity(&raw mut bytes, prop, kind)
+        );
+        let bytes = size(bytes as u64);
+        lab.say(
+            format!("{part}, option {option}"),
+            format!("{}, {bytes}", name(code)),
+        );
+    }
 }
 
 pub(crate) fn reservations(lab: &Lab) -> Result<()> {

@@ -5,7 +5,7 @@ use cuda_driver_sys::*;
 
 use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 use crate::vmm::{
-    STEP, access, allow, create, end, map, prop, release, reserve, try_create, unmap,
+    STEP, access, allow, create, end, map, prop, release, reserve, steps, try_create, unmap,
 };
 
 /// The kinds of place, as the driver numbers them.
@@ -23,19 +23,7 @@ const PLACES: [(&str, u32, i32); 5] = [
 
 pub(crate) fn granularity(lab: &Lab) -> Result<()> {
     for (part, kind, id) in PLACES {
-        for option in [0, 1] {
-            let (mut bytes, prop) = (0, prop(kind, id));
-            let kind = CUmemAllocationGranularity_flags(option);
-            let code = cu!(
-                lab,
-                cuMemGetAllocationGranularity(&raw mut bytes, &raw const prop, kind)
-            );
-            let bytes = size(bytes as u64);
-            lab.say(
-                format!("{part}, option {option}"),
-                format!("{}, {bytes}", name(code)),
-            );
-        }
+        steps(lab, part, &prop(kind, id), &[0, 1]);
     }
     Ok(())
 }
