@@ -3,7 +3,6 @@
 mod advice;
 mod host;
 mod info;
-mod journeys;
 mod range;
 mod work;
 
@@ -13,7 +12,7 @@ pub use range::ManagedRange;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytemuck::Pod;
 
@@ -23,8 +22,7 @@ use crate::location::Location;
 use crate::pointer::MemoryKind;
 use crate::resource::{ManagedResource, MemoryResource as _, Resource};
 use crate::stream::Stream;
-use crate::traffic::Traffic;
-use journeys::Journeys;
+use crate::traffic::{Places, Traffic};
 
 /// `len` elements of managed memory, which the host and all devices use at one address.
 ///
@@ -68,7 +66,7 @@ pub struct ManagedBuffer<T: Pod> {
     /// Of managed memory that the host reaches. Nobody else gets it to change: another buffer could be put in
     /// its place.
     buffer: DeviceBuffer<T>,
-    journeys: Mutex<Journeys>,
+    journeys: Mutex<Places<Location>>,
     /// Set when it is known that the host may use the memory.
     is_open: OnceLock<()>,
 }
@@ -106,7 +104,7 @@ impl<T: Pod> ManagedBuffer<T> {
         }
         Ok(Self {
             buffer: resource.alloc(stream, len)?,
-            journeys: Mutex::default(),
+            journeys: Mutex::new(Places::new()),
             is_open: OnceLock::new(),
         })
     }
@@ -154,6 +152,11 @@ impl<T: Pod> ManagedBuffer<T> {
     #[must_use]
     pub fn traffic_to(&self, place: Location) -> Traffic {
         self.noted().to(place.known(self.driver()))
+    }
+
+    /// The driver is not called under this lock.
+    fn noted(&self) -> MutexGuard<'_, Places<Location>> {
+        self.journeys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

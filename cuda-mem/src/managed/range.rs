@@ -10,7 +10,7 @@ use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
 use crate::stream::Stream;
-use crate::traffic::Traffic;
+use crate::traffic::{self, Traffic};
 use crate::{raw, recording};
 
 /// Some elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
@@ -228,8 +228,9 @@ impl<T: Pod> ManagedRange<'_, T> {
         // on loan.
         unsafe { raw::managed::prefetch(table, self.raw(), to.to_raw(), stream.as_raw()) }
             .map_err(|error| explain(error, || format!("{self:?} to {to}")))?;
-        let mut noted = self.buffer.noted();
-        noted.note(to, Traffic::of_prefetch(bytes));
+        let traffic = Traffic::of_prefetch(bytes);
+        self.buffer.noted().note(to, traffic);
+        traffic::note(self.buffer.driver(), to, traffic);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use crate::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
 use crate::stream::Stream;
+use crate::traffic::Traffic;
 
 /// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
 /// [`DeviceBuffer`] can do it can do, too.
@@ -112,6 +113,15 @@ impl<T: Pod> GrowableBuffer<T> {
         (reserved as usize)
             .checked_div(size_of::<T>())
             .unwrap_or(usize::MAX)
+    }
+
+    /// What was mapped and moved for it. See [`MappedMemory::traffic`].
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        lock(&self.memory)
+            .as_ref()
+            .map(MappedMemory::traffic)
+            .unwrap_or_default()
     }
 
     /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.

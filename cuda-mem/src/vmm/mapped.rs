@@ -16,6 +16,7 @@ use crate::error::{Bytes, Error, Failed, Result};
 use crate::location::Location;
 use crate::pool::Access;
 use crate::stream::Stream;
+use crate::traffic::{self, Places, Traffic};
 use crate::{raw, report};
 
 /// Physical memory at an address of its own, which stays the same while memory is taken away, put back, added,
@@ -48,9 +49,7 @@ pub struct MappedMemory {
     range: AddressRange,
     settings: Box<MappedMemoryBuilder>,
     granule: u64,
-    maps: u64,
-    moves: u64,
-    moved_bytes: u64,
+    journeys: Places<Location>,
 }
 
 /// One physical memory and its place. Unmapped before the memory goes, by the order of the fields.
@@ -162,9 +161,7 @@ impl MappedMemoryBuilder {
             parts: Vec::new(),
             range,
             granule,
-            maps: 0,
-            moves: 0,
-            moved_bytes: 0,
+            journeys: Places::new(),
             settings: Box::new(self),
         };
         for location in memory.settings.locations.clone() {
@@ -212,7 +209,8 @@ impl MappedMemory {
     fn place(&mut self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
         let mapping = self.range.map(offset, memory)?;
         mapping.set_accesses(&self.settings.accesses)?;
-        self.maps += 1;
+        let traffic = Traffic::of_map(memory.size_bytes());
+        self.journeys.note(memory.location(), traffic);
         Ok(mapping)
     }
 
@@ -253,16 +251,17 @@ impl MappedMemory {
         self.parts.iter().all(|part| part.mapping.is_some())
     }
 
-    /// How often memory was put behind an address: when it was made, mapped again, grown or moved.
+    /// How often memory was put behind the address (when it was made, mapped again, grown or moved), and how often
+    /// all of it was moved to another place, with the bytes of both.
     #[must_use]
-    pub fn maps(&self) -> u64 {
-        self.maps
+    pub fn traffic(&self) -> Traffic {
+        self.journeys.total()
     }
 
-    /// How often it was moved to another place, and how many bytes that were in all.
+    /// The same of one place: what was mapped of its memory, and what was moved there.
     #[must_use]
-    pub fn moves(&self) -> (u64, u64) {
-        (self.moves, self.moved_bytes)
+    pub fn traffic_to(&self, place: Location) -> Traffic {
+        self.journeys.to(place.known(self.settings.driver))
     }
 
     /// Puts all of the memory at its address, with the access that it had. What is there stays.
@@ -395,8 +394,9 @@ impl MappedMemory {
             return Err(error);
         }
         self.settings.locations = vec![location];
-        self.moves += 1;
-        self.moved_bytes += bytes;
+        let traffic = Traffic::of_move(bytes);
+        self.journeys.note(location, traffic);
+        traffic::note(self.settings.driver, location, traffic);
         Ok(())
     }
 

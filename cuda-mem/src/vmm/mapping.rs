@@ -10,6 +10,7 @@ use crate::error::{Error, Failed, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::pool::Access;
+use crate::traffic::{self, Traffic};
 use crate::{raw, recording, report};
 
 /// Physical memory behind addresses. It holds both; dropping it takes them apart. From
@@ -36,6 +37,11 @@ impl Mapping {
             is_mapped: true,
         };
         ledger::born(mapping.item());
+        let (driver, traffic) = (
+            mapping.range.driver(),
+            Traffic::of_map(mapping.size_bytes()),
+        );
+        traffic::note(driver, mapping.memory.location(), traffic);
         mapping
     }
 

@@ -19,6 +19,7 @@ use crate::raw::{self, Table};
 use crate::recording;
 use crate::report;
 use crate::stream::Stream;
+use crate::traffic::{self, Traffic};
 
 #[derive(Debug)]
 pub(in crate::arena) struct Vmm {
@@ -202,6 +203,9 @@ impl Vmm {
             report::release("mapping", || unsafe {
                 raw::vmm::unmap(table, chunk.address, bytes)
             });
+        } else {
+            let here = Location::Device(self.device);
+            traffic::note(self.device.driver(), here, Traffic::of_map(chunk.bytes));
         }
         allowed
     }
