@@ -74,9 +74,8 @@ impl<'a, T: Pod> Span<'a, T> {
         if self.bytes() == 0 {
             return Ok(());
         }
-        if !self.is_recorded {
-            recording::refuse(self.table(), self.stream.as_raw())?;
-        }
+        let outside = || recording::outside(self.table(), self.stream.as_raw());
+        let _outside = (!self.is_recorded).then(outside).transpose()?;
         let _current = self.stream.bind()?;
         call().map_err(|error| {
             error.asked(|| format!("{} bytes at {:#x}", self.bytes(), self.address))

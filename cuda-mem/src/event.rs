@@ -147,7 +147,7 @@ impl Event {
                 stream.context()
             )));
         }
-        recording::refuse(self.context.driver().table(), stream.as_raw())?;
+        let _outside = recording::outside(self.context.driver().table(), stream.as_raw())?;
         let _current = stream.enter()?;
         // SAFETY: both handles are live and of one context.
         unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
@@ -232,7 +232,7 @@ impl StreamRef<'_> {
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
-        recording::refuse(self.context().driver().table(), self.as_raw())?;
+        let _outside = recording::outside(self.context().driver().table(), self.as_raw())?;
         let _current = self.enter()?;
         // SAFETY: both handles are live and of one driver.
         unsafe { raw::stream::wait(self.context().driver().table(), self.as_raw(), event.raw) }

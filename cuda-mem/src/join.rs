@@ -103,7 +103,7 @@ impl<'a> Mark<'a> {
             return Err(Error::forked());
         }
         let context = stream.context();
-        recording::refuse(context.driver().table(), stream.as_raw())?;
+        let _outside = recording::outside(context.driver().table(), stream.as_raw())?;
         let event = context.take_event()?;
         let mark = Self { stream, event };
         let _current = stream.enter()?;
@@ -115,7 +115,7 @@ impl<'a> Mark<'a> {
     fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
         let table = self.stream.context().driver().table();
-        recording::refuse(table, later.as_raw())?;
+        let _outside = recording::outside(table, later.as_raw())?;
         let _current = later.enter()?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
         // recording at this call, so the event may be used again at once.

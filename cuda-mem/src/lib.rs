@@ -45,6 +45,7 @@
 
 mod adaptor;
 mod arena;
+mod barrier;
 mod buffer;
 mod container;
 mod context;

@@ -7,6 +7,8 @@
 //! capture of ours is refused before the driver hears of it. For captures of others the driver
 //! decides: there is nothing to know before the call.
 
+mod outside;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -18,6 +20,8 @@ use cuda_driver_sys::{
 use crate::error::{Error, Result};
 use crate::raw::{self, Table};
 use crate::report;
+
+pub(crate) use outside::outside;
 
 /// How many captures of ours run, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -51,8 +55,18 @@ fn streams() -> MutexGuard<'static, Vec<Recorded>> {
 pub(crate) struct Note(Recorded);
 
 impl Note {
-    /// An error if the stream is recorded already.
+    /// An error if the stream is recorded already. Waits for calls of other threads that use the stream right now;
+    /// from then on there are none until this is dropped.
     pub(crate) fn new(table: &Table, stream: CUstream) -> Result<Self> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let note = Self::announce(table, stream)?;
+        outside::wait_for_all(stream)?;
+        Ok(note)
+    }
+
+    fn announce(table: &Table, stream: CUstream) -> Result<Self> {
         let recorded = Recorded::new(table, stream);
         let mut streams = streams();
         if streams.contains(&recorded) {
@@ -81,10 +95,12 @@ pub(crate) fn any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// An error if the stream is recorded by this crate.
+/// An error if the stream is recorded by this crate now. A capture may begin right after: what must not fall into
+/// it is done [`outside`].
 #[inline]
 pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
-    if any() {
+    // A capture that is announced waits for the work that this is part of.
+    if any() && !outside::is_held(stream) {
         return refuse_recorded(table, stream);
     }
     Ok(())

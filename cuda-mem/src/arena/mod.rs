@@ -8,7 +8,6 @@
 //! whether that is done, or waits ([`refill`]). A lock costs its usual thread no locked instruction
 //! ([`lock`]). The bookkeeping knows no driver and no unsafe code; `course` and `ground` face the driver.
 
-mod barrier;
 mod bins;
 mod builder;
 mod commons;
@@ -64,6 +63,7 @@ use std::sync::{Arc, MutexGuard};
 
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::barrier;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ledger::{Item, LedgerKind};

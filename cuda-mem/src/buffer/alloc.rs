@@ -68,7 +68,7 @@ impl Pool {
         }
         let table = self.driver().table();
         stream.give_back_waiting();
-        recording::refuse(table, stream.as_raw())?;
+        let _outside = recording::outside(table, stream.as_raw())?;
         let _current = stream.enter()?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
         // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
@@ -129,7 +129,7 @@ impl Stream {
         } else {
             let table = self.device().driver().table();
             self.give_back_waiting();
-            recording::refuse(table, self.as_raw())?;
+            let _outside = recording::outside(table, self.as_raw())?;
             let _current = self.enter()?;
             // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
             // one ordered with it, use it.

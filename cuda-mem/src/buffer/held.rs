@@ -86,7 +86,7 @@ impl Held {
 /// As [`raw::alloc::free`].
 unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let table = stream.context().driver().table();
-    recording::refuse(table, stream.as_raw())?;
+    let _outside = recording::outside(table, stream.as_raw())?;
     let _current = stream.enter()?;
     // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
     recording::harmlessly(table, || unsafe {

@@ -145,6 +145,7 @@ impl GraphExec {
             order(before.stream.as_ref(), stream.as_ref())?;
         }
         self.parts.enter(stream)?;
+        let _outside = recording::outside(table, stream.as_raw())?;
         let _current = stream.bind()?;
         // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
         // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
@@ -171,7 +172,7 @@ impl GraphExec {
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
         let table = self.context().driver().table();
-        recording::refuse(table, stream.as_raw())?;
+        let _outside = recording::outside(table, stream.as_raw())?;
         self.check_driver(stream)?;
         let _current = stream.bind()?;
         // SAFETY: the instance and the stream are live.
@@ -245,7 +246,7 @@ impl Later for Orphan {
 /// Frees one block outside its graph.
 fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let table = stream.context().driver().table();
-    recording::refuse(table, stream.as_raw())?;
+    let _outside = recording::outside(table, stream.as_raw())?;
     let _current = stream.enter()?;
     // SAFETY: the stream is live.
     if unsafe { recording::is_captured(table, stream.as_raw()) } {

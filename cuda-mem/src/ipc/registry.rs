@@ -239,6 +239,7 @@ pub(super) fn release_pointer(
         for other in &pointer.ended {
             order(other.as_ref(), stream.as_ref())?;
         }
+        let _outside = recording::outside(driver.table(), stream.as_raw())?;
         let _current = stream.enter()?;
         let free = || {
             // SAFETY: this was the last user, and the stream comes after all of them (R13). A default

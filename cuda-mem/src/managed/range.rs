@@ -213,7 +213,7 @@ impl<T: Pod> ManagedRange<'_, T> {
             return Ok(());
         }
         let table = self.buffer.driver().table();
-        recording::refuse(table, stream.as_raw())?;
+        let _outside = recording::outside(table, stream.as_raw())?;
         let _current = stream.bind()?;
         // SAFETY: the stream is live while the handle is.
         if unsafe { recording::is_captured(table, stream.as_raw()) } {

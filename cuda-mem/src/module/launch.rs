@@ -98,6 +98,7 @@ impl Function {
             for (pointer, place) in pointers.iter_mut().zip(places) {
                 *pointer = place.0;
             }
+            let _outside = recording::outside(self.table(), stream.as_raw())?;
             let _current = stream.bind()?;
             // SAFETY: the code is held and of the stream's context, which is current; the arguments are held, and
             // the caller vouches for what they are and for what the kernel does.

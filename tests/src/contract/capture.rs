@@ -3,10 +3,11 @@
 //! A capture forbids things to the whole process, so these bodies run alone.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Barrier;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
-use cuda_mem::{ErrorKind, Instantiate, Stream};
+use cuda_mem::{CaptureMode, ErrorKind, Instantiate, Stream};
 
 use super::graph::MODES;
 use crate::lab::Lab;
@@ -227,4 +228,72 @@ pub(super) fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -
         ensure!(pool.stats()?.used.current == 0);
     }
     Ok(())
+}
+
+/// How often a copy and a capture begin at the same moment.
+const MEETINGS: usize = 1000;
+
+pub(super) fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let buffer = lab.pool()?.alloc_from(&stream, &[1_u8; 4096])?;
+    let barrier = Barrier::new(2);
+    // Both sides come to every barrier, whatever fails.
+    let (copies, launched) = std::thread::scope(|scope| {
+        let copies = scope.spawn(|| {
+            let mut refused = 0;
+            let mut slice = stream.context().pinned::<u8>(4096).map_err(Error::from);
+            for meeting in 0..MEETINGS {
+                barrier.wait();
+                wait_a_little(meeting * 7 % 300);
+                let loan = slice.and_then(|slice| {
+                    let mut loan = slice.lend(&stream).map_err(|failed| failed.error)?;
+                    refused += usize::from(loan.copy_from(&buffer).is_err());
+                    Ok(loan)
+                });
+                barrier.wait(); // the capture is over
+                slice = loan.and_then(|loan| {
+                    let mut slice = loan.take_back().map_err(|failed| failed.error)?;
+                    slice.fill(5);
+                    Ok(slice)
+                });
+                barrier.wait(); // the graph is launched
+                barrier.wait();
+                slice = slice.and_then(|slice| {
+                    let is_ours = slice.iter().all(|byte| *byte == 5);
+                    ensure!(is_ours, "a graph wrote to what was given back, {meeting}");
+                    Ok(slice)
+                });
+            }
+            slice.map(|_| refused)
+        });
+        let mut launched = Ok(0);
+        for meeting in 0..MEETINGS {
+            barrier.wait();
+            wait_a_little(meeting * 11 % 300);
+            let captured = stream.capture(CaptureMode::Relaxed, |_| {
+                wait_a_little(500);
+                Ok(())
+            });
+            barrier.wait();
+            barrier.wait();
+            let launch = captured.and_then(|(graph, ())| {
+                let mut exec = graph.instantiate(Instantiate::default())?;
+                exec.launch(&stream)?;
+                stream.synchronize()
+            });
+            launched = launched.and_then(|before| launch.map(|()| before + 1));
+            barrier.wait();
+        }
+        (copies.join(), launched)
+    });
+    let refused = copies.map_err(|_| anyhow!("the copying thread panicked"))??;
+    ensure!(launched? == MEETINGS);
+    ensure!(refused < MEETINGS, "no copy came before its capture");
+    Ok(())
+}
+
+fn wait_a_little(turns: usize) {
+    for _ in 0..turns {
+        std::hint::spin_loop();
+    }
 }

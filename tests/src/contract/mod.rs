@@ -149,6 +149,7 @@ fn graphs() -> Vec<Test> {
             buffers_of_other_streams_do_not_spoil_a_capture,
             a_capture_of_somebody_else_loses_no_buffer,
             a_forbidden_free_elsewhere_is_done_all_the_same,
+            a_capture_takes_no_work_of_another_thread,
             a_stream_that_ends_in_a_capture_gives_back_what_waits;
         samples_graph: a_recorded_graph_does_what_its_stream_does,
             branches_with_memory_meet_again, memory_that_outlives_a_launch_is_freed_once,

@@ -8,12 +8,13 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 37] = [
+const LAYERS: [&str; 38] = [
     "error",
     "report",
     "origin",
     "table",
     "later",
+    "barrier",
     "raw",
     "recording",
     "driver",

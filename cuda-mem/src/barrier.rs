@@ -4,7 +4,8 @@
 //! A store followed by a load may be seen by others in the other order, unless both are kept apart by a
 //! barrier, and that costs as much as a locked instruction. Linux can make all processors that run this
 //! process pass one (`membarrier`), so the side that is passed often need only keep the compiler from
-//! changing the order. Where the system cannot, [`is_there`] says so, and nobody may rely on it.
+//! changing the order. Where the system cannot, [`is_there`] says so, and nobody may rely on it; the two halves
+//! of [`pair`] then are full barriers.
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod system {
@@ -56,7 +57,7 @@ mod system {
 /// What the two halves mean to a checker of the memory model: a full barrier each.
 #[cfg(miri)]
 mod model {
-    use super::super::sync::{Ordering, fence};
+    use std::sync::atomic::{Ordering, fence};
 
     pub(crate) fn is_there() -> bool {
         true
@@ -83,8 +84,31 @@ mod absent {
 }
 
 #[cfg(all(not(target_os = "linux"), not(miri)))]
-pub(super) use absent::{heavy, is_there, light};
+pub(crate) use absent::{heavy, is_there, light};
 #[cfg(miri)]
-pub(super) use model::{heavy, is_there, light};
+pub(crate) use model::{heavy, is_there, light};
 #[cfg(all(target_os = "linux", not(miri)))]
-pub(super) use system::{heavy, is_there, light};
+pub(crate) use system::{heavy, is_there, light};
+
+/// The same two halves wherever the program runs: where the system has no such thing, each is a full barrier.
+pub(crate) mod pair {
+    use std::sync::atomic::{Ordering, fence};
+
+    #[inline]
+    pub(crate) fn light() {
+        if super::is_there() {
+            super::light();
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    pub(crate) fn heavy() {
+        if super::is_there() {
+            super::heavy();
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+}
