@@ -63,17 +63,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let wrappers = find::wrappers(&files);
     // First, because tests are built with it.
     settle(&root, OPERATIONS, &operations(&wrappers), args.check)?;
-    let (page, wrong) = page::render(&page::Sources {
-        functions: &find::functions(&versions)?,
-        wrappers: &wrappers,
-        calls: &measure::run()?,
-        reasons: rule::REASONS,
-    });
+    let functions = find::functions(&versions)?;
+    let render = || -> Result<(String, Vec<String>)> {
+        Ok(page::render(&page::Sources {
+            functions: &functions,
+            wrappers: &wrappers,
+            calls: &measure::run()?,
+            reasons: rule::REASONS,
+        }))
+    };
+    let (mut page, wrong) = render()?;
     for line in &wrong {
         println!("{line}");
     }
     if !wrong.is_empty() {
         bail!("correct REASONS or LEFT_OUT in xtask/src/coverage/rule.rs, or write the wrapper");
+    }
+    // Which of two threads comes first decides now and then what a test has to call.
+    let committed = std::fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    let mut tries = if args.check { 2 } else { 0 };
+    while tries > 0 && page != committed {
+        for line in page.lines().filter(|line| !committed.contains(line)) {
+            println!("check: measured anew, because of {line}");
+        }
+        page = render()?.0;
+        tries -= 1;
     }
     settle(&root, PAGE, &page, args.check)
 }
