@@ -40,6 +40,13 @@ mod types;
 mod table;
 
 mod compat;
+mod functions;
+#[allow(
+    non_camel_case_types,
+    non_upper_case_globals,
+    reason = "the names of gdrapi.h, as its programs write them"
+)]
+pub mod gdr;
 mod library;
 mod names;
 #[allow(
@@ -48,14 +55,14 @@ mod names;
     reason = "the names of NVML, as its reference has them"
 )]
 pub mod nvml;
+mod opening;
 mod resolve;
 mod version;
 mod versions;
 
 pub use compat::*;
-pub use library::{
-    Attempt, AttemptFailure, DriverLibrary, LIBRARY_VARIABLE, LoadError, load, load_from,
-};
+pub use library::{DriverLibrary, LIBRARY_VARIABLE, LoadError, load, load_from};
+pub use opening::{Attempt, AttemptFailure};
 pub use table::*;
 pub use types::*;
 pub use version::{CudaVersion, MissingSymbol, Symbol};

@@ -1,66 +1,16 @@
 //! The functions of NVML that are used here, each an `Option`.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::fmt;
+use std::ffi::{c_char, c_int, c_uint};
 
 use super::{
     nvmlBAR1Memory_t, nvmlComputeMode_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t,
     nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
-
-macro_rules! functions {
-    ($($(#[$docs:meta])* $name:ident, $pfn:ident: ($($argument:ty),*) -> $answer:ty;)*) => {
-        $(
-            #[doc = concat!("The type of `", stringify!($name), "`.")]
-            pub type $pfn = unsafe extern "C" fn($($argument),*) -> $answer;
-        )*
-
-        /// The functions of one library, by their real symbols. `None` is a function that it lacks,
-        /// because it is older or newer than these bindings.
-        #[derive(Clone, Copy, Default)]
-        pub struct NvmlTable {
-            $($(#[$docs])* pub $name: Option<$pfn>,)*
-        }
-
-        /// The symbols that these bindings look up.
-        pub const NVML_SYMBOLS: &[&CStr] = &[$(symbol(concat!(stringify!($name), "\0")),)*];
-
-        impl NvmlTable {
-            /// Asks `resolve` for the address of every symbol; a null address leaves the field
-            /// `None`.
-            ///
-            /// # Safety
-            ///
-            /// Each address must be null or that of a function with the signature that NVML gives
-            /// the symbol, and must stay valid as long as the table or a copy is used.
-            pub unsafe fn fill(mut resolve: impl FnMut(&'static CStr) -> *const c_void) -> Self {
-                Self {
-                    $($name: {
-                        let address = resolve(symbol(concat!(stringify!($name), "\0")));
-                        // SAFETY: null is `None`; else the caller vouches for the signature.
-                        unsafe { std::mem::transmute::<*const c_void, Option<$pfn>>(address) }
-                    },)*
-                }
-            }
-
-            /// How many of [`NVML_SYMBOLS`] the library exports.
-            #[must_use]
-            pub fn count(&self) -> usize {
-                [$(self.$name.is_some(),)*].into_iter().filter(|has| *has).count()
-            }
-        }
-    };
-}
-
-/// The text as a symbol. Runs at compile time only, where a failure is a failure to build.
-const fn symbol(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(symbol) => symbol,
-        Err(_) => c"",
-    }
-}
+use crate::functions::functions;
 
 functions! {
+    table NvmlTable, symbols NVML_SYMBOLS, header "NVML";
+
     /// Starts NVML; may be called again, and counts. Makes no context.
     nvmlInit_v2, PFN_nvmlInit_v2: () -> nvmlReturn_t;
     /// Ends what one start began.
@@ -105,15 +55,10 @@ functions! {
     nvmlDeviceGetComputeMode, PFN_nvmlDeviceGetComputeMode: (nvmlDevice_t, *mut nvmlComputeMode_t) -> nvmlReturn_t;
 }
 
-impl fmt::Debug for NvmlTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (count, all) = (self.count(), NVML_SYMBOLS.len());
-        write!(f, "NvmlTable({count} of {all} functions)")
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_void;
+
     use super::*;
 
     unsafe extern "C" fn init() -> nvmlReturn_t {
