@@ -81,6 +81,7 @@ mod table;
 mod traffic;
 mod visible;
 mod vmm;
+mod window;
 
 pub use adaptor::{
     AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,

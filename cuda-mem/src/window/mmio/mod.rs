@@ -1,0 +1,169 @@
+//! Copies between ordinary memory and a *mapping*: memory that may lie behind a bus, where each load and
+//! each store is a transaction of its own.
+//!
+//! A mapping is reached through raw pointers only, never through a Rust reference, and not by `memcpy`,
+//! which may touch a byte twice, read what it is about to write, or choose accesses that are not aligned.
+//! Here an access is volatile or an instruction written out, moves bytes that no other access moves, and
+//! is as wide as its place allows ([`cut()`]). A store reads nothing from the mapping. The processor itself
+//! may fetch more: from write-combining memory a streaming load gets the whole line of 64 bytes, perhaps
+//! before the program knows that it wants it, so a mapping must not be one whose reads do something.
+//!
+//! No copy has a fence inside; [`fence_around_load`] and [`fence_after_store`] say which it needs.
+
+mod cut;
+mod fence;
+mod once;
+mod pieces;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use cut::cut;
+pub(super) use fence::{fence_after_store, fence_around_load};
+pub(super) use once::{load_once, store_once};
+use pieces::{Pieces, Plain};
+
+/// The instructions that a copy is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Routine {
+    /// Ordinary accesses of up to 8 bytes, on every processor.
+    Plain,
+    /// Streaming accesses of 16 bytes. The stores are of SSE2, the loads of SSE4.1.
+    Sse41,
+    /// Streaming accesses of 32 bytes.
+    Avx2,
+    /// Streaming accesses of 64 bytes, the whole of a line.
+    Avx512,
+}
+
+impl Routine {
+    /// The widest comes last.
+    const ALL: [Self; 4] = [Self::Plain, Self::Sse41, Self::Avx2, Self::Avx512];
+
+    /// The widest that this processor has.
+    pub(super) fn best() -> Self {
+        static BEST: OnceLock<Routine> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available().last().unwrap_or(Self::Plain))
+    }
+
+    /// All that this processor has, the widest last.
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|routine| routine.is_here())
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn is_here(self) -> bool {
+        // Miri runs no instructions that are written out.
+        let vectors = !cfg!(miri);
+        match self {
+            Self::Plain => true,
+            Self::Sse41 => vectors && is_x86_feature_detected!("sse4.1"),
+            Self::Avx2 => vectors && is_x86_feature_detected!("avx2"),
+            // It is written with pieces of AVX2 at its ends.
+            Self::Avx512 => {
+                vectors && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx2")
+            }
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_here(self) -> bool {
+        self == Self::Plain
+    }
+
+    fn copies(self) -> Copies {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Sse41 => Copies::of::<x86::Sse41>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Copies::of::<x86::Avx2>(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Copies::of::<x86::Avx512>(),
+            _ => Copies::of::<Plain>(),
+        }
+    }
+}
+
+impl fmt::Display for Routine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Plain => "plain",
+            Self::Sse41 => "SSE4.1",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+        })
+    }
+}
+
+/// Copies `len` bytes from ordinary memory to a mapping; none touches nothing.
+///
+/// If `len` is 1, 2, 4 or 8 and `to` a multiple of it, that is one store.
+///
+/// # Safety
+///
+/// The processor has `routine`. `from` can be read and `to` written for `len` bytes, the two do not
+/// overlap, and nothing else reaches either meanwhile, except a device that reaches the mapping.
+/// [`fence_after_store`] follows on this thread, before anything else reaches those bytes of `to`.
+pub(super) unsafe fn store(routine: Routine, to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promises are those of the copy.
+    unsafe { (routine.copies().store)(to, from, len) }
+}
+
+/// Copies `len` bytes from a mapping to ordinary memory; none touches nothing.
+///
+/// If `len` is 1, 2, 4 or 8 and `from` a multiple of it, that is one load.
+///
+/// # Safety
+///
+/// As of [`store`], with the sides exchanged. No fence is needed for the sake of memory safety; for what
+/// order needs, see [`fence_around_load`].
+pub(super) unsafe fn load(routine: Routine, to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's promises are those of the copy.
+    unsafe { (routine.copies().load)(to, from, len) }
+}
+
+/// Where to, where from, how many bytes.
+type Copy = unsafe fn(*mut u8, *const u8, usize);
+
+/// What one routine does.
+struct Copies {
+    store: Copy,
+    load: Copy,
+}
+
+impl Copies {
+    fn of<P: Pieces>() -> Self {
+        Self {
+            store: store_by::<P>,
+            load: load_by::<P>,
+        }
+    }
+}
+
+/// # Safety
+///
+/// As of [`store`], where the routine is `P`.
+unsafe fn store_by<P: Pieces>(to: *mut u8, from: *const u8, len: usize) {
+    cut(to.addr(), len, P::WIDEST, move |at, width| {
+        // SAFETY: a piece lies within the `len` bytes of both sides, and is aligned in the mapping.
+        unsafe { P::store(to.wrapping_add(at), from.wrapping_add(at), width) }
+    });
+    // SAFETY: the processor has this routine.
+    unsafe { P::end(len) }
+}
+
+/// # Safety
+///
+/// As of [`load`], where the routine is `P`.
+unsafe fn load_by<P: Pieces>(to: *mut u8, from: *const u8, len: usize) {
+    cut(from.addr(), len, P::WIDEST, move |at, width| {
+        // SAFETY: as in `store_by`.
+        unsafe { P::load(to.wrapping_add(at), from.wrapping_add(at), width) }
+    });
+    // SAFETY: as in `store_by`.
+    unsafe { P::end(len) }
+}
