@@ -10,7 +10,7 @@ const RANGE: &str = "the driver answers the start of something larger than the b
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why. With its colon
 /// it is all of the question.
-const KNOWN_DIFFERENCES: [(&str, &str); 59] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 55] = [
     ("ipc.both_kinds 8 as 8, then used", CRASH),
     ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
@@ -137,13 +137,6 @@ const KNOWN_DIFFERENCES: [(&str, &str); 59] = [
         "vmm_host.touches node, access of the device only",
         "the simulator's devices are the host",
     ),
-    ("vmm_share.dma_bufs plain", "the simulator has no dma-bufs"),
-    (
-        "vmm_share.dma_bufs of a pool",
-        "the simulator has no dma-bufs",
-    ),
-    ("vmm_share.dma_bufs mapped", "the simulator has no dma-bufs"),
-    ("vmm_share.dma_bufs pinned", "the simulator has no dma-bufs"),
     (
         "told.pages told, wrapping",
         "the driver looks at the first page; the simulator answers INVALID_VALUE",

@@ -7,6 +7,7 @@ use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use crate::clock::Point;
 use crate::context::ContextId;
+use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::memory::Mapping;
 use crate::queue::Mark;
@@ -137,12 +138,21 @@ impl State {
         Ok(())
     }
 
+    /// The memory, device or host's, that an address outside the pools is in, block or not.
+    pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
+        let allocations = self.allocations.range_mut(..=address).rev();
+        let own = allocations.filter_map(|(_, allocation)| allocation.mapping.as_mut());
+        let own = own.take(1).find(|mapping| mapping.contains(address));
+        own.or_else(|| self.slabs.mapping_at(address))
+    }
+
     /// Removes an allocation; its memory stays until no queue can touch it.
     pub(crate) fn free_allocation(&mut self, start: u64) {
         let Some(allocation) = self.allocations.remove(&start) else {
             return;
         };
         let device = allocation.device;
+        direct::tell_freed(start, allocation.size);
         self.devices[device].taken -= allocation.taken();
         if let Some(mapping) = allocation.mapping {
             self.resident.end(start, allocation.size);

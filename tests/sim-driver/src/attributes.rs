@@ -39,6 +39,8 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         89 => flag(knobs.has_concurrent_managed_access()),
         // Without virtual memory management there is nothing that is built on it: handles of physical
         // memory to share, DMA to it, and such memory of the host.
+        124 => flag(knobs.dma_buf),
+        152 => flag(knobs.claims_dma_buf_mmap()),
         102 | 103 | 110 | 128 | 141 | 145 if !knobs.has_vmm() => 0,
         115 => flag(pools),
         119 if pools => knobs.handle_types.cast_signed(),
@@ -73,7 +75,7 @@ pub(crate) fn value(knobs: &Knobs, index: usize, id: u32) -> Option<i32> {
         | 112..=114
         | 116
         | 117
-        | 120..=124
+        | 120..=123
         | 127..=129
         | 141
         | 145 => 1,

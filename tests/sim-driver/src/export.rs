@@ -11,8 +11,8 @@ use cuda_driver_sys::{
     CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlinkState,
     CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
-    CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute, CUresult, CUstream,
-    CUstreamCaptureMode,
+    CUmemRangeHandleType_enum, CUmemoryPool, CUmodule, CUoccupancyB2DSize, CUpointer_attribute,
+    CUresult, CUstream, CUstreamCaptureMode,
 };
 
 use crate::fault;
@@ -160,6 +160,7 @@ plain_arguments!(
     CUlinkState,
     CUjitInputType,
     CUoccupancyB2DSize,
+    CUmemRangeHandleType_enum,
 );
 
 /// A pointer through which a result is handed back.

@@ -2,6 +2,9 @@
 
 use std::sync::OnceLock;
 
+/// The first version whose dma-bufs the host can map.
+const DMA_BUF_MMAP_SINCE: u32 = 13030;
+
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Knobs {
@@ -33,6 +36,14 @@ pub(crate) struct Knobs {
     pub(crate) managed_pools: bool,
     /// Whether there is virtual memory management.
     pub(crate) vmm: bool,
+    /// Whether memory of devices can be had as dma-bufs.
+    pub(crate) dma_buf: bool,
+    /// Whether the host can map these, where the version has that.
+    pub(crate) dma_buf_mmap: bool,
+    /// Whether that is a lie.
+    pub(crate) broken_dma_buf_mmap: bool,
+    /// Whether they can be had for access over PCIe.
+    pub(crate) dma_buf_pcie: bool,
     /// Whether devices can reach each other.
     pub(crate) peers: bool,
     /// Pairs of devices of the machine that cannot.
@@ -77,6 +88,10 @@ impl Default for Knobs {
             numa_pools: true,
             managed_pools: true,
             vmm: true,
+            dma_buf: true,
+            dma_buf_mmap: true,
+            broken_dma_buf_mmap: false,
+            dma_buf_pcie: false,
             peers: true,
             no_peers: Vec::new(),
             mig: Vec::new(),
@@ -142,6 +157,10 @@ impl Knobs {
             numa_pools: read("CUDA_SIM_NUMA_POOLS", 1, 0..=1) == 1,
             managed_pools: read("CUDA_SIM_MANAGED_POOLS", 1, 0..=1) == 1,
             vmm: read("CUDA_SIM_VMM", 1, 0..=1) == 1,
+            dma_buf: read("CUDA_SIM_DMA_BUF", 1, 0..=1) == 1,
+            dma_buf_mmap: read("CUDA_SIM_DMA_BUF_MMAP", 1, 0..=1) == 1,
+            broken_dma_buf_mmap: read("CUDA_SIM_BROKEN_DMA_BUF_MMAP", 0, 0..=1) == 1,
+            dma_buf_pcie: read("CUDA_SIM_DMA_BUF_PCIE", 0, 0..=1) == 1,
             peers: read("CUDA_SIM_PEERS", 1, 0..=1) == 1,
             no_peers: Vec::new(),
             mig: Vec::new(),
@@ -228,6 +247,16 @@ impl Knobs {
     /// Whether addresses and memory can be had apart. On Windows too.
     pub(crate) fn has_vmm(&self) -> bool {
         self.vmm && !self.vgpu
+    }
+
+    /// Whether a device says that the host can map its dma-bufs.
+    pub(crate) fn claims_dma_buf_mmap(&self) -> bool {
+        self.dma_buf && self.dma_buf_mmap && self.version >= DMA_BUF_MMAP_SINCE
+    }
+
+    /// Whether it really can.
+    pub(crate) fn has_dma_buf_mmap(&self) -> bool {
+        self.claims_dma_buf_mmap() && !self.broken_dma_buf_mmap
     }
 
     /// Whether events and memory can be shared without pools.

@@ -31,6 +31,8 @@ mod context;
 pub mod control;
 mod copy;
 mod device;
+mod direct;
+mod dma_buf;
 #[cfg(target_pointer_width = "64")]
 mod elf;
 mod event;
@@ -47,6 +49,7 @@ mod memory;
 mod module;
 mod path;
 mod peer;
+mod pieces;
 mod pointer;
 mod pool;
 mod proc_address;

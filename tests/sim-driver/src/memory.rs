@@ -1,11 +1,13 @@
 //! The memory itself: address space from the operating system, and the bytes in it.
 
 use std::ffi::c_int;
+use std::os::fd::OwnedFd;
 
 use cuda_driver_sys::CUresult;
 
 use crate::export::Answer;
 use crate::ipc::{Backing, SharedFile};
+use crate::pieces::{Bases, Part, Pieces, pause};
 
 /// A page of any machine this runs on divides this.
 const PAGE: u64 = 64 << 10;
@@ -17,6 +19,8 @@ pub(crate) struct Mapping {
     len: u64,
     /// The file behind it that other processes may map; none of memory that nobody can share.
     backing: Option<Backing>,
+    /// What others map of it in other ways, by its place in the mapping.
+    pieces: Pieces,
 }
 
 impl Mapping {
@@ -33,6 +37,7 @@ impl Mapping {
             )?,
             len,
             backing: None,
+            pieces: Pieces::default(),
         })
     }
 
@@ -44,6 +49,7 @@ impl Mapping {
             base: map(size, libc::PROT_NONE, libc::MAP_SHARED, number)?,
             len,
             backing: Some(backing),
+            pieces: Pieces::default(),
         })
     }
 
@@ -55,6 +61,7 @@ impl Mapping {
             base: map(size, access, libc::MAP_SHARED, file.number())?,
             len: file.len(),
             backing: None,
+            pieces: Pieces::default(),
         })
     }
 
@@ -104,7 +111,12 @@ impl Mapping {
 
     /// Gives the pages of a part back; it reads as zero from now on. It stays accessible, so that
     /// a program with an ordering mistake meets the sanitizer and not a signal.
-    pub(crate) fn discard(&self, offset: u64, len: u64) {
+    ///
+    /// Whoever maps a part of it keeps the bytes, and has nothing to do with what comes there.
+    pub(crate) fn discard(&mut self, offset: u64, len: u64) {
+        for (offset, len) in self.pieces.carve(offset, len) {
+            self.renew(offset, len);
+        }
         if let Some(backing) = &self.backing {
             return backing.discard(offset, len);
         }
@@ -114,6 +126,43 @@ impl Mapping {
         // SAFETY: the range lies in this mapping, whose pages are anonymous and private: advice
         // about it changes nobody else's memory. A failure keeps the pages, which is harmless.
         unsafe { libc::madvise(pointer(address), len as usize, libc::MADV_DONTNEED) };
+    }
+
+    /// Fresh memory in place of a file.
+    fn renew(&self, offset: u64, len: u64) {
+        let Ok(address) = self.at(offset, len) else {
+            return;
+        };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: the range lies in this mapping, to which nobody holds a reference. A failure keeps what
+        // is there, which is harmless.
+        unsafe { libc::mmap(pointer(address), len as usize, access, kind, -1, 0) };
+    }
+
+    /// A file that is a part of this memory, from an address on: see [`Pieces::whole`].
+    pub(crate) fn whole(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
+        let offset = self.offset_of(address, len)?;
+        let _pause = pause();
+        self.pieces.whole(Bases(&[self.base]), offset, len)
+    }
+
+    /// As much of this memory, from an address on, as one file is: see [`Pieces::part`].
+    pub(crate) fn part(&mut self, address: u64, len: u64) -> Answer<Part> {
+        let offset = self.offset_of(address, len)?;
+        let _pause = pause();
+        self.pieces.part(Bases(&[self.base]), offset, len)
+    }
+
+    /// Where in the mapping it is. NOT_SUPPORTED if the memory is a file already: a limit.
+    fn offset_of(&self, address: u64, len: u64) -> Answer<u64> {
+        if self.backing.is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let offset = address.checked_sub(self.base);
+        let offset = offset.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        self.at(offset, len)?;
+        Ok(offset)
     }
 
     fn at(&self, offset: u64, len: u64) -> Answer<u64> {
@@ -210,7 +259,7 @@ mod tests {
 
     #[test]
     fn reserved_memory_is_there_once_committed_and_zero_once_discarded() {
-        let mapping = Mapping::reserve(1 << 30).expect("address space");
+        let mut mapping = Mapping::reserve(1 << 30).expect("address space");
         mapping.commit(PAGE, PAGE).expect("memory");
         let address = mapping.base() + PAGE;
         bytes::fill(address, 0x0102_0304_u32, 4);
@@ -220,5 +269,23 @@ mod tests {
         mapping.discard(PAGE, PAGE);
         assert_eq!(&bytes::read(address, 2)[..], [0, 0]);
         assert!(mapping.commit(1 << 30, PAGE).is_err());
+    }
+
+    #[test]
+    fn what_others_map_is_theirs_once_it_is_discarded() {
+        let mut mapping = Mapping::reserve(4 * PAGE).expect("address space");
+        mapping.commit(0, 4 * PAGE).expect("memory");
+        let address = mapping.base() + PAGE;
+        bytes::fill(address, 5_u8, 2 * PAGE as usize);
+        let file = mapping.whole(address, 2 * PAGE).expect("a file");
+        mapping.discard(0, 2 * PAGE);
+        assert_eq!(&bytes::read(address, 1)[..], [0]);
+        assert_eq!(&bytes::read(address + PAGE, 1)[..], [5]);
+        bytes::fill(address, 6_u8, 1);
+        let mut seen = [0];
+        let file = std::fs::File::from(file);
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen, 0).expect("a byte");
+        assert_eq!(seen, [5]);
+        assert!(mapping.whole(address, 4 * PAGE).is_err(), "past the end");
     }
 }

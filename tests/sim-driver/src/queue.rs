@@ -10,6 +10,7 @@ use crate::export::Answer;
 use crate::ipc::Signal;
 use crate::memory::bytes;
 use crate::module::Work;
+use crate::pieces::stay;
 use crate::vmm;
 
 /// A worker without work ends after this long; the next task starts another.
@@ -231,13 +232,15 @@ impl Task {
 
     fn run(self) {
         // Until the work is done nobody unmaps what it touches.
-        let _hold = match self.ranges() {
-            [(_, 0), (_, 0), (_, 0)] => None,
-            ranges => match vmm::hold(&ranges) {
-                Ok(hold) => hold,
-                Err(address) => return vmm::report_unmapped(address),
-            },
+        let ranges = self.ranges();
+        let is_work = ranges.iter().any(|(_, len)| *len > 0);
+        let _hold = match is_work.then(|| vmm::hold(&ranges)) {
+            None => None,
+            Some(Ok(hold)) => hold,
+            Some(Err(address)) => return vmm::report_unmapped(address),
         };
+        // Nor moves it.
+        let _stay = is_work.then(stay);
         match self {
             Self::Copy { to, from, len } => bytes::copy(to, from, len),
             Self::Write { to, bytes } => bytes::write(to, &bytes),

@@ -60,6 +60,12 @@ impl Slabs {
         Ok(())
     }
 
+    /// The memory of the slab that an address is in.
+    pub(crate) fn mapping_at(&mut self, address: u64) -> Option<&mut Mapping> {
+        let (base, slab) = self.0.range_mut(..=address).next_back()?;
+        (address < base + SLAB).then_some(&mut slab.mapping)
+    }
+
     /// Puts a block back; answers the slab's beginning and memory if that was the last.
     pub(crate) fn put(&mut self, address: u64, size: u64) -> Option<(u64, Mapping)> {
         let (&base, slab) = self.0.range_mut(..=address).next_back()?;

@@ -2,17 +2,18 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, event, graph, host, init, ipc, managed, module, peer, pointer,
-    pool, proc_address, stream, vmm,
+    alloc, context, copy, device, dma_buf, event, graph, host, init, ipc, managed, module, peer,
+    pointer, pool, proc_address, stream, vmm,
 };
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
-    let files: [&'static [&'static Export]; 11] = [
+    let files: [&'static [&'static Export]; 12] = [
         alloc::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
         device::EXPORTS,
+        dma_buf::EXPORTS,
         event::EXPORTS,
         host::EXPORTS,
         init::EXPORTS,

@@ -35,24 +35,15 @@ pub(crate) struct SharedFile {
 impl SharedFile {
     /// `len` bytes that cost nothing until they are touched.
     pub(crate) fn create(name: &CStr, len: u64, words: Words) -> Answer<Self> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name is a string that ends in a zero.
-        let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        let file = File::from(own(descriptor)?);
+        let file = anonymous_file(name, len + HEADER)?;
         let identity = RandomState::new().build_hasher().finish();
         let header: Vec<u8> = [MAGIC, identity, len]
             .iter()
             .chain(&words)
             .flat_map(|word| word.to_le_bytes())
             .collect();
-        let written = file
-            .set_len(len + HEADER)
-            .and_then(|()| file.write_all_at(&header, len));
-        // SAFETY: no pointers.
-        let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) };
-        if written.is_err() || sealed != 0 {
-            return Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM);
-        }
+        file.write_all_at(&header, len)
+            .map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
         Ok(Self {
             file,
             len,
@@ -110,6 +101,22 @@ impl SharedFile {
         let (offset, len) = (offset.cast_signed(), len.cast_signed());
         // SAFETY: no pointers. A failure keeps the pages, which is harmless.
         unsafe { libc::fallocate(self.number(), mode, offset, len) };
+    }
+}
+
+/// A file of memory of this length, for ever. It costs nothing until it is touched.
+pub(crate) fn anonymous_file(name: &CStr, len: u64) -> Answer<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a string that ends in a zero.
+    let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    let file = File::from(own(descriptor)?);
+    let is_long = file.set_len(len).is_ok();
+    // SAFETY: no pointers.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) };
+    if is_long && sealed == 0 {
+        Ok(file)
+    } else {
+        Err(CUresult::CUDA_ERROR_OPERATING_SYSTEM)
     }
 }
 

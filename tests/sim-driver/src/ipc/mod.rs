@@ -16,7 +16,7 @@ use crate::export::Export;
 use crate::pool::PoolId;
 
 pub(crate) use event::{Signal, Slot};
-pub(crate) use file::{SharedFile, file_of};
+pub(crate) use file::{SharedFile, anonymous_file, file_of};
 pub(crate) use pool::{Backing, Imported};
 
 /// What the files of this folder export.

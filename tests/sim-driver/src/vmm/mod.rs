@@ -1,6 +1,7 @@
 //! Virtual memory management: addresses and memory apart, put together by the program.
 
 mod annotate;
+mod direct;
 mod physical;
 mod place;
 mod range;
@@ -14,11 +15,13 @@ use cuda_driver_sys::{CUmemAllocationProp, CUresult};
 
 use crate::clock::Point;
 use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::pieces::Pieces;
 use crate::state::State;
 
 pub(crate) use annotate::Annotations;
 use place::Place;
 pub(crate) use space::hold;
+use space::pause;
 use space::{Addresses, Bytes, Memory};
 pub(crate) use touch::report_unmapped;
 
@@ -58,6 +61,8 @@ struct Physical {
     place: Place,
     prop: Properties,
     bytes: Bytes,
+    /// What of it lies elsewhere, because others map it.
+    pieces: Pieces,
     /// It is counted where it was made.
     is_imported: bool,
     /// Handles that the program has not released, and mappings.

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::alloc::{Kind, TOO_LARGE};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
+use crate::pieces::Pieces;
 use crate::state::{HandleKind, State, state};
 
 /// `CU_MEM_HANDLE_TYPE_WIN32` and `_WIN32_KMT`, which nothing on Linux has.
@@ -63,6 +64,7 @@ impl State {
             place,
             prop: Properties(prop),
             bytes,
+            pieces: Pieces::default(),
             is_imported: false,
             handles: 1,
             views: 0,

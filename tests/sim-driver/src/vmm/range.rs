@@ -9,6 +9,7 @@ use cuda_driver_sys::{
 
 use super::place::is_host;
 use super::{Addresses, Bytes, GRANULARITY, PhysicalId, Place, READ, READ_AND_WRITE, View};
+use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
 
@@ -96,6 +97,9 @@ impl State {
         };
         let addresses = vmm.reservations.get(&base).ok_or(INVALID_VALUE)?;
         addresses.map(start, len as u64, file)?;
+        if let Some(physical) = vmm.physicals.get(&handle) {
+            physical.pieces.place(start)?;
+        }
         let view = View {
             len: len as u64,
             physical: handle,
@@ -119,6 +123,7 @@ impl State {
             let Some(view) = self.vmm.views.remove(&at) else {
                 continue;
             };
+            direct::tell_freed(at, view.len);
             let base = self.reservation_of(at, at + view.len)?;
             if let Some(addresses) = self.vmm.reservations.get(&base) {
                 addresses.unmap(at, view.len)?;

@@ -11,6 +11,7 @@ use cuda_driver_sys::{
 use super::{Bytes, DESCRIPTOR, Physical, Properties};
 use crate::export::{Answer, INVALID_VALUE, Out, Value, exports};
 use crate::ipc::{SharedFile, file_of};
+use crate::pieces::Pieces;
 use crate::state::{HandleKind, state};
 
 /// The last word of the file's header: it is no pool.
@@ -70,6 +71,7 @@ exports! {
             place: state.memory_place(&prop)?,
             prop: Properties(prop),
             bytes: Bytes::Shared(file),
+            pieces: Pieces::default(),
             is_imported: true,
             handles: 1,
             views: 0,

@@ -30,6 +30,11 @@ fn write() -> RwLockWriteGuard<'static, Space> {
     SPACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// As long as it lives, no work touches mapped memory. Waits for what does.
+pub(super) fn pause() -> impl Drop {
+    write()
+}
+
 impl Space {
     /// Whether a range has nothing to do with reservations.
     fn is_elsewhere(&self, start: u64, end: u64) -> bool {

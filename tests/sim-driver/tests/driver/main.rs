@@ -7,6 +7,7 @@ mod apart;
 mod control;
 mod copies;
 mod devices;
+mod dma_buf;
 mod graphs;
 mod handles;
 mod harness;

@@ -1,0 +1,140 @@
+//! Memory of devices for others: what they may have of it, and hearing that it goes. What `dma_buf.rs`
+//! exports and what a simulated `gdrdrv` pins comes from here.
+
+use std::ffi::c_int;
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver_sys::CUresult;
+
+use crate::alloc::Kind;
+use crate::export::{Answer, INVALID_VALUE, Out};
+use crate::pieces::Part;
+use crate::state::{State, state};
+
+/// What a range of addresses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Range {
+    /// Of `cuMemAlloc`.
+    Plain,
+    Pool,
+    Mapped,
+}
+
+/// Called with the state locked.
+type OnFree = extern "C" fn(u64, u64);
+
+static ON_FREE: Mutex<Option<OnFree>> = Mutex::new(None);
+
+/// Memory outside the pools goes: its address and size.
+pub(crate) fn tell_freed(start: u64, len: u64) {
+    let on_free = *ON_FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(on_free) = on_free {
+        on_free(start, len);
+    }
+}
+
+impl State {
+    /// What memory of a device a range is, if all of it is one block, or mapped.
+    pub(crate) fn device_range(&mut self, start: u64, len: u64) -> Option<Range> {
+        let end = start.checked_add(len).filter(|_| len > 0)?;
+        if let Some((block, allocation)) = self.allocation(start) {
+            let is_usable = allocation.kind == Kind::Device && allocation.freed.is_none();
+            return (is_usable && end <= block + allocation.size).then_some(Range::Plain);
+        }
+        if self.mapped_directness(start, end).is_some() {
+            return Some(Range::Mapped);
+        }
+        let (id, pool) = self.pool_at(start)?;
+        let base = pool.base();
+        let is_usable = !pool.is_host() && !pool.properties.is_managed();
+        let (block, found) = self.pools.get_mut(&id)?.space.block(start - base)?;
+        (is_usable && end <= base + block + found.size).then_some(Range::Pool)
+    }
+
+    /// A file that is just this range.
+    pub(crate) fn whole(&mut self, start: u64, len: u64, range: Range) -> Answer<OwnedFd> {
+        match range {
+            Range::Plain => self
+                .mapping_at(start)
+                .ok_or(INVALID_VALUE)?
+                .whole(start, len),
+            Range::Mapped => self.whole_mapped(start, len),
+            Range::Pool => {
+                let (id, _) = self.pool_at(start).ok_or(INVALID_VALUE)?;
+                let pool = self.pools.get_mut(&id).ok_or(INVALID_VALUE)?;
+                pool.mapping.whole(start, len)
+            }
+        }
+    }
+
+    /// Measured, or documented: memory of pools is none for GPUDirect, and mapped memory if it was asked for.
+    fn check_direct(&mut self, start: u64, len: u64) -> Answer {
+        let is_direct = match self.device_range(start, len) {
+            Some(Range::Plain) => true,
+            Some(Range::Mapped) => self.mapped_directness(start, start + len) == Some(true),
+            Some(Range::Pool) | None => false,
+        };
+        if is_direct {
+            Ok(())
+        } else {
+            Err(INVALID_VALUE)
+        }
+    }
+
+    fn part(&mut self, start: u64, len: u64) -> Answer<Part> {
+        match self.mapping_at(start) {
+            Some(mapping) => mapping.part(start, len),
+            None => self.part_of_mapped(start, len),
+        }
+    }
+}
+
+fn code(answer: Answer) -> CUresult {
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// Whether a third party may pin this range: memory of `cuMemAlloc`, or mapped memory that was made for
+/// GPUDirect. Else INVALID_VALUE.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_check_direct(start: u64, len: u64) -> CUresult {
+    code(state().and_then(|mut state| state.check_direct(start, len)))
+}
+
+/// A descriptor, which is the caller's, of a file that is the memory from `start` on; where in the file that
+/// begins, and for how much of `len`. The range is of whole GPU pages around one that may be pinned.
+///
+/// # Safety
+///
+/// The pointers are null or valid for one write.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn simcuda_part(
+    start: u64,
+    len: u64,
+    descriptor: *mut c_int,
+    offset: *mut u64,
+    part_len: *mut u64,
+) -> CUresult {
+    use crate::export::FromC;
+
+    // SAFETY: by the contract of this function.
+    let descriptor = unsafe { Out::<c_int>::from_c(descriptor) };
+    // SAFETY: as above.
+    let offset = unsafe { Out::<u64>::from_c(offset) };
+    // SAFETY: as above.
+    let part_len = unsafe { Out::<u64>::from_c(part_len) };
+    code(state().and_then(|mut state| {
+        descriptor.required()?;
+        let part = state.part(start, len)?;
+        offset.write(part.offset)?;
+        part_len.write(part.len)?;
+        descriptor.write(part.file.into_raw_fd())
+    }))
+}
+
+/// Who hears, from now on, that memory outside the pools is freed or unmapped: its address and size. Called
+/// before the memory is gone, with the simulator locked, so that it may not be called from there.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_on_free(call: Option<OnFree>) {
+    *ON_FREE.lock().unwrap_or_else(PoisonError::into_inner) = call;
+}

@@ -1,0 +1,68 @@
+//! Mapped memory for others than devices: the host, and network cards.
+
+use std::os::fd::OwnedFd;
+
+use cuda_driver_sys::CUresult;
+
+use super::{Bytes, PhysicalId, pause};
+use crate::export::{Answer, INVALID_VALUE};
+use crate::pieces::{Bases, Part, reopen};
+use crate::state::State;
+
+const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+
+impl State {
+    /// Whether all of a range is mapped memory of devices; and whether all of it was made for GPUDirect.
+    pub(crate) fn mapped_directness(&self, start: u64, end: u64) -> Option<bool> {
+        let mut at = start;
+        let mut is_direct = true;
+        while at < end {
+            let (view_start, view) = self.view(at)?;
+            let physical = self.vmm.physicals.get(&view.physical)?;
+            view.place.device()?;
+            is_direct &= physical.prop.0.allocFlags.gpuDirectRDMACapable != 0;
+            at = view_start + view.len;
+        }
+        Some(is_direct)
+    }
+
+    /// The memory behind an address, where in it that is, and everywhere that the memory is mapped.
+    fn behind(&self, address: u64) -> Answer<(PhysicalId, u64, Vec<u64>)> {
+        let (start, view) = self.view(address).ok_or(INVALID_VALUE)?;
+        let views = self.vmm.views.iter();
+        let same = views.filter(|(_, other)| other.physical == view.physical);
+        let bases = same.map(|(start, _)| *start).collect();
+        Ok((view.physical, address - start, bases))
+    }
+
+    /// A file that is just this range, which lies in one mapping and is not shared with other processes:
+    /// NOT_SUPPORTED otherwise, which are limits of the simulator.
+    pub(crate) fn whole_mapped(&mut self, address: u64, len: u64) -> Answer<OwnedFd> {
+        let (id, offset, bases) = self.behind(address)?;
+        let physical = self.vmm.physicals.get_mut(&id).ok_or(INVALID_VALUE)?;
+        let is_inside = offset + len <= physical.size;
+        if !is_inside || !matches!(physical.bytes, Bytes::Part(_)) {
+            return Err(NOT_SUPPORTED);
+        }
+        let _pause = pause();
+        physical.pieces.whole(Bases(&bases), offset, len)
+    }
+
+    /// As much of a range as one file is.
+    pub(crate) fn part_of_mapped(&mut self, address: u64, len: u64) -> Answer<Part> {
+        let (id, offset, bases) = self.behind(address)?;
+        let physical = self.vmm.physicals.get_mut(&id).ok_or(INVALID_VALUE)?;
+        let len = len.min(physical.size - offset);
+        match &physical.bytes {
+            Bytes::Shared(file) => Ok(Part {
+                file: reopen(file.number(), true)?,
+                offset,
+                len,
+            }),
+            Bytes::Part(_) => {
+                let _pause = pause();
+                physical.pieces.part(Bases(&bases), offset, len)
+            }
+        }
+    }
+}
