@@ -21,9 +21,10 @@ functions! {
     gdr_unpin_buffer, PFN_gdr_unpin_buffer: (gdr_t, gdr_mh_t) -> c_int;
     /// Whether the driver took pinned memory back, as when it is freed.
     gdr_get_callback_flag, PFN_gdr_get_callback_flag: (gdr_t, gdr_mh_t, *mut c_int) -> c_int;
-    /// What was pinned, and how it is mapped. Before 2.4.
+    /// What was pinned, and how it is mapped, by the struct of old. Not through dma-buf.
     gdr_get_info, PFN_gdr_get_info: (gdr_t, gdr_mh_t, *mut gdr_info_t) -> c_int;
-    /// What was pinned, and how it is mapped. Since 2.4, where C programs write `gdr_get_info` for it.
+    /// What was pinned, and how it is mapped. Since 2.4, from when on C programs get it
+    /// where they write `gdr_get_info`.
     gdr_get_info_v2, PFN_gdr_get_info_v2: (gdr_t, gdr_mh_t, *mut gdr_info_v2_t) -> c_int;
     /// Maps pinned memory: a place for the address, and the size.
     gdr_map, PFN_gdr_map: (gdr_t, gdr_mh_t, *mut *mut c_void, usize) -> c_int;

@@ -73,7 +73,7 @@ impl gdr_attr_t {
     pub const GDR_ATTR_USING_DMA_BUF_MMAP: Self = Self(3);
 }
 
-/// What is pinned, as libraries before 2.4 tell it.
+/// What is pinned, as `gdr_get_info` tells it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct gdr_info_t {
@@ -91,7 +91,7 @@ pub struct gdr_info_t {
     pub bits: c_uint,
 }
 
-/// What is pinned, as libraries since 2.4 tell it.
+/// What is pinned, as `gdr_get_info_v2` tells it.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct gdr_info_v2_t {
