@@ -38,6 +38,7 @@ mod elf;
 mod event;
 mod export;
 mod fault;
+mod find;
 mod graph;
 mod host;
 mod init;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::control::Control;
+use crate::find::built_library;
 
 /// Names the library outright, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
@@ -13,22 +14,7 @@ const FILE: &str = "libcuda_sim.so";
 /// that this crate was built in.
 #[must_use]
 pub fn library_path() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
-        return Some(PathBuf::from(path)).filter(|path| path.is_file());
-    }
-    let mut folders = Vec::new();
-    if let Ok(program) = std::env::current_exe() {
-        let folder = program.parent().map(PathBuf::from).unwrap_or_default();
-        folders.extend([folder.clone(), folder.join("../deps"), folder.join("..")]);
-    }
-    // target/<profile>/build/<package>-<hash>/out
-    let profile = PathBuf::from(env!("OUT_DIR")).join("../../..");
-    folders.extend([profile.join("deps"), profile]);
-    folders
-        .into_iter()
-        .map(|folder| folder.join(FILE))
-        .find(|path| path.is_file())
-        .map(|path| path.canonicalize().unwrap_or(path))
+    built_library(LIBRARY_VARIABLE, FILE)
 }
 
 /// Whether the driver that was opened as `path` is this simulator: somebody may have named it as the

@@ -31,6 +31,8 @@
 #[path = "../../sim-driver/src/elf.rs"]
 mod elf;
 mod export;
+#[path = "../../sim-driver/src/find.rs"]
+mod find;
 mod functions;
 mod knobs;
 mod machine;

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use cuda_driver_sys::nvml::NVML_LIBRARY_VARIABLE;
 
+use crate::find::built_library;
+
 /// Names the library outright, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "NVML_SIM_LIBRARY";
 
@@ -13,22 +15,7 @@ const FILE: &str = "libnvidia_ml_sim.so";
 /// this crate was built in.
 #[must_use]
 pub fn library_path() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
-        return Some(PathBuf::from(path)).filter(|path| path.is_file());
-    }
-    let mut folders = Vec::new();
-    if let Ok(program) = std::env::current_exe() {
-        let folder = program.parent().map(PathBuf::from).unwrap_or_default();
-        folders.extend([folder.clone(), folder.join("../deps"), folder.join("..")]);
-    }
-    // target/<profile>/build/<package>-<hash>/out
-    let profile = PathBuf::from(env!("OUT_DIR")).join("../../..");
-    folders.extend([profile.join("deps"), profile]);
-    folders
-        .into_iter()
-        .map(|folder| folder.join(FILE))
-        .find(|path| path.is_file())
-        .map(|path| path.canonicalize().unwrap_or(path))
+    built_library(LIBRARY_VARIABLE, FILE)
 }
 
 /// Lets programs that look for NVML find the simulated one, if this machine has none. For the examples

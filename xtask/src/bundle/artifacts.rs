@@ -29,8 +29,9 @@ impl Artifact {
 const TESTED: [&str; 3] = ["cuda-driver-sys", "cuda-mem", "cuda-mem-tests"];
 
 /// The packages whose library or programs these need beside them.
-const HELPERS: [&str; 5] = [
+const HELPERS: [&str; 6] = [
     "cuda-sim",
+    "cuda-sim-gdr",
     "cuda-sim-nvml",
     "cuda-mem-report",
     "cuda-mem-tests",

@@ -1,0 +1,185 @@
+//! The simulated driver that is loaded in this process, whatever it was opened as. Linking it would export
+//! its functions from this library too.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use cuda_driver_sys::{
+    CUdevice_attribute, CUmemRangeHandleType_enum, CUresult, PFN_cuDeviceGetAttribute,
+    PFN_cuDeviceGetCount, PFN_cuInit, PFN_cuMemGetHandleForAddressRange,
+};
+
+use crate::export::Answer;
+
+type CheckDirect = extern "C" fn(u64, u64) -> CUresult;
+type PartOf = unsafe extern "C" fn(u64, u64, *mut c_int, *mut u64, *mut u64) -> CUresult;
+type OnFree = extern "C" fn(Option<extern "C" fn(u64, u64)>);
+
+/// Functions of the loaded simulator.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    check_direct: CheckDirect,
+    part: PartOf,
+    init: PFN_cuInit,
+    device_count: PFN_cuDeviceGetCount,
+    device_attribute: PFN_cuDeviceGetAttribute,
+    /// Not there before CUDA 11.7.
+    export_range: Option<PFN_cuMemGetHandleForAddressRange>,
+}
+
+/// A file that is memory, from an offset on.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) file: OwnedFd,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+fn ok(code: CUresult) -> Answer {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => Err(libc::ENOTSUP),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(libc::ENOMEM),
+        _ => Err(libc::EINVAL),
+    }
+}
+
+/// Takes a descriptor that the simulator has handed over.
+fn own(number: c_int) -> Answer<OwnedFd> {
+    if number < 0 {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the simulator has made it for this call, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+impl Driver {
+    /// EINVAL without a simulator: then no address is memory of a device.
+    pub(crate) fn get() -> Answer<&'static Self> {
+        static DRIVER: OnceLock<Driver> = OnceLock::new();
+        if let Some(driver) = DRIVER.get() {
+            return Ok(driver);
+        }
+        let driver = Self::find().ok_or(libc::EINVAL)?;
+        Ok(DRIVER.get_or_init(|| driver))
+    }
+
+    fn find() -> Option<Self> {
+        let library = loaded_files().iter().find_map(|name| simulator(name))?;
+        /// A function of the simulator, by the type that its name stands for.
+        macro_rules! function {
+            ($name:literal) => {{
+                // SAFETY: the handle is open and never closed.
+                let address = unsafe { libc::dlsym(library, $name.as_ptr()) };
+                // SAFETY: null is `None`; the simulator exports this name with this signature.
+                unsafe { std::mem::transmute::<*mut c_void, Option<_>>(address) }
+            }};
+        }
+        let on_free: OnFree = function!(c"simcuda_on_free")?;
+        on_free(Some(crate::pins::on_free));
+        Some(Self {
+            check_direct: function!(c"simcuda_check_direct")?,
+            part: function!(c"simcuda_part")?,
+            init: function!(c"cuInit")?,
+            device_count: function!(c"cuDeviceGetCount")?,
+            device_attribute: function!(c"cuDeviceGetAttribute")?,
+            export_range: function!(c"cuMemGetHandleForAddressRange"),
+        })
+    }
+
+    /// EINVAL unless a third party may pin this range.
+    pub(crate) fn check_direct(&self, start: u64, len: u64) -> Answer {
+        ok((self.check_direct)(start, len))
+    }
+
+    /// As much of a range as one file is.
+    pub(crate) fn part(&self, start: u64, len: u64) -> Answer<Part> {
+        let (mut number, mut offset, mut part_len) = (-1, 0, 0);
+        // SAFETY: the places are valid for a write each.
+        let code = unsafe {
+            (self.part)(
+                start,
+                len,
+                &raw mut number,
+                &raw mut offset,
+                &raw mut part_len,
+            )
+        };
+        ok(code)?;
+        Ok(Part {
+            file: own(number)?,
+            offset,
+            len: part_len,
+        })
+    }
+
+    /// Whether any device has dma-bufs that the host can map.
+    pub(crate) fn has_dma_buf_mmap(&self) -> bool {
+        let (mut count, mut value) = (0, 0);
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED;
+        // SAFETY: no pointers.
+        unsafe { (self.init)(0) };
+        // SAFETY: the place is valid for a write.
+        unsafe { (self.device_count)(&raw mut count) };
+        (0..count).any(|device| {
+            // SAFETY: the place is valid for a write.
+            let code = unsafe { (self.device_attribute)(&raw mut value, attribute, device) };
+            code == CUresult::CUDA_SUCCESS && value != 0
+        })
+    }
+
+    /// A range as a dma-buf.
+    pub(crate) fn dma_buf(&self, start: u64, len: u64, is_over_pcie: bool) -> Answer<OwnedFd> {
+        let export = self.export_range.ok_or(libc::ENOTSUP)?;
+        let mut number: c_int = -1;
+        let place = (&raw mut number).cast::<c_void>();
+        let kind = CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+        // SAFETY: a dma-buf's handle is an `int`, which the place is good for.
+        ok(unsafe { export(place, start, len, kind, is_over_pcie.into()) })?;
+        own(number)
+    }
+}
+
+/// The names of all files that are loaded.
+fn loaded_files() -> Vec<CString> {
+    let mut names: Vec<CString> = Vec::new();
+    let data = (&raw mut names).cast::<c_void>();
+    // SAFETY: `visit` keeps to the contract of dl_iterate_phdr, and `data` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(visit), data) };
+    names
+}
+
+/// Notes the name of a loaded file.
+extern "C" fn visit(info: *mut libc::dl_phdr_info, _: libc::size_t, names: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr hands in a valid description.
+    let name = unsafe { (*info).dlpi_name };
+    if !name.is_null() {
+        // SAFETY: a string that lives as long as the call.
+        let name = unsafe { CStr::from_ptr(name) }.to_owned();
+        // SAFETY: `loaded_files` hands in such a list, and waits.
+        let names = unsafe { &mut *names.cast::<Vec<CString>>() };
+        names.push(name);
+    }
+    0
+}
+
+/// The file of this name, if it is the simulator. Stays open: its functions are used from now on.
+fn simulator(name: &CStr) -> Option<*mut c_void> {
+    if name.is_empty() {
+        return None;
+    }
+    // SAFETY: nothing is loaded that is not yet.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: the handle is open.
+    if unsafe { libc::dlsym(library, c"simcuda_on_free".as_ptr()) }.is_null() {
+        // SAFETY: gives back what was just opened.
+        unsafe { libc::dlclose(library) };
+        return None;
+    }
+    Some(library)
+}

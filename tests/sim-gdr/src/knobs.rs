@@ -1,0 +1,149 @@
+//! What the environment asks for.
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use cuda_driver_sys::gdr::gdr_mapping_type_t;
+
+/// Major and minor.
+pub(crate) type Version = (c_int, c_int);
+
+/// The settings of a simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Knobs {
+    pub(crate) version: Version,
+    pub(crate) driver_version: Version,
+    /// Why the module's device does not open.
+    pub(crate) open_error: Option<c_int>,
+    pub(crate) is_persistent: bool,
+    /// How the platform maps by itself.
+    pub(crate) mapping: gdr_mapping_type_t,
+    pub(crate) missing: Vec<String>,
+    /// Whether dma-bufs are wanted even where the module is.
+    pub(crate) wants_dma_buf: bool,
+}
+
+impl Knobs {
+    /// The knobs of this process.
+    pub(crate) fn get() -> &'static Self {
+        static KNOBS: OnceLock<Knobs> = OnceLock::new();
+        KNOBS.get_or_init(|| {
+            let (knobs, complaints) = Self::read(|name| std::env::var(name).ok());
+            for complaint in complaints {
+                eprintln!("cuda-sim-gdr: {complaint}");
+            }
+            knobs
+        })
+    }
+
+    /// The knobs that `look_up` knows, and a line for each that makes no sense.
+    fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+        let mut complaints = Vec::new();
+        let read = |name: &str| look_up(name).map(|text| (name.to_owned(), text));
+        let mut parse = |found: Option<(String, String)>, wanted: &str| {
+            let (name, text) = found?;
+            let value = wanted_value(wanted, text.trim());
+            if value.is_none() {
+                complaints.push(format!("{name}={text:?} is no {wanted}; ignored"));
+            }
+            value
+        };
+        let version = parse(read("CUDA_SIM_GDR_VERSION"), VERSION).unwrap_or((2, 5));
+        let driver = parse(read("CUDA_SIM_GDR_DRIVER_VERSION"), VERSION);
+        let open_error = parse(read("CUDA_SIM_GDR_OPEN_ERROR"), ERRNO);
+        let persistent = parse(read("CUDA_SIM_GDR_PERSISTENT"), SWITCH);
+        let mapping = parse(read("CUDA_SIM_GDR_MAPPING"), MAPPING).unwrap_or((1, 0));
+        let missing = look_up("CUDA_SIM_GDR_MISSING").unwrap_or_default();
+        let knobs = Self {
+            version,
+            driver_version: driver.unwrap_or(version),
+            open_error: open_error.map(|(code, _)| code),
+            is_persistent: persistent == Some((1, 0)),
+            mapping: gdr_mapping_type_t(mapping.0.cast_unsigned()),
+            missing: missing
+                .split(',')
+                .map(|name| name.trim().to_owned())
+                .collect(),
+            wants_dma_buf: look_up("GDRCOPY_USE_DMABUF_MMAP").as_deref() == Some("1"),
+        };
+        (knobs, complaints)
+    }
+
+    /// Whether the library has another way than the module.
+    pub(crate) fn knows_dma_buf(&self) -> bool {
+        self.version >= (2, 6)
+    }
+}
+
+const VERSION: &str = "version such as 2.5";
+const ERRNO: &str = "number of an error";
+const SWITCH: &str = "0 or 1";
+const MAPPING: &str = "mapping: wc, cached or device";
+
+/// A value of one of these kinds: a version, or a number and 0.
+fn wanted_value(wanted: &str, text: &str) -> Option<Version> {
+    let number = |text: &str| text.parse::<u16>().ok().map(c_int::from);
+    match wanted {
+        VERSION => {
+            let (major, minor) = text.split_once('.')?;
+            Some((number(major)?, number(minor)?))
+        }
+        ERRNO => Some((number(text).filter(|code| *code > 0)?, 0)),
+        SWITCH => Some((number(text).filter(|value| *value <= 1)?, 0)),
+        _ => {
+            let names = ["wc", "cached", "device"];
+            let found = names.iter().position(|name| *name == text)?;
+            Some((found as c_int + 1, 0))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knobs_are_read() {
+        let (knobs, complaints) = Knobs::read(|name| {
+            let value = match name {
+                "CUDA_SIM_GDR_VERSION" => "2.6",
+                "CUDA_SIM_GDR_DRIVER_VERSION" => "2.4",
+                "CUDA_SIM_GDR_OPEN_ERROR" => "13",
+                "CUDA_SIM_GDR_PERSISTENT" => "1",
+                "CUDA_SIM_GDR_MAPPING" => "cached",
+                "CUDA_SIM_GDR_MISSING" => "gdr_map_v2, gdr_get_info",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        });
+        assert_eq!(complaints, [""; 0]);
+        assert_eq!((knobs.version, knobs.driver_version), ((2, 6), (2, 4)));
+        assert_eq!((knobs.open_error, knobs.is_persistent), (Some(13), true));
+        assert_eq!(knobs.mapping, gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING);
+        assert_eq!(knobs.missing, ["gdr_map_v2", "gdr_get_info"]);
+        assert!(knobs.knows_dma_buf() && !knobs.wants_dma_buf);
+    }
+
+    #[test]
+    fn nothing_set_is_a_library_and_a_module_of_2_5() {
+        let (knobs, complaints) = Knobs::read(|_| None);
+        assert_eq!(complaints, [""; 0]);
+        assert_eq!((knobs.version, knobs.driver_version), ((2, 5), (2, 5)));
+        assert_eq!(knobs.mapping, gdr_mapping_type_t::GDR_MAPPING_TYPE_WC);
+        assert!(!knobs.is_persistent && knobs.open_error.is_none());
+    }
+
+    #[test]
+    fn nonsense_is_named_and_ignored() {
+        for (variable, value) in [
+            ("CUDA_SIM_GDR_VERSION", "two"),
+            ("CUDA_SIM_GDR_OPEN_ERROR", "0"),
+            ("CUDA_SIM_GDR_PERSISTENT", "2"),
+            ("CUDA_SIM_GDR_MAPPING", "WC"),
+        ] {
+            let (_, complaints) = Knobs::read(|name| (name == variable).then(|| value.to_owned()));
+            assert_eq!(complaints.len(), 1, "{variable}");
+            assert!(complaints[0].contains(variable), "{complaints:?}");
+        }
+    }
+}
