@@ -4,6 +4,7 @@
 //! can be printed at any time, also while the driver is shutting down.
 
 mod failed;
+mod gdr;
 mod kind;
 mod memory;
 mod nvml;
@@ -20,6 +21,7 @@ use memory::Refusal;
 
 use std::fmt;
 
+use cuda_driver_sys::gdr::GdrLoadError;
 use cuda_driver_sys::nvml::{NvmlLoadError, nvmlReturn_t};
 use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
 
@@ -59,6 +61,20 @@ enum Cause {
         code: nvmlReturn_t,
         asked: Option<String>,
     },
+    #[error(transparent)]
+    GdrLoad(#[from] GdrLoadError),
+    #[error("gdrcopy's library has no {0}; install a newer one")]
+    GdrLacks(&'static str),
+    #[error("gdrcopy's library did not open /dev/gdrdrv: {0}. {hint}", hint = gdr::hint(.0))]
+    GdrClosed(#[source] std::io::Error),
+    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(source))]
+    Errno {
+        function: &'static str,
+        source: std::io::Error,
+        asked: Option<String>,
+    },
+    #[error("no window: {0}")]
+    NoWindow(String),
     #[error(
         "this process was forked after NVML was initialised; look for the GPU before the fork and hand \
          its UUID on, or in a new process (exec)"
@@ -163,8 +179,10 @@ impl Error {
     /// Adds what was asked for; the text is only made when there is an error to carry it.
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
-        if let Cause::Driver { asked, .. } | Cause::Code { asked, .. } | Cause::Nvml { asked, .. } =
-            &mut *self.0
+        if let Cause::Driver { asked, .. }
+        | Cause::Code { asked, .. }
+        | Cause::Nvml { asked, .. }
+        | Cause::Errno { asked, .. } = &mut *self.0
         {
             *asked = Some(text());
         }
@@ -363,7 +381,12 @@ impl Error {
         match &*self.0 {
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
-            Cause::Missing(_) | Cause::NvmlLacks(_) => ErrorKind::SymbolMissing,
+            Cause::GdrLoad(_) | Cause::GdrClosed(_) => ErrorKind::GdrMissing,
+            Cause::Errno { source, .. } => gdr::kind_of_errno(source),
+            Cause::NoWindow(_) => ErrorKind::NoWindow,
+            Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::GdrLacks(_) => {
+                ErrorKind::SymbolMissing
+            }
             Cause::Nvml { code, .. } => kind_of_nvml(*code),
             Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
@@ -392,7 +415,7 @@ impl Error {
         }
     }
 
-    /// The function, of the driver or of NVML, that failed or is missing.
+    /// The function, of the driver, of NVML, of gdrcopy's library or of the system, that failed or is missing.
     #[must_use]
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
@@ -400,7 +423,10 @@ impl Error {
             | Cause::Code { function, .. }
             | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
-            Cause::Nvml { function, .. } | Cause::NvmlLacks(function) => Some(function),
+            Cause::Nvml { function, .. }
+            | Cause::NvmlLacks(function)
+            | Cause::Errno { function, .. }
+            | Cause::GdrLacks(function) => Some(function),
             Cause::Missing(missing) => Some(missing.symbol),
             _ => None,
         }

@@ -56,6 +56,7 @@ mod driver;
 mod error;
 mod event;
 mod fallback;
+mod gdr;
 mod graph;
 mod host;
 #[cfg(target_os = "linux")]
@@ -100,6 +101,7 @@ pub use driver::Driver;
 pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
 pub use event::Event;
 pub use fallback::{DriverModel, Fallback, Strategy};
+pub use gdr::{Gdr, GdrKernelFacts};
 pub use graph::{
     Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
     Instantiate, Left, LeftBuffer, Node, NodeMemory,
@@ -143,4 +145,10 @@ pub use visible::{
 pub use vmm::{
     AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
     PhysicalMemory, PhysicalMemoryBuilder,
+};
+#[cfg(target_os = "linux")]
+pub use window::DmaBuf;
+pub use window::{
+    FlushOptions, FlushScope, GpuDirect, MappingKind, Window, WindowChoice, WindowFacts,
+    WindowKind, WindowOptions, WindowReason, WritesOrdering,
 };

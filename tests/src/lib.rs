@@ -24,3 +24,4 @@ pub mod two;
 pub mod untouched;
 pub mod visible;
 pub mod vmm;
+pub mod window;

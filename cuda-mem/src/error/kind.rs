@@ -10,7 +10,9 @@ pub enum ErrorKind {
     DriverMissing,
     /// No NVML library could be opened on this machine.
     NvmlMissing,
-    /// The driver, or NVML, is too old to have the function.
+    /// gdrcopy's library or its kernel module is not there, or this process may not use it.
+    GdrMissing,
+    /// The driver, NVML or gdrcopy's library is too old to have the function.
     SymbolMissing,
     /// The driver is not initialised in this process.
     NotInitialized,
@@ -56,6 +58,8 @@ pub enum ErrorKind {
     AlreadyRegistered,
     /// The memory is not registered with the driver. Nothing was changed.
     NotRegistered,
+    /// None of the windows that were allowed can be had; the text has the reason of each.
+    NoWindow,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
 }

@@ -1,4 +1,4 @@
-//! The only place that calls the driver, or NVML: one thin function a call.
+//! The only place that calls the driver, NVML or gdrcopy's library: one thin function a call.
 //!
 //! Out-parameters become return values and the result code becomes a `Result`; nothing else
 //! happens here. Each function is `unsafe` with the driver's own preconditions.
@@ -8,6 +8,8 @@ pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
+pub(crate) mod gdr;
+pub(crate) mod gpu_direct;
 pub(crate) mod graph;
 pub(crate) mod host;
 pub(crate) mod init;

@@ -199,6 +199,9 @@ pub(crate) fn pointer<T>(address: u64) -> *mut T {
 /// Reading and writing simulated memory. Addresses were checked when the work was submitted; host
 /// addresses are the program's, as with the real driver.
 pub(crate) mod bytes {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
     use super::pointer;
 
     pub(crate) fn copy(to: u64, from: u64, len: usize) {
@@ -242,6 +245,36 @@ pub(crate) mod bytes {
             std::slice::from_raw_parts_mut(pointer::<std::mem::MaybeUninit<T>>(to), count)
         };
         range.fill(std::mem::MaybeUninit::new(value));
+    }
+
+    /// Whether somebody stores the word there before nothing has come for so long.
+    pub(crate) fn wait_for(at: u64, word: u32, patience: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            // SAFETY: as in `fill`; the host may store there meanwhile, with one store.
+            if unsafe { atomic(at) }.load(Ordering::Acquire) == word {
+                return true;
+            }
+            if start.elapsed() >= patience {
+                return false;
+            }
+            // Whoever is to store it may need this processor.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Stores a word that somebody waits for.
+    pub(crate) fn tell(at: u64, word: u32) {
+        // SAFETY: as in `wait_for`.
+        unsafe { atomic(at) }.store(word, Ordering::Release);
+    }
+
+    /// # Safety
+    ///
+    /// The address is that of a word of simulated memory, and a multiple of 4.
+    unsafe fn atomic<'a>(at: u64) -> &'a AtomicU32 {
+        // SAFETY: the caller's.
+        unsafe { AtomicU32::from_ptr(pointer(at)) }
     }
 }
 

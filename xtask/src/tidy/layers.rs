@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 38] = [
+const LAYERS: [&str; 39] = [
     "error",
     "report",
     "origin",
@@ -21,6 +21,7 @@ const LAYERS: [&str; 38] = [
     "device",
     "ledger",
     "nvml",
+    "gdr",
     "location",
     "pointer",
     "visible",

@@ -30,6 +30,13 @@ pub(crate) enum Work {
     },
     /// Takes time.
     Spin { nanoseconds: u64 },
+    /// Answers words that come while it runs.
+    Answer {
+        bell: u64,
+        reply: u64,
+        rounds: u64,
+        patience: u64,
+    },
 }
 
 /// Memory that a kernel reads or writes.
@@ -72,6 +79,12 @@ impl Work {
                 count: d,
             }),
             (b"spin", [8]) => Some(Self::Spin { nanoseconds: a }),
+            (b"answer", [8, 8, 8, 8]) => Some(Self::Answer {
+                bell: a,
+                reply: b,
+                rounds: c,
+                patience: d,
+            }),
             _ => None,
         }
     }
@@ -89,6 +102,7 @@ impl Work {
                 count,
             } => (vec![(read, left), (read, right), (write, sum)], count),
             Self::Spin { .. } => (Vec::new(), 0),
+            Self::Answer { bell, reply, .. } => (vec![(read, bell), (write, reply)], 1),
         };
         // A length that no memory has stands for those that cannot be said.
         let len = usize::try_from(count).ok();
@@ -121,6 +135,20 @@ impl Work {
                 count,
             } => bytes::add(sum, left, right, count as usize),
             Self::Spin { nanoseconds } => std::thread::sleep(Duration::from_nanos(nanoseconds)),
+            Self::Answer {
+                bell,
+                reply,
+                rounds,
+                patience,
+            } => {
+                let patience = Duration::from_nanos(patience);
+                for round in 1..=rounds {
+                    if !bytes::wait_for(bell, round as u32, patience) {
+                        break;
+                    }
+                    bytes::tell(reply, round as u32);
+                }
+            }
         }
     }
 }

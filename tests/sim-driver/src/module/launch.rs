@@ -151,8 +151,8 @@ fn launch(
         let name = entry.name.to_string_lossy();
         // In one piece, whatever others write meanwhile.
         let line = format!(
-            "cuda-sim: cannot run the kernel `{name}`: the simulator runs only `fill`, `copy`, `add` and \
-             `spin`, with the parameters that tests/data/kernels.ptx gives them"
+            "cuda-sim: cannot run the kernel `{name}`: the simulator runs only `fill`, `copy`, `add`, \
+             `spin` and `answer`, with the parameters that tests/data/kernels.ptx gives them"
         );
         eprintln!("{line}");
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);

@@ -428,6 +428,7 @@ mod tests {
             ("copy", vec![(0, 8), (8, 8), (16, 8)]),
             ("add", vec![(0, 8), (8, 8), (16, 8), (24, 8)]),
             ("spin", vec![(0, 8)]),
+            ("answer", vec![(0, 8), (8, 8), (16, 8), (24, 8)]),
         ];
         assert_eq!(shapes, expected);
         assert_eq!(code.entries[0].target, 70);

@@ -1,0 +1,160 @@
+//! Memory that is pinned and mapped through gdrcopy.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::gdr::{
+    GDR_MAP_FLAG_DEFAULT, GDR_PIN_FLAG_DEFAULT, GDR_PIN_FLAG_FORCE_PCIE, GPU_PAGE_MASK,
+    GPU_PAGE_OFFSET, GPU_PAGE_SIZE, gdr_info_v2_t, gdr_mapping_type_t, gdr_mh_t,
+};
+
+use super::Gdr;
+use crate::error::{Error, Result};
+use crate::{raw, report};
+
+/// Device memory, pinned and mapped. Dropping it unmaps and unpins, in this order.
+#[derive(Debug)]
+pub(crate) struct GdrMapping {
+    gdr: Gdr,
+    /// `None` when it has ended.
+    pinned: Option<gdr_mh_t>,
+    /// Null until it is mapped.
+    mapped: *mut c_void,
+    /// Bytes that are pinned and mapped: whole pages of the GPU.
+    bytes: usize,
+    /// Where the memory that was asked for begins in it.
+    offset: usize,
+    kind: gdr_mapping_type_t,
+}
+
+// SAFETY: what is mapped is the process's, and each call of the library holds its lock.
+unsafe impl Send for GdrMapping {}
+
+/// The whole pages of the GPU around a range: where they begin, and their bytes.
+pub(crate) fn pages(address: CUdeviceptr, bytes: usize) -> Option<(CUdeviceptr, usize)> {
+    let first = address & GPU_PAGE_MASK;
+    let end = address.checked_add(bytes as u64)?;
+    let end = end.checked_add(GPU_PAGE_OFFSET)? & GPU_PAGE_MASK;
+    let whole = usize::try_from(end - first).ok()?;
+    debug_assert!(whole as u64 % GPU_PAGE_SIZE == 0);
+    Some((first, whole))
+}
+
+impl GdrMapping {
+    /// Pins the pages around a range and maps them. `wanted` is the kind of mapping, which fails if it is another;
+    /// 0 takes any.
+    ///
+    /// # Safety
+    ///
+    /// The range is device memory that stays until this is dropped.
+    pub(crate) unsafe fn new(
+        gdr: Gdr,
+        (address, bytes): (CUdeviceptr, usize),
+        wanted: gdr_mapping_type_t,
+        force_pcie: bool,
+    ) -> Result<Self> {
+        let too_large = || Error::invalid(format!("{bytes} bytes at {address:#x} are too many"));
+        let (first, whole) = pages(address, bytes).ok_or_else(too_large)?;
+        let flags = if force_pcie {
+            GDR_PIN_FLAG_FORCE_PCIE
+        } else {
+            GDR_PIN_FLAG_DEFAULT
+        };
+        let map_flags = GDR_MAP_FLAG_DEFAULT + wanted.0.cast_signed();
+        let lock = gdr.handle()?;
+        let table = gdr.table();
+        // SAFETY: the handle is open and this thread's alone; the caller vouches for the memory.
+        let handle = unsafe { raw::gdr::pin(table, lock.0, (first, whole), flags) }
+            .map_err(|error| error.asked(|| format!("{whole} bytes at {first:#x}")))?;
+        let mut mapping = Self {
+            gdr,
+            pinned: Some(handle),
+            mapped: std::ptr::null_mut(),
+            bytes: whole,
+            offset: (address - first) as usize,
+            kind: wanted,
+        };
+        // SAFETY: as above; the handle was pinned just now.
+        let mapped = unsafe { raw::gdr::map(table, lock.0, handle, whole, map_flags) };
+        drop(lock); // `mapping` takes it at its end
+        mapping.mapped = mapped
+            .map_err(|error| error.asked(|| format!("{whole} bytes, mapped as {wanted:?}")))?;
+        mapping.kind = mapping.info()?.mapping_type;
+        Ok(mapping)
+    }
+
+    /// Where the memory that was asked for is, for loads and stores.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        // SAFETY: the offset is less than a page, and whole pages are mapped.
+        let at = unsafe { self.mapped.cast::<u8>().add(self.offset) };
+        NonNull::new(at).unwrap_or(NonNull::dangling())
+    }
+
+    /// How it is mapped.
+    pub(crate) fn kind(&self) -> gdr_mapping_type_t {
+        self.kind
+    }
+
+    /// What the library tells of it.
+    pub(crate) fn info(&self) -> Result<gdr_info_v2_t> {
+        let lock = self.gdr.handle()?;
+        let handle = self.pinned.unwrap_or_default();
+        // SAFETY: the handle is open and this thread's alone; the memory is pinned while this lives.
+        unsafe { raw::gdr::info(self.gdr.table(), lock.0, handle) }
+    }
+
+    /// Whether the driver took the memory back.
+    pub(crate) fn is_revoked(&self) -> Result<bool> {
+        let lock = self.gdr.handle()?;
+        let handle = self.pinned.unwrap_or_default();
+        // SAFETY: as above.
+        unsafe { raw::gdr::callback_flag(self.gdr.table(), lock.0, handle) }
+    }
+
+    /// Unmaps and unpins, and says how it went. What was done is not done again.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(handle) = self.pinned else {
+            return Ok(());
+        };
+        let lock = self.gdr.handle()?;
+        self.pinned = None;
+        let (table, mapped) = (
+            self.gdr.table(),
+            std::mem::replace(&mut self.mapped, std::ptr::null_mut()),
+        );
+        let unmapped = if mapped.is_null() {
+            Ok(())
+        } else {
+            // SAFETY: this is the handle's mapping, and windows are gone or unused when it ends.
+            unsafe { raw::gdr::unmap(table, lock.0, handle, mapped, self.bytes) }
+        };
+        // SAFETY: the handle is not used again. Also after a failure: what is unpinned is not mapped.
+        let unpinned = unsafe { raw::gdr::unpin(table, lock.0, handle) };
+        unmapped.and(unpinned)
+    }
+}
+
+impl Drop for GdrMapping {
+    fn drop(&mut self) {
+        report::release("window", || self.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_whole_and_around_the_range() {
+        assert_eq!(pages(0x10000, 1), Some((0x10000, 0x10000)));
+        assert_eq!(pages(0x1ffff, 2), Some((0x10000, 0x20000)));
+        assert_eq!(pages(0x20004, 0x10000), Some((0x20000, 0x20000)));
+        assert_eq!(pages(u64::MAX - 4, 4), None);
+        assert_eq!(pages(u64::MAX, 2), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! Opening: facts are gathered, the choice is made, and what was chosen is tried.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cuda_driver_sys::gdr::gdr_mapping_type_t;
+use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
+
+use super::Window;
+use super::choice::{WindowChoice, WindowFacts};
+#[cfg(target_os = "linux")]
+use super::dma_buf::DmaBufMapping;
+use super::kind::{MappingKind, WindowKind, WindowReason};
+use super::options::{READ_LIMIT, WRITE_LIMIT, WindowOptions};
+use super::view::{View, Way};
+use crate::buffer::DeviceBuffer;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::gdr::{Gdr, GdrMapping};
+use crate::ledger;
+use crate::nvml::Nvml;
+use crate::pointer::MemoryKind;
+use crate::{raw, recording};
+
+impl<'a, T: Pod> Window<'a, T> {
+    #[track_caller]
+    pub(super) fn open(buffer: &'a mut DeviceBuffer<T>, options: &WindowOptions) -> Result<Self> {
+        let elements = elements(buffer.len(), options)?;
+        let bytes = elements.len() * size_of::<T>();
+        let mut window = Self {
+            view: None,
+            copies: RefCell::new(None),
+            buffer,
+            elements,
+            choice: WindowChoice::new(
+                &WindowFacts::of(MemoryKind::Other(0)),
+                &WindowOptions::new(),
+            ),
+            write_limit: usize::MAX,
+            read_limit: usize::MAX,
+        };
+        // Before anything fails, because the window's end is told as well.
+        ledger::born(window.item());
+        window.wait()?;
+        if bytes > 0 {
+            let facts = window.facts(bytes)?;
+            window.choice = WindowChoice::new(&facts, options);
+            window.try_all(bytes, options)?;
+            let is_of_host = facts.memory == MemoryKind::Host;
+            let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
+            window.write_limit = options.write_limit.unwrap_or(unlimited(WRITE_LIMIT));
+            window.read_limit = options.read_limit.unwrap_or(unlimited(READ_LIMIT));
+        } else {
+            window.choice = WindowChoice::new(
+                &WindowFacts::of(MemoryKind::Device),
+                &WindowOptions::new().only([WindowKind::Copies]),
+            );
+        }
+        Ok(window)
+    }
+
+    /// For everything that uses the buffer. A capture of another stream is not disturbed.
+    fn wait(&mut self) -> Result<()> {
+        if self.buffer.as_raw() == 0 {
+            return Ok(());
+        }
+        self.buffer.settle()?;
+        let stream = self.buffer.stream();
+        recording::kept_out(stream.device().driver().table(), || stream.synchronize())
+    }
+
+    fn facts(&self, bytes: usize) -> Result<WindowFacts> {
+        let stream = self.buffer.stream();
+        let device = self.buffer.device().unwrap_or(stream.device());
+        let info = device.driver().pointer_info(self.address())?;
+        let memory = info.as_ref().map_or(MemoryKind::Other(0), |info| info.kind);
+        let needed = crate::gdr::pages(self.address(), bytes).map_or(bytes, |(_, whole)| whole);
+        let mut facts = WindowFacts {
+            gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
+            dma_buf_mapping: device.gpu_direct()?.dma_buf_mapping,
+            bar1_needed: needed as u64,
+            ..WindowFacts::of(memory)
+        };
+        if memory != MemoryKind::Host {
+            facts.bar1_free = bar1_free(&device);
+        }
+        Ok(facts)
+    }
+
+    /// Takes the first that works.
+    fn try_all(&mut self, bytes: usize, options: &WindowOptions) -> Result<()> {
+        while let Some(kind) = self.choice.kind() {
+            match self.try_one(kind, bytes, options) {
+                Ok(way) => {
+                    self.view = way.map(|way| View::new(way, bytes));
+                    self.choice.take();
+                    return Ok(());
+                }
+                Err(error) => {
+                    let reason = WindowReason::Failed(Arc::new(error));
+                    self.choice.leave_out(kind, reason);
+                }
+            }
+        }
+        Err(Error::no_window(self.choice.to_string()))
+    }
+
+    fn try_one(
+        &mut self,
+        kind: WindowKind,
+        bytes: usize,
+        options: &WindowOptions,
+    ) -> Result<Option<Way>> {
+        let address = self.address();
+        let device = self.buffer.stream().device();
+        match kind {
+            WindowKind::Copies => Ok(None),
+            WindowKind::HostMapped => host_pointer(&device, address).map(|at| Some(Way::Host(at))),
+            WindowKind::DmaBuf => {
+                #[cfg(target_os = "linux")]
+                {
+                    self.buffer.set_sync_memops(true)?;
+                    let driver = device.driver();
+                    DmaBufMapping::new(driver, address, bytes, options.force_pcie)
+                        .map(|mapping| Some(Way::DmaBuf(mapping)))
+                }
+                #[cfg(not(target_os = "linux"))]
+                Err(Error::not_supported("dma-bufs are Linux's".to_owned()))
+            }
+            WindowKind::Gdrcopy => {
+                let gdr = Gdr::load()?;
+                self.buffer.set_sync_memops(true)?;
+                let wanted = wanted(options.mapping);
+                // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
+                let mapping =
+                    unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
+                Ok(Some(Way::Gdr(mapping)))
+            }
+        }
+    }
+}
+
+/// Those of the options, if the buffer has them.
+fn elements(len: usize, options: &WindowOptions) -> Result<Range<usize>> {
+    let range = options.range.clone().unwrap_or(0..len);
+    if range.start <= range.end && range.end <= len {
+        return Ok(range);
+    }
+    Err(Error::invalid(format!(
+        "elements {} to {} are no range of a buffer of {len}",
+        range.start, range.end
+    )))
+}
+
+/// What NVML tells, if it is there and knows the device.
+fn bar1_free(device: &Device) -> Option<u64> {
+    let nvml = Nvml::load().ok()?;
+    let bar1 = device.nvml(&nvml).ok()?.bar1_memory().ok()?;
+    Some(bar1.free)
+}
+
+/// Where the host reaches memory of its own that devices have under this address.
+fn host_pointer(device: &Device, address: CUdeviceptr) -> Result<NonNull<u8>> {
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
+    // SAFETY: the attribute is 8 bytes wide.
+    let at = unsafe { raw::pointer::wide(device.driver().table(), attribute, address) }?;
+    // The memory is the driver's, and was exposed by it.
+    let at = ptr::with_exposed_provenance_mut(at as usize);
+    NonNull::new(at)
+        .ok_or_else(|| Error::not_supported(format!("the host has no address for {address:#x}")))
+}
+
+fn wanted(kind: Option<MappingKind>) -> gdr_mapping_type_t {
+    match kind {
+        Some(MappingKind::WriteCombining) => gdr_mapping_type_t::GDR_MAPPING_TYPE_WC,
+        Some(MappingKind::Cached) => gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING,
+        Some(MappingKind::Device) => gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE,
+        Some(MappingKind::Unknown) | None => gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE,
+    }
+}

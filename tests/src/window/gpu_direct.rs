@@ -1,0 +1,144 @@
+//! What is around windows: dma-bufs, and the order of what others write.
+
+use std::io::{Seek, SeekFrom};
+use std::os::fd::AsFd;
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{ErrorKind, FlushOptions, FlushScope, Support, WindowKind, WritesOrdering};
+
+use super::{mapped, memory};
+use crate::lab::{Backend, Lab, Skip};
+
+/// A page of any host that this runs on.
+const PAGE: usize = 4096;
+
+pub(super) fn a_device_says_what_it_offers(lab: &Lab) -> Result<()> {
+    let offers = lab.device()?.gpu_direct()?;
+    let capabilities = lab.device()?.capabilities()?;
+    ensure!(
+        offers.rdma == (capabilities.gpu_direct_rdma == Support::Yes),
+        "{offers:?}"
+    );
+    ensure!(!offers.dma_buf_mapping || offers.dma_buf, "{offers:?}");
+    ensure!(offers.needs_flush(FlushScope::Owner) == (offers.ordering < WritesOrdering::Owner));
+    Ok(())
+}
+
+fn need_dma_bufs(lab: &Lab) -> Result<()> {
+    if lab.device()?.gpu_direct()?.dma_buf {
+        return Ok(());
+    }
+    Err(Skip("the device gives no dma-bufs".to_owned()).into())
+}
+
+pub(super) fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
+    need_dma_bufs(lab)?;
+    let stream = lab.stream()?;
+    let plain = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
+    let small = memory::<u8>(lab, &stream, WindowKind::Copies, 1000)?;
+    let mapped = mapped(lab, &stream, 5 << 20)?;
+    let pooled = lab.pool()?.alloc::<u8>(&stream, 100_000)?;
+    for (what, buffer) in [
+        ("plain", &plain),
+        ("small", &small),
+        ("mapped", &*mapped),
+        ("pooled", &pooled),
+    ] {
+        let shown = buffer.export_dma_buf(false)?;
+        let whole = (shown.offset() + buffer.size_bytes()).next_multiple_of(PAGE);
+        ensure!(shown.size_bytes() == whole, "{what}: {shown:?}");
+        ensure!(
+            buffer.as_raw() as usize % PAGE == shown.offset(),
+            "{what}: {shown:?}"
+        );
+        let mut file = std::fs::File::from(shown.as_fd().try_clone_to_owned()?);
+        let end = file.seek(SeekFrom::End(0))?;
+        ensure!(end == shown.size_bytes() as u64, "{what}: {end}");
+    }
+    let none = lab.pool()?.alloc::<u8>(&stream, 0)?;
+    let error = none.export_dma_buf(false).map(drop).expect_err("no bytes");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    let host = memory::<u8>(lab, &stream, WindowKind::HostMapped, 1 << 20)?;
+    let error = host
+        .export_dma_buf(false)
+        .map(drop)
+        .expect_err("of the host");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    // A machine with one way to the device knows no other.
+    match plain.export_dma_buf(true) {
+        Ok(shown) => ensure!(shown.size_bytes() == 2 << 20),
+        Err(error) => ensure!(error.kind() == ErrorKind::NotSupported, "{error}"),
+    }
+    Ok(())
+}
+
+/// Maps a descriptor as a window does, and says with which error number it failed.
+fn map(shown: &impl AsFd, bytes: usize) -> Result<i32> {
+    use std::os::fd::AsRawFd;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let file = shown.as_fd().as_raw_fd();
+    // SAFETY: a new mapping, where the system chooses.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            access,
+            libc::MAP_SHARED,
+            file,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        let error = std::io::Error::last_os_error();
+        return Ok(error.raw_os_error().unwrap_or(-1));
+    }
+    // SAFETY: mapped just now, and not used.
+    unsafe { libc::munmap(at, bytes) };
+    Ok(0)
+}
+
+pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
+    need_dma_bufs(lab)?;
+    let stream = lab.stream()?;
+    let buffer = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
+    let shown = buffer.export_dma_buf(false)?;
+    let errno = map(&shown, shown.size_bytes())?;
+    let says_so = lab.device()?.gpu_direct()?.dma_buf_mapping;
+    match (says_so, lab.backend) {
+        (true, _) => ensure!(errno == 0, "errno {errno}"),
+        // ENOTSUPP of the kernel, which no C library knows.
+        (false, Backend::Gpu) => ensure!(errno == 524, "errno {errno}"),
+        // No file of a program's own answers that.
+        (false, Backend::Sim) => ensure!(errno == libc::EACCES, "errno {errno}"),
+    }
+    Ok(())
+}
+
+pub(super) fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let mut buffer = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
+    ensure!(!buffer.sync_memops()?);
+    buffer.set_sync_memops(true)?;
+    ensure!(buffer.sync_memops()?);
+    buffer.fill(1)?;
+    ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 1));
+    let mut none = lab.pool()?.alloc::<u8>(&stream, 0)?;
+    none.set_sync_memops(true)?;
+    ensure!(!none.sync_memops()?);
+    Ok(())
+}
+
+pub(super) fn writes_of_others_are_flushed(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let offers = lab.device()?.gpu_direct()?;
+    for scope in [FlushScope::Owner, FlushScope::AllDevices] {
+        let flushed = context.flush_gpu_direct_writes(scope);
+        let can = !offers.needs_flush(scope) || offers.flush.contains(FlushOptions::HOST);
+        match flushed {
+            Ok(()) => ensure!(can, "{offers:?}"),
+            Err(error) if error.kind() == ErrorKind::NotSupported => ensure!(!can, "{error}"),
+            Err(error) => bail!("{offers:?}: {error}"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Windows: loads and stores of the host on memory of a device. The same bodies run over every kind of window that
+//! the machine has; at least copies and memory of the host, which work everywhere.
+
+mod data;
+mod gpu_direct;
+mod kernels;
+mod opening;
+mod refusals;
+
+use anyhow::Result;
+use bytemuck::Pod;
+use cuda_mem::{DeviceBuffer, ErrorKind, MappedMemory, Stream, Window, WindowKind, WindowOptions};
+
+use crate::lab::Lab;
+use crate::run::Test;
+use crate::{tests, tests_alone};
+
+/// All of them. The names of gdrcopy's sanity tests are kept where one is carried over.
+#[must_use]
+pub fn all() -> Vec<Test> {
+    let mut all = tests! {
+        opening: basic, unaligned_mapping, small_buffers_mapping, mix_mappings, child_thread_opens_a_window,
+            a_window_waits_for_the_streams, a_window_is_listed_and_goes, what_is_outside_is_refused,
+            no_bytes_are_a_window_too, other_buffers_go_on_beside_it;
+        data: data_validation, elements_of_all_sizes_arrive_at_once, beyond_the_limits_the_driver_copies;
+        refusals: what_cannot_be_had_is_said, preferences_are_kept, a_capture_is_not_disturbed;
+        gpu_direct: a_device_says_what_it_offers, a_dma_buf_is_as_long_as_its_pages,
+            a_dma_buf_can_be_mapped_if_the_device_says_so, memory_is_told_to_wait_for_copies,
+            writes_of_others_are_flushed;
+    };
+    all.extend(tests_alone! {
+        kernels: a_running_kernel_answers_stores, a_running_kernel_answers_copies;
+    });
+    all
+}
+
+/// Every kind of window that can be had here, with memory that suits it.
+fn kinds(lab: &Lab, stream: &Stream) -> Result<Vec<WindowKind>> {
+    let mut kinds = Vec::new();
+    for kind in WindowKind::ALL {
+        let mut buffer = memory::<u8>(lab, stream, kind, 4096)?;
+        match WindowOptions::new().only([kind]).open(&mut buffer) {
+            Ok(window) => {
+                anyhow::ensure!(window.kind() == kind);
+                kinds.push(kind);
+            }
+            Err(error) => anyhow::ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
+        }
+    }
+    for kind in [WindowKind::HostMapped, WindowKind::Copies] {
+        anyhow::ensure!(kinds.contains(&kind), "{kind} works everywhere");
+    }
+    Ok(kinds)
+}
+
+/// Memory for a window of this kind.
+fn memory<T: Pod>(
+    _: &Lab,
+    stream: &Stream,
+    kind: WindowKind,
+    len: usize,
+) -> Result<DeviceBuffer<T>> {
+    let wish = if kind == WindowKind::HostMapped {
+        WindowOptions::new().only([kind])
+    } else {
+        // Memory of the device, also where nothing maps it.
+        WindowOptions::new().refuse([WindowKind::HostMapped])
+    };
+    Ok(wish.alloc(stream, len)?)
+}
+
+/// Of exactly this kind.
+fn open<T: Pod>(buffer: &mut DeviceBuffer<T>, kind: WindowKind) -> Result<Window<'_, T>> {
+    Ok(WindowOptions::new().only([kind]).open(buffer)?)
+}
+
+/// Memory of a device that is mapped and made for others.
+fn mapped(lab: &Lab, stream: &Stream, bytes: usize) -> Result<cuda_mem::GrowableBuffer<u8>> {
+    let device = lab.device()?;
+    let able = device.gpu_direct()?.rdma_with_mapped_memory;
+    let memory = MappedMemory::builder(&device)
+        .gpu_direct_rdma(able)
+        .map(bytes as u64)?;
+    Ok(memory
+        .into_buffer(stream, bytes)
+        .map_err(|failed| failed.error)?)
+}
+
+/// As gdrcopy's: one bit goes through the words.
+fn walking_bit(bytes: usize) -> Vec<u8> {
+    let words = (0..bytes.div_ceil(4)).map(|at| 1_u32.rotate_left(at as u32));
+    let mut all: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+    all.truncate(bytes);
+    all
+}

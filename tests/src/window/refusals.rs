@@ -1,0 +1,126 @@
+//! What cannot be had is said, and nothing is lost.
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{CaptureMode, ErrorKind, Gdr, MappingKind, WindowKind, WindowOptions, WindowReason};
+
+use super::{kinds, memory, open};
+use crate::lab::Lab;
+
+pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let has = kinds(lab, &stream)?;
+    let mut buffer = memory::<u32>(lab, &stream, WindowKind::Copies, 100)?;
+    buffer.fill(3)?;
+    // Each kind that is not here says why, also in words.
+    for kind in [
+        WindowKind::DmaBuf,
+        WindowKind::Gdrcopy,
+        WindowKind::HostMapped,
+    ] {
+        if has.contains(&kind) && kind != WindowKind::HostMapped {
+            continue;
+        }
+        let refused = WindowOptions::new()
+            .only([kind])
+            .open(&mut buffer)
+            .map(drop);
+        let error = refused.expect_err("it is not here");
+        ensure!(error.kind() == ErrorKind::NoWindow, "{error}");
+        ensure!(
+            error.to_string().contains(&format!("not {kind}: ")),
+            "{error}"
+        );
+    }
+    if !has.contains(&WindowKind::Gdrcopy) {
+        let error = Gdr::load()
+            .map(drop)
+            .expect_err("or there would be such windows");
+        ensure!(error.kind() == ErrorKind::GdrMissing, "{error}");
+        let window = WindowOptions::new().open(&mut buffer)?;
+        let reasons = window.choice().left_out();
+        let (_, reason) = reasons
+            .iter()
+            .find(|(kind, _)| *kind == WindowKind::Gdrcopy)
+            .context("it was left out")?;
+        let WindowReason::Failed(error) = reason else {
+            anyhow::bail!("tried and failed, not {reason}");
+        };
+        ensure!(error.kind() == ErrorKind::GdrMissing && error.to_string().contains("libgdrapi"));
+    }
+    let none = WindowOptions::new()
+        .refuse(WindowKind::ALL)
+        .open(&mut buffer);
+    let error = none.map(drop).expect_err("all are refused");
+    ensure!(error.kind() == ErrorKind::NoWindow && error.to_string().contains("not wanted"));
+    ensure!(buffer.to_vec()? == [3; 100], "nothing is lost");
+    Ok(())
+}
+
+pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let mut host = memory::<u32>(lab, &stream, WindowKind::HostMapped, 100)?;
+    ensure!(WindowOptions::new().open(&mut host)?.kind() == WindowKind::HostMapped);
+    for (options, expected) in [
+        (
+            WindowOptions::new().prefer([WindowKind::Copies]),
+            WindowKind::Copies,
+        ),
+        (
+            WindowOptions::new().prefer([WindowKind::DmaBuf]),
+            WindowKind::HostMapped,
+        ),
+        (
+            WindowOptions::new().refuse([WindowKind::HostMapped]),
+            WindowKind::Copies,
+        ),
+        (
+            WindowOptions::new().mapping(MappingKind::Cached),
+            WindowKind::HostMapped,
+        ),
+        (
+            WindowOptions::new().mapping(MappingKind::WriteCombining),
+            WindowKind::Copies,
+        ),
+    ] {
+        let window = options.clone().open(&mut host)?;
+        ensure!(
+            window.kind() == expected,
+            "{options:?}: {}",
+            window.choice()
+        );
+    }
+    let text = WindowOptions::new().open(&mut host)?.choice().to_string();
+    ensure!(
+        text.starts_with("host-mapped; not dma-buf: the memory is the host's"),
+        "{text}"
+    );
+    Ok(())
+}
+
+pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let mut host = memory::<u32>(lab, &other, WindowKind::HostMapped, 100)?;
+    let mut device = memory::<u32>(lab, &other, WindowKind::Copies, 100)?;
+    let mut copies = open(&mut device, WindowKind::Copies)?;
+    copies.store(0, 1)?;
+    for mode in [
+        CaptureMode::Global,
+        CaptureMode::ThreadLocal,
+        CaptureMode::Relaxed,
+    ] {
+        let (_, seen) = stream.capture(mode, |_| {
+            let mut window = WindowOptions::new().open(&mut host)?;
+            window.store(5, 55)?;
+            copies.store(5, 66)?;
+            Ok((window.load(5)?, copies.load(5)?))
+        })?;
+        ensure!(seen == (55, 66), "{mode:?}");
+    }
+    // The buffer's own stream: a window would have to wait for it.
+    let refused = other.capture(CaptureMode::Relaxed, |_| {
+        let refused = WindowOptions::new().open(&mut host).map(drop);
+        Ok(refused.expect_err("its stream is captured").kind())
+    });
+    ensure!(refused?.1 == ErrorKind::Capturing);
+    Ok(())
+}
