@@ -13,7 +13,7 @@ use crate::error::Result;
 /// The descriptor is the caller's to close.
 ///
 /// # Safety
-/// The driver must be initialised. Whatever the range is, the driver checks it (probe `vmm_share.dma_bufs`).
+/// A context must be current (R166). Whatever the range is, the driver checks it.
 pub(crate) unsafe fn dma_buf(
     table: &Table,
     (address, bytes): (CUdeviceptr, usize),

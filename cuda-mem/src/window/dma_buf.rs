@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::buffer::DeviceBuffer;
-use crate::driver::Driver;
+use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::{raw, report};
 
@@ -73,9 +73,12 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     #[doc(alias("cuMemGetHandleForAddressRange", "CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD"))]
     pub fn export_dma_buf(&self, over_pcie: bool) -> Result<DmaBuf<'_>> {
-        let driver = self.stream().device().driver();
-        let (descriptor, offset, bytes) =
-            descriptor(driver, self.as_raw(), self.size_bytes(), over_pcie)?;
+        let (descriptor, offset, bytes) = descriptor(
+            self.stream().context(),
+            self.as_raw(),
+            self.size_bytes(),
+            over_pcie,
+        )?;
         Ok(DmaBuf {
             descriptor,
             offset,
@@ -87,7 +90,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
 /// The pages around a range: their descriptor, where the range begins in them, and their bytes.
 fn descriptor(
-    driver: Driver,
+    context: &Context,
     address: CUdeviceptr,
     bytes: usize,
     over_pcie: bool,
@@ -97,8 +100,10 @@ fn descriptor(
     }
     let (first, whole) = pages(address, bytes, rustix::param::page_size() as u64)
         .ok_or_else(|| Error::invalid(format!("{bytes} bytes at {address:#x} are too many")))?;
-    // SAFETY: the driver is initialised, and checks the range.
-    let raw = unsafe { raw::gpu_direct::dma_buf(driver.table(), (first, whole), over_pcie) }
+    let table = context.driver().table();
+    let _current = context.bind()?;
+    // SAFETY: a context is current (R166), and the driver checks the range.
+    let raw = unsafe { raw::gpu_direct::dma_buf(table, (first, whole), over_pcie) }
         .map_err(|error| error.asked(|| format!("a dma-buf of {whole} bytes at {first:#x}")))?;
     // SAFETY: the descriptor was made for us just now.
     let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
@@ -126,13 +131,13 @@ unsafe impl Send for DmaBufMapping {}
 
 impl DmaBufMapping {
     pub(super) fn new(
-        driver: Driver,
+        context: &Context,
         address: CUdeviceptr,
         bytes: usize,
         over_pcie: bool,
     ) -> Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let (descriptor, offset, bytes) = descriptor(driver, address, bytes, over_pcie)?;
+        let (descriptor, offset, bytes) = descriptor(context, address, bytes, over_pcie)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, where the system chooses: nothing that is there changes. The descriptor is not needed
         // any more once it is mapped.

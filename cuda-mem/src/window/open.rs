@@ -18,7 +18,7 @@ use super::options::{READ_LIMIT, WRITE_LIMIT, WindowOptions};
 use super::view::{View, Way};
 use crate::buffer::DeviceBuffer;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::gdr::{Gdr, GdrMapping};
 use crate::ledger;
 use crate::nvml::Nvml;
@@ -122,9 +122,9 @@ impl<'a, T: Pod> Window<'a, T> {
             WindowKind::DmaBuf => {
                 #[cfg(target_os = "linux")]
                 {
-                    self.buffer.set_sync_memops(true)?;
-                    let driver = device.driver();
-                    DmaBufMapping::new(driver, address, bytes, options.force_pcie)
+                    self.make_copies_wait()?;
+                    let context = self.buffer.stream().context();
+                    DmaBufMapping::new(context, address, bytes, options.force_pcie)
                         .map(|mapping| Some(Way::DmaBuf(mapping)))
                 }
                 #[cfg(not(target_os = "linux"))]
@@ -132,13 +132,21 @@ impl<'a, T: Pod> Window<'a, T> {
             }
             WindowKind::Gdrcopy => {
                 let gdr = Gdr::load()?;
-                self.buffer.set_sync_memops(true)?;
+                self.make_copies_wait()?;
                 let wanted = wanted(options.mapping);
                 // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
                 let mapping =
                     unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
                 Ok(Some(Way::Gdr(mapping)))
             }
+        }
+    }
+
+    /// As third parties want it. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
+    fn make_copies_wait(&mut self) -> Result<()> {
+        match self.buffer.set_sync_memops(true) {
+            Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
+            done => done,
         }
     }
 }

@@ -59,6 +59,7 @@ mod vmm;
 mod vmm_host;
 mod vmm_share;
 mod vmm_use;
+mod windows;
 mod wrong;
 
 use std::path::PathBuf;
@@ -221,6 +222,7 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(false vmm_host: touches));
     all.extend(questions!(true vmm_share: exports, hosts, retains, dma_bufs));
     all.extend(questions!(false vmm_share: wrong));
+    all.extend(questions!(true windows: attributes, blocks, pool_blocks, contexts, maps, pointers, flushes));
     all.extend(questions!(false current: destroyed, named_late));
     all.extend(questions!(true defaults: ended_thread));
     all.extend(questions!(false defaults: wrong_frees));

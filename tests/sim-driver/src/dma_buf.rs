@@ -4,7 +4,10 @@
 use std::ffi::{c_int, c_ulonglong};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
-use cuda_driver_sys::{CUdeviceptr, CUmemRangeHandleType_enum, CUresult};
+use cuda_driver_sys::{
+    CUdeviceptr, CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum,
+    CUmemRangeHandleType_enum, CUresult,
+};
 
 use crate::export::{Answer, INVALID_VALUE, Value, exports};
 use crate::ipc::anonymous_file;
@@ -54,5 +57,15 @@ exports! {
         }
         let file = state()?.export_range(start, len as u64, flags)?;
         out.write::<c_int>(file.into_raw_fd())
+    }
+
+    plain fn cuFlushGPUDirectRDMAWrites(
+        _, target: CUflushGPUDirectRDMAWritesTarget_enum, scope: CUflushGPUDirectRDMAWritesScope_enum
+    ) {
+        // What the host stores here is there at once.
+        if target.0 != 0 || !matches!(scope.0, 100 | 200) {
+            return Err(INVALID_VALUE);
+        }
+        state()?.current().map(drop)
     }
 }

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver_sys::{
-    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent, CUfunction,
+    CUcontext, CUdevice_P2PAttribute, CUdevice_attribute, CUevent,
+    CUflushGPUDirectRDMAWritesScope_enum, CUflushGPUDirectRDMAWritesTarget_enum, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphMem_attribute, CUgraphNode, CUhostFn,
     CUipcEventHandle, CUipcMemHandle, CUjitInputType, CUkernel, CUlibrary, CUlinkState,
     CUmem_advise, CUmem_range_attribute, CUmemAllocationGranularity_flags,
@@ -160,6 +161,8 @@ plain_arguments!(
     CUlinkState,
     CUjitInputType,
     CUoccupancyB2DSize,
+    CUflushGPUDirectRDMAWritesScope_enum,
+    CUflushGPUDirectRDMAWritesTarget_enum,
     CUmemRangeHandleType_enum,
 );
 
