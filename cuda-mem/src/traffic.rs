@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Bytes;
 use crate::location::Location;
+use crate::report;
 
 /// How often memory was mapped, prefetched and moved, and how many bytes that were. Counted when it was done, or
 /// when the driver took the request: nothing is said of what the driver moves by itself, nor of how many pages a
@@ -164,6 +165,10 @@ impl Driver {
     /// ```
     #[must_use]
     pub fn traffic_to(&self, place: Location) -> Traffic {
+        // In a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return Traffic::default();
+        }
         all().to((*self, place.known(*self)))
     }
 }

@@ -48,6 +48,17 @@ impl RangeInfo {
             last_prefetch: place(driver, found.prefetched),
         }
     }
+
+    /// What holds for this range and for another one.
+    pub(super) fn common(mut self, other: &Self) -> Self {
+        let same = |here: Option<Location>, there| here.filter(|place| there == Some(*place));
+        self.read_mostly &= other.read_mostly;
+        self.preferred_location = same(self.preferred_location, other.preferred_location);
+        self.last_prefetch = same(self.last_prefetch, other.last_prefetch);
+        self.accessed_by
+            .retain(|user| other.accessed_by.contains(user));
+        self
+    }
 }
 
 /// A place, unless it is none.

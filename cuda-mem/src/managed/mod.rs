@@ -3,6 +3,7 @@
 mod advice;
 mod host;
 mod info;
+mod pages;
 mod range;
 mod work;
 
@@ -12,7 +13,7 @@ pub use range::ManagedRange;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use bytemuck::Pod;
 
@@ -20,6 +21,7 @@ use crate::buffer::DeviceBuffer;
 use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::pointer::MemoryKind;
+use crate::report;
 use crate::resource::{ManagedResource, MemoryResource as _, Resource};
 use crate::stream::Stream;
 use crate::traffic::{Places, Traffic};
@@ -145,18 +147,23 @@ impl<T: Pod> ManagedBuffer<T> {
     /// What was prefetched, in all.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        self.noted().total()
+        self.noted(|places| places.total())
     }
 
     /// What was prefetched to this place. Memory that goes back and forth shows here: both counts grow.
     #[must_use]
     pub fn traffic_to(&self, place: Location) -> Traffic {
-        self.noted().to(place.known(self.driver()))
+        let place = place.known(self.driver());
+        self.noted(|places| places.to(place))
     }
 
-    /// The driver is not called under this lock.
-    fn noted(&self) -> MutexGuard<'_, Places<Location>> {
-        self.journeys.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What was counted, for `ask`, which does not call the driver. In a fork nothing was: nobody may be left to
+    /// unlock it.
+    fn noted<A: Default>(&self, ask: impl FnOnce(&mut Places<Location>) -> A) -> A {
+        if report::is_forked() {
+            return A::default();
+        }
+        ask(&mut self.journeys.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -6,6 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
+use super::pages::{page, pieces};
 use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
@@ -16,7 +17,9 @@ use crate::{raw, recording};
 /// Some elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
 ///
 /// The driver knows whole pages of the host (usually 4 KiB), and what is done to a range is done to all pages
-/// that it touches. Small buffers share pages, so that what is said of one may hold for its neighbours.
+/// that it touches, the first and the last as well. Small buffers share pages, so that what is said of one may
+/// hold for its neighbours. A range that begins with a small buffer, in the middle of a page, and does not end in
+/// it is two requests to the driver.
 pub struct ManagedRange<'a, T: Pod> {
     buffer: &'a ManagedBuffer<T>,
     start: usize,
@@ -177,9 +180,11 @@ impl<T: Pod> ManagedRange<'_, T> {
         }
         let (table, word) = (self.buffer.driver().table(), advice.to_raw(is_set));
         let _current = self.buffer.stream().bind()?;
-        // SAFETY: the range is of managed memory that the buffer has not freed.
-        unsafe { raw::managed::advise(table, self.raw(), word, place.to_raw()) }
-            .map_err(|error| explain(error, || format!("{advice:?} for {self:?}")))
+        self.pieces().try_for_each(|piece| {
+            // SAFETY: the piece is of managed memory that the buffer has not freed.
+            unsafe { raw::managed::advise(table, piece, word, place.to_raw()) }
+                .map_err(|error| explain(error, || format!("{advice:?} for {self:?}")))
+        })
     }
 
     /// Moves the range to a place, in the order of the buffer's stream. Does not synchronise. What is there is
@@ -224,12 +229,14 @@ impl<T: Pod> ManagedRange<'_, T> {
                     .to_owned(),
             ));
         }
-        // SAFETY: the range is of managed memory, valid in this stream, which is the buffer's or has the buffer
-        // on loan.
-        unsafe { raw::managed::prefetch(table, self.raw(), to.to_raw(), stream.as_raw()) }
-            .map_err(|error| explain(error, || format!("{self:?} to {to}")))?;
+        self.pieces().try_for_each(|piece| {
+            // SAFETY: the piece is of managed memory, valid in this stream, which is the buffer's or has the buffer
+            // on loan.
+            unsafe { raw::managed::prefetch(table, piece, to.to_raw(), stream.as_raw()) }
+                .map_err(|error| explain(error, || format!("{self:?} to {to}")))
+        })?;
         let traffic = Traffic::of_prefetch(bytes);
-        self.buffer.noted().note(to, traffic);
+        self.buffer.noted(|places| places.note(to, traffic));
         traffic::note(self.buffer.driver(), to, traffic);
         Ok(())
     }
@@ -248,10 +255,18 @@ impl<T: Pod> ManagedRange<'_, T> {
         let driver = self.buffer.driver();
         let devices = driver.device_count()?;
         let _current = self.buffer.stream().bind()?;
-        // SAFETY: the range is of managed memory that the buffer has not freed.
-        let found = unsafe { raw::managed::range(driver.table(), self.raw(), devices) }
-            .map_err(|error| error.asked(|| format!("{self:?}")))?;
-        Ok(RangeInfo::from_raw(driver, &found))
+        let mut common: Option<RangeInfo> = None;
+        for piece in self.pieces() {
+            // SAFETY: the piece is of managed memory that the buffer has not freed.
+            let found = unsafe { raw::managed::range(driver.table(), piece, devices) }
+                .map_err(|error| error.asked(|| format!("{self:?}")))?;
+            let found = RangeInfo::from_raw(driver, &found);
+            common = Some(match common {
+                Some(before) => before.common(&found),
+                None => found,
+            });
+        }
+        Ok(common.unwrap_or_default())
     }
 
     /// The place, if memory can be sent there.
@@ -274,10 +289,11 @@ impl<T: Pod> ManagedRange<'_, T> {
         }
     }
 
-    /// Address and bytes. Cannot overflow: the memory was allocated with this size.
-    fn raw(&self) -> (CUdeviceptr, usize) {
-        let before = self.start * size_of::<T>();
-        (self.buffer.as_raw() + before as u64, self.size_bytes())
+    /// What the driver is told. Cannot overflow: the memory was allocated with this size.
+    fn pieces(&self) -> impl Iterator<Item = (CUdeviceptr, usize)> {
+        let own = self.buffer.as_raw();
+        let start = own + (self.start * size_of::<T>()) as u64;
+        pieces(own, (start, self.size_bytes()), page())
     }
 }
 

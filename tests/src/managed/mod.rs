@@ -28,6 +28,8 @@ pub fn all() -> Vec<Test> {
         told: advice_is_told_and_taken_back,
             a_part_is_told_of_alone,
             a_page_is_told_of_as_a_whole,
+            a_range_over_a_border_is_both_pages,
+            small_buffers_are_told_of_to_their_last_byte,
             the_last_prefetch_is_known,
             several_may_access_it,
             journeys_are_counted;
@@ -36,7 +38,10 @@ pub fn all() -> Vec<Test> {
             a_node_of_the_host_needs_a_newer_driver,
             other_memory_is_refused;
     };
-    all.extend(tests_alone! { places: a_captured_stream_takes_no_prefetch; });
+    all.extend(tests_alone! {
+        places: a_captured_stream_takes_no_prefetch;
+        told: in_a_fork_nothing_was_counted;
+    });
     all
 }
 

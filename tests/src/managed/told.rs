@@ -101,6 +101,81 @@ pub(super) fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The driver by itself takes the first of two pages only (R162).
+pub(super) fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    let device = Location::Device(lab.device()?);
+    let border = LARGE / 2;
+    let over = buffer.range(border - 1..border + 1)?;
+    let (before, behind) = (
+        buffer.range(border - 1..border)?,
+        buffer.range(border..border + 1)?,
+    );
+    over.advise(Advice::ReadMostly)?;
+    ensure!(before.info()?.read_mostly && behind.info()?.read_mostly);
+    before.unadvise(Advice::ReadMostly)?;
+    ensure!(!over.info()?.read_mostly, "not of the first page");
+    over.advise(Advice::ReadMostly)?;
+    behind.unadvise(Advice::ReadMostly)?;
+    ensure!(!over.info()?.read_mostly, "not of the second page");
+    over.prefetch(device)?;
+    ensure!(before.info()?.last_prefetch == Some(device));
+    ensure!(behind.info()?.last_prefetch == Some(device));
+    Ok(())
+}
+
+/// Small buffers begin in the middle of a page, and nothing before them is theirs.
+pub(super) fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
+    need_concurrent(lab)?;
+    let (stream, device) = (lab.stream()?, Location::Device(lab.device()?));
+    for len in [600, 4096, 5000, 3 * 4096 - 100] {
+        let make = || ManagedBuffer::<u8>::uninit(&stream, len);
+        let buffers = (0..9).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
+        for buffer in &buffers {
+            let user = Advice::AccessedBy(device);
+            buffer.advise(user)?;
+            buffer.advise(Advice::ReadMostly)?;
+            buffer.prefetch(Location::Host)?;
+            for part in [0..1, len - 1..len, 0..len] {
+                let info = buffer.range(part.clone())?.info()?;
+                let told = info.read_mostly && info.accessed_by == [device];
+                ensure!(told, "{part:?} of {len} bytes: {info:?}");
+                ensure!(info.last_prefetch == Some(Location::Host), "{info:?}");
+            }
+            let last = buffer.range(len - 1..)?;
+            last.unadvise(Advice::ReadMostly)?;
+            ensure!(!buffer.info()?.read_mostly, "not of the last byte");
+            buffer.unadvise(user)?;
+            ensure!(last.info()?.accessed_by.is_empty());
+            buffer.prefetch(device)?;
+        }
+    }
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks.
+#[cfg(unix)]
+pub(super) fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
+    let buffer = large(lab)?;
+    buffer.prefetch(Location::Host)?;
+    // SAFETY: the child asks what needs no lock and no memory, and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let none = buffer.traffic() == cuda_mem::Traffic::default()
+            && buffer.traffic_to(Location::Host) == cuda_mem::Traffic::default()
+            && lab.driver.traffic_to(Location::Host) == cuda_mem::Traffic::default();
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(if none { 0 } else { 3 }) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write.
+    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(ended == child && status == 0, "status {status}");
+    ensure!(buffer.traffic().prefetches == 1);
+    Ok(())
+}
+
 pub(super) fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);

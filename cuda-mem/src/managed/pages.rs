@@ -1,0 +1,82 @@
+//! How a range has to be told to the driver, so that it takes every page that the range touches.
+//!
+//! Measured (R162): the driver rounds the start down to a page, and the length up. So a range over a border may be
+//! about its first page only, unless it begins at one.
+
+use cuda_driver_sys::CUdeviceptr;
+
+/// Addresses and bytes, which are all in the buffer that begins at `own`: the driver refuses others. One piece from
+/// the beginning of a page; two if the buffer begins within the first page and the range goes on behind it.
+pub(super) fn pieces(
+    own: CUdeviceptr,
+    (start, bytes): (CUdeviceptr, usize),
+    page: u64,
+) -> impl Iterator<Item = (CUdeviceptr, usize)> {
+    let end = start + bytes as u64;
+    let first = start - start % page;
+    let (head, tail) = if first >= own {
+        ((first, end), None)
+    } else {
+        let border = end.min(first.saturating_add(page));
+        ((start, border), (border < end).then_some((border, end)))
+    };
+    // Not longer than the buffer, which has a size.
+    let piece = |(start, end)| (start, (end - start) as usize);
+    std::iter::once(head).chain(tail).map(piece)
+}
+
+/// The bytes of a page of the host.
+#[cfg(unix)]
+pub(super) fn page() -> u64 {
+    // SAFETY: asks for a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(page).unwrap_or(SMALLEST).max(SMALLEST)
+}
+
+/// The bytes of a page of the host.
+#[cfg(not(unix))]
+pub(super) fn page() -> u64 {
+    SMALLEST
+}
+
+/// What every host has, in bytes.
+const SMALLEST: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = SMALLEST;
+
+    /// The pages that the driver takes.
+    fn taken(start: u64, bytes: usize) -> std::ops::Range<u64> {
+        let first = start / PAGE;
+        first..first + (bytes as u64).div_ceil(PAGE)
+    }
+
+    #[test]
+    fn every_page_that_is_touched_is_taken_and_no_byte_outside_is_named() {
+        for offset in [0, 512, PAGE - 512] {
+            let own = 10 * PAGE + offset;
+            let len = 3 * PAGE + 17;
+            let bounds = [0, 1, 511, 512, 513, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, len];
+            for start in bounds {
+                for end in bounds.into_iter().filter(|end| *end > start) {
+                    let range = (own + start, (end - start) as usize);
+                    let mut pages = Vec::new();
+                    for (at, bytes) in pieces(own, range, PAGE) {
+                        assert!(bytes > 0 && at >= own && at + bytes as u64 <= own + len);
+                        pages.extend(taken(at, bytes));
+                    }
+                    let touched = (own + start) / PAGE..(own + end).div_ceil(PAGE);
+                    assert_eq!(pages, Vec::from_iter(touched), "{offset}: {start}..{end}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_of_the_host_is_a_power_of_two() {
+        assert!(page().is_power_of_two());
+    }
+}
