@@ -12,7 +12,8 @@ pub(crate) trait Pending: Send {
     /// What it is, for reports.
     fn name(&self) -> &'static str;
 
-    /// Releases it if that is possible now, without waiting. Must not use anything of this crate that
+    /// Releases it if that is possible now, without waiting (only for what another thread's own stream left, there
+    /// is no other way). Must not use anything of this crate that
     /// ends in [`sweep`].
     fn try_release(&mut self) -> Outcome;
 }

@@ -30,7 +30,8 @@ pub struct DropCounts {
     /// The process is a fork, where the parent's objects must not be touched.
     pub after_fork: u64,
     /// What waits now for work to be seen done before it can be released: pools whose memory is not all
-    /// back. It goes at later synchronisations.
+    /// back, and memory of another thread's own stream that went during a capture. It goes at later
+    /// synchronisations.
     pub waiting: u64,
 }
 

@@ -376,6 +376,19 @@ impl<'a> StreamRef<'a> {
             .is_some_and(|thread| thread != std::thread::current().id())
     }
 
+    /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
+    /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
+    /// (R110).
+    #[cold]
+    pub(crate) fn wait_elsewhere(&self) -> Result<()> {
+        if recording::any() {
+            return Err(Error::capturing(format!(
+                "{self:?} is the own stream of another thread, so all of its context would have to be waited for,                  and that would spoil the capture that is going on; do it after the capture, or on that thread"
+            )));
+        }
+        self.context.synchronize()
+    }
+
     /// The context of this stream.
     #[must_use]
     pub fn context(&self) -> &'a Context {

@@ -10,7 +10,7 @@ use super::DeviceBuffer;
 use super::home::Home;
 use super::listed;
 use crate::error::{Error, OutOfMemory, Result};
-use crate::ledger;
+use crate::ledger::{self, LedgerKind};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::{raw, recording, resource};
@@ -44,7 +44,7 @@ impl Pool {
         let bytes = bytes_of::<T>(len)?;
         let address = self.alloc_bytes(stream, bytes)?;
         if ledger::is_on() {
-            listed::born(address, bytes, stream, self.device());
+            listed::born(LedgerKind::Buffer, (address, bytes), stream, self.device());
         }
         Ok(DeviceBuffer {
             address,
@@ -146,7 +146,12 @@ impl Stream {
             )?
         };
         if ledger::is_on() {
-            listed::born(address, bytes, self, Some(self.device()));
+            listed::born(
+                LedgerKind::Buffer,
+                (address, bytes),
+                self,
+                Some(self.device()),
+            );
         }
         // SAFETY: allocated just now for this many elements, in this stream, from its device's current
         // pool; nobody else has the address.

@@ -13,6 +13,7 @@ use super::home::Home;
 use super::listed;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ledger;
 use crate::location::{AllocationType, Location};
 use crate::pointer::MemoryKind;
 use crate::pool::{Access, DefaultPool, MemoryPool, Pool};
@@ -21,7 +22,7 @@ use crate::resource::{
     require_alignment,
 };
 use crate::stream::{Inside, Stream};
-use crate::{ledger, origin, recording, report};
+use crate::{origin, recording, report};
 
 impl Resource {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. The buffer keeps the
@@ -56,7 +57,8 @@ impl Resource {
             self.inner.allocate(layout, stream)?
         };
         if ledger::is_on() {
-            listed::born(address, layout.size(), stream, self.device);
+            let kind = listed::kind_from(&*self.inner);
+            listed::born(kind, (address, layout.size()), stream, self.device);
         }
         Ok(DeviceBuffer {
             address,

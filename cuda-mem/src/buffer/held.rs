@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::home::{Home, give_back};
-use super::listed::item;
+use super::listed::{item, kind_of};
 use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
@@ -42,7 +42,7 @@ impl Drop for Held {
 
 impl Later for Held {
     fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
-        let item = item(self.address, self.bytes, stream);
+        let item = item(kind_of(&self.home), self.address, self.bytes, stream);
         let ended = ledger::ended(&item);
         let given = self.try_give_back(stream);
         if !self.is_done.load(Ordering::Relaxed) {
@@ -54,8 +54,18 @@ impl Later for Held {
 
 impl Held {
     fn try_give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+        if stream.is_elsewhere() {
+            // After that, this thread's own serves as well.
+            stream.wait_elsewhere()?;
+            return self.try_give_back(stream.context().per_thread_stream().as_ref());
+        }
         for debt in &self.owed {
-            order(debt.stream.as_ref(), stream)?;
+            let other = debt.stream.as_ref();
+            if other.is_elsewhere() {
+                other.wait_elsewhere()?;
+            } else {
+                order(other, stream)?;
+            }
         }
         if let Home::Resource(resource, layout) = &self.home {
             // Ordering another stream behind a captured one would draw it into the capture.

@@ -97,7 +97,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// will do.
     #[cold]
     fn past_elsewhere(&self) -> Result<Stream> {
-        self.stream.context().synchronize()?;
+        self.stream.as_ref().wait_elsewhere()?;
         Ok(self.stream.context().per_thread_stream())
     }
 }

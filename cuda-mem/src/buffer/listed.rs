@@ -1,5 +1,7 @@
 //! Buffers in the ledger.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
@@ -8,22 +10,52 @@ use super::home::Home;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
+use crate::pointer::MemoryKind;
+use crate::resource::MemoryResource;
 use crate::stream::{Stream, StreamRef};
 
 /// The memory of a buffer, for the ledger.
-pub(super) fn item(address: CUdeviceptr, bytes: usize, stream: StreamRef<'_>) -> Item {
-    Item::new(LedgerKind::Buffer, address)
+pub(super) fn item(
+    kind: LedgerKind,
+    address: CUdeviceptr,
+    bytes: usize,
+    stream: StreamRef<'_>,
+) -> Item {
+    Item::new(kind, address)
         .of(stream.context().driver())
         .bytes(bytes)
+}
+
+/// What a resource's memory is listed as. In a destructor too, so a panic there ends here.
+pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
+    let ask = || resource.memory_properties().kind;
+    match catch_unwind(AssertUnwindSafe(ask)) {
+        Ok(MemoryKind::Managed) => LedgerKind::ManagedMemory,
+        _ => LedgerKind::Buffer,
+    }
+}
+
+/// What memory with this home is listed as. The driver's own is a buffer, also that of a managed pool.
+pub(super) fn kind_of(home: &Home) -> LedgerKind {
+    match home {
+        Home::Resource(resource, _) => kind_from(&**resource),
+        _ => LedgerKind::Buffer,
+    }
 }
 
 /// Notes memory that becomes a buffer's. Before there is the buffer: one whose address was taken would be
 /// copied into its place.
 #[cold]
 #[track_caller]
-pub(super) fn born(address: CUdeviceptr, bytes: usize, stream: &Stream, device: Option<Device>) {
+pub(super) fn born(
+    kind: LedgerKind,
+    (address, bytes): (CUdeviceptr, usize),
+    stream: &Stream,
+    device: Option<Device>,
+) {
     if address != 0 {
-        ledger::born(item(address, bytes, stream.as_ref()).on(device));
+        let item = item(kind, address, bytes, stream.as_ref());
+        ledger::born(item.on(device));
     }
 }
 
@@ -41,7 +73,13 @@ impl<T: Pod> DeviceBuffer<T> {
         if self.address == 0 || matches!(self.home, Home::Kept(_)) {
             return None;
         }
-        let item = item(self.address, self.held_bytes(), self.stream.as_ref());
+        let bytes = self.held_bytes();
+        let item = item(
+            kind_of(&self.home),
+            self.address,
+            bytes,
+            self.stream.as_ref(),
+        );
         Some(item.on(self.device))
     }
 

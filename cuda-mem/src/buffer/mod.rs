@@ -238,7 +238,7 @@ impl<T: Pod> DeviceBuffer<T> {
             return Err(error);
         }
         while let Some(other) = owed.last() {
-            other.stream.context().synchronize()?;
+            other.stream.as_ref().wait_elsewhere()?;
             owed.pop();
         }
         Ok(())
@@ -251,7 +251,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if !self.stream.is_elsewhere() {
             return Err(error);
         }
-        self.stream.context().synchronize()?;
+        self.stream.as_ref().wait_elsewhere()?;
         self.stream.context().bind()
     }
 

@@ -13,7 +13,7 @@ use super::listed;
 use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
-use crate::ledger;
+use crate::ledger::{self, LedgerKind};
 use crate::stream::Stream;
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -104,7 +104,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // Not `cuMemFree`: it takes pool memory too, but leaves it among the pool's used bytes (R89).
         self.free()?;
         let seen = if stream.is_elsewhere() {
-            stream.context().synchronize()
+            stream.as_ref().wait_elsewhere()
         } else {
             stream.synchronize()
         };
@@ -160,7 +160,8 @@ impl<T: Pod> DeviceBuffer<T> {
     #[track_caller]
     pub unsafe fn from_raw(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         if ledger::is_on() {
-            listed::born(address, len.saturating_mul(size_of::<T>()), stream, None);
+            let bytes = len.saturating_mul(size_of::<T>());
+            listed::born(LedgerKind::Buffer, (address, bytes), stream, None);
         }
         // SAFETY: the caller's.
         unsafe { Self::taken(stream, address, len) }

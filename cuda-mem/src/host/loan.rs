@@ -44,7 +44,8 @@ pub(super) mod sealed {
 /// It is an argument of a launch on its stream: `&mut` for kernels that write, `&` for those that only read. They reach
 /// the memory over the bus.
 ///
-/// Dropping it waits for the stream, and the memory ends then. Leaking it leaks the memory.
+/// Dropping it waits for the stream, and the memory ends then. Where that would spoil a capture, the memory ends
+/// after the capture. Leaking the loan leaks the memory.
 ///
 /// ```
 /// # use cuda_mem::{Driver, MemoryPool};
@@ -185,8 +186,8 @@ impl<H: HostMemory> HostLoan<H> {
     /// # Errors
     ///
     /// As the driver answers, including faults of earlier asynchronous work;
-    /// [`Capturing`](ErrorKind::Capturing) while the stream is captured. The loan comes back with the
-    /// error, and goes on.
+    /// [`Capturing`](ErrorKind::Capturing) while the stream is captured, and for another thread's own stream while
+    /// any is. The loan comes back with the error, and goes on.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn take_back(mut self) -> Result<H, Failed<Self>> {
         if let Err(error) = self.finish() {
@@ -215,7 +216,7 @@ fn wait(stream: StreamRef<'_>) -> Result<()> {
     }
     let table = stream.context().driver().table();
     if stream.is_elsewhere() {
-        return recording::harmlessly(table, || stream.context().synchronize());
+        return recording::harmlessly(table, || stream.wait_elsewhere());
     }
     {
         let _current = stream.enter()?;

@@ -14,7 +14,7 @@ use crate::buffer::bytes_of;
 use crate::context::Context;
 use crate::error::{Error, Failed, OutOfMemory, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
-use crate::resource::{HostFlags, RESOURCE_ALIGNMENT};
+use crate::resource::{HostFlags, RESOURCE_ALIGNMENT, require_known};
 use crate::stream::Stream;
 use crate::{raw, recording, report};
 
@@ -86,7 +86,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As there, and [`InvalidValue`](crate::ErrorKind::InvalidValue) for flags that are none of [`HostFlags`].
     #[doc(alias("cuMemHostAlloc", "CU_MEMHOSTALLOC_WRITECOMBINED"))]
     #[track_caller]
     pub fn pinned_with<T: Pod>(&self, len: usize, flags: HostFlags) -> Result<PinnedBuffer<T>> {
@@ -97,6 +97,7 @@ impl Context {
             );
         }
         let bytes = bytes_of::<T>(len)?;
+        require_known(flags, HostFlags::all())?;
         let mut made = PinnedBuffer {
             at: NonNull::dangling(),
             len,
@@ -239,14 +240,15 @@ impl<T: Pod> PinnedBuffer<T> {
         }
     }
 
-    /// Frees the memory, if there is any; afterwards there is none, unless the driver is known to have
-    /// done nothing.
+    /// For the ledger.
     fn item(&self) -> Item {
         Item::new(LedgerKind::PinnedMemory, self.at.as_ptr())
             .of(self.context.driver())
             .bytes(self.size_bytes())
     }
 
+    /// Frees the memory, if there is any; afterwards there is none, unless the driver is known to have
+    /// done nothing.
     fn release(&mut self) -> Result<()> {
         if self.size_bytes() == 0 {
             return Ok(());

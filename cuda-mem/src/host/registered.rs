@@ -16,6 +16,7 @@ use super::loan::{HostLoan, HostMemory, sealed};
 use crate::context::Context;
 use crate::error::{Error, Failed, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::resource::require_known;
 use crate::stream::Stream;
 use crate::{raw, recording, report};
 
@@ -53,6 +54,8 @@ impl Default for RegisterFlags {
 ///
 /// The slice can be copied as any other, and the copy waits. What borrows nothing that ends, such as a
 /// box, can be [lent](Self::lend) to a stream as well: for copies that do not wait, and for kernels.
+///
+/// Registering does not wait for devices; ending it, also by dropping the guard, waits for their streams.
 ///
 /// Whole pages are pinned, so register large slices; for small ones take a
 /// [`PinnedBuffer`](crate::PinnedBuffer). A guard that is leaked leaves the slice registered as long as the
@@ -124,8 +127,9 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// [`AlreadyRegistered`](crate::ErrorKind::AlreadyRegistered) if the driver has pinned a part of it already;
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for [`READ_ONLY`](RegisterFlags::READ_ONLY) where the device cannot;
+    /// [`AlreadyRegistered`](crate::ErrorKind::AlreadyRegistered) if a part of it is registered already;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if a part of it is pinned memory of the driver's, and for
+    /// flags that are none of [`RegisterFlags`]; [`NotSupported`](crate::ErrorKind::NotSupported) for [`READ_ONLY`](RegisterFlags::READ_ONLY) where the device cannot;
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the system does not pin so much; else as the
     /// driver answers.
     #[doc(alias("cuMemHostRegister", "cudaHostRegister"))]
@@ -200,6 +204,7 @@ impl Context {
     ) -> Result<Registered<'a, T>> {
         let bytes = len * size_of::<T>();
         if bytes > 0 {
+            require_known(flags, RegisterFlags::all())?;
             self.require_read_only(flags)?;
             let table = self.driver().table();
             let _current = self.bind()?;
@@ -293,7 +298,7 @@ impl<T: Pod> Registered<'_, T> {
     }
 
     /// Ends the registration, as dropping does, and says how it went. Gives the memory back if it was a
-    /// box, and `None` if it was borrowed.
+    /// box, and `None` if it was borrowed. Waits for the device's streams, whatever they do.
     ///
     /// # Errors
     ///
@@ -312,14 +317,15 @@ impl<T: Pod> Registered<'_, T> {
         }
     }
 
-    /// Ends the registration, if there is one; afterwards there is none, unless the driver is known to have
-    /// done nothing.
+    /// For the ledger.
     fn item(&self) -> Item {
         Item::new(LedgerKind::RegisteredMemory, self.at.as_ptr())
             .of(self.context.driver())
             .bytes(self.size_bytes())
     }
 
+    /// Ends the registration, if there is one; afterwards there is none, unless the driver is known to have
+    /// done nothing.
     fn release(&mut self) -> Result<()> {
         if !self.is_registered {
             return Ok(());

@@ -59,7 +59,8 @@ kinds! {
     PinnedMemory = "pinned memory",
     /// Memory of the host that is registered with the driver.
     RegisteredMemory = "registered memory",
-    /// Managed memory.
+    /// Managed memory of a [`ManagedBuffer`](crate::ManagedBuffer), or of any buffer that a
+    /// [`Resource`](crate::Resource) of managed memory made. What a managed pool allocates by itself is a buffer.
     ManagedMemory = "managed memory",
     /// Memory of a device that the host sees.
     Window = "window",

@@ -10,6 +10,7 @@ pub use direct::DirectResource;
 pub(crate) use handle::Handle;
 pub use handle::Resource;
 pub use managed::ManagedResource;
+pub(crate) use pinned::require_known;
 pub use pinned::{HostFlags, PinnedResource};
 pub use properties::{DeviceSet, MemoryProperties};
 

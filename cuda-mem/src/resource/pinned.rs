@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::ffi::c_void;
 
-use bitflags::bitflags;
+use bitflags::{Flags, bitflags};
 use cuda_driver_sys::CUdeviceptr;
 
 use super::{MemoryProperties, MemoryResource, allocate_plain, require_driver, wait_and_free};
@@ -129,6 +129,18 @@ impl PinnedResource {
     }
 }
 
+/// An error if there are flags that this crate does not know: what they would do, nobody has looked at.
+pub(crate) fn require_known<F: Flags<Bits = u32>>(flags: F, known: F) -> Result<()> {
+    let unknown = flags.bits() & !known.bits();
+    if unknown == 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the flags {unknown:#x} are none that this crate knows; it knows {:#x}",
+        known.bits()
+    )))
+}
+
 /// Gives back memory that nobody has seen yet.
 fn free_unused(table: &Table, host: *mut c_void) {
     // SAFETY: the memory was allocated just now, and nobody has its address.
@@ -143,6 +155,7 @@ unsafe impl MemoryResource for PinnedResource {
     #[doc(alias = "cuMemHostAlloc")]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_driver(self.driver, stream)?;
+        require_known(self.flags, HostFlags::all())?;
         // SAFETY: the stream's context is current.
         allocate_plain(self, layout, stream, |bytes| unsafe { self.take(bytes) })
     }

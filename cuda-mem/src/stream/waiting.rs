@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Inner, Owner, Stream, StreamRef};
+use crate::context::Context;
 use crate::error::{ErrorKind, Result};
+use crate::later::{self, Outcome, Pending};
 use crate::{raw, recording, report};
 
 /// Something to be given back in the order of a stream, as soon as that can be done.
@@ -90,8 +92,59 @@ fn give_back(inner: &Inner, may_wait: bool) {
             Err(error) if may_wait && error.kind() == ErrorKind::Capturing => {
                 inner.waiting.push(later);
             }
+            Err(error) if stream.is_elsewhere() && error.kind() == ErrorKind::Capturing => {
+                later::keep(Box::new(Left {
+                    later,
+                    context: inner.context.clone(),
+                    is_over: false,
+                }));
+            }
             Err(error) => report::failed("buffer", &error),
             Ok(()) => {}
+        }
+    }
+}
+
+/// What waits for another thread's own stream whose last handle is gone. Nothing can be ordered with that stream,
+/// so all of its context is waited for, when no capture suffers from it.
+struct Left {
+    later: Box<dyn Later>,
+    context: Context,
+    /// The context was waited for.
+    is_over: bool,
+}
+
+impl Pending for Left {
+    fn name(&self) -> &'static str {
+        "buffer"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        if recording::any() || INSIDE.get() > 0 {
+            return Outcome::NotYet;
+        }
+        let wait = || {
+            let _current = self.context.bind()?;
+            // SAFETY: this context is current.
+            unsafe { raw::context::synchronize(self.context.driver().table()) }
+        };
+        match wait() {
+            Ok(()) => {
+                self.is_over = true;
+                Outcome::Done
+            }
+            Err(error) => Outcome::GivenUp(error),
+        }
+    }
+}
+
+/// Not when it is waited for: what is given back may be the last of something that is looked at in the same way.
+impl Drop for Left {
+    fn drop(&mut self) {
+        if self.is_over {
+            // After the wait this thread's own stream serves as well.
+            let own = self.context.per_thread_stream();
+            report::release("buffer", || self.later.give_back(own.as_ref()));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::mem::forget;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{CaptureMode, RegisterFlags};
 
@@ -90,6 +90,62 @@ pub(super) fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
     stream.synchronize()?;
     ensure!(*kept.take_back()? == pattern(LEN, 3)[..]);
     ensure!(cuda_mem::drop_counts().failures == 0);
+    if let Ok(control) = lab.control() {
+        ensure!(control.live().host_allocations == 0, "{:?}", control.live());
+    }
+    Ok(())
+}
+
+/// Nothing can be ordered with such a stream, and waiting for its context would spoil every capture there (R110).
+pub(super) fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 5))?;
+    stream.synchronize()?;
+    let make = || -> Result<_> {
+        let own = context.per_thread_stream();
+        let mut loans = Vec::new();
+        for _ in 0..3 {
+            let mut loan = context.pinned::<u8>(LEN)?.lend(&own)?;
+            loan.copy_from(&buffer)?;
+            loans.push(loan);
+        }
+        // The last handle of this one's stream goes with it.
+        let mut alone = context
+            .pinned::<u8>(LEN)?
+            .lend(&context.per_thread_stream())?;
+        alone.copy_from(&buffer)?;
+        let memory = lab.pool()?.alloc::<u8>(&context.per_thread_stream(), LEN)?;
+        Ok((own, loans, alone, memory))
+    };
+    let (own, mut loans, alone, memory) = std::thread::scope(|scope| {
+        let there = scope.spawn(make);
+        there.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?;
+    let (kept, dropped) = (loans.pop(), loans.pop());
+    let (kept, last) = (kept.context("three")?, loans);
+    let (graph, kept) = stream.capture(CaptureMode::Global, |capture| {
+        drop((dropped, alone, memory));
+        let refused = kept.take_back().expect_err("it would spoil the capture");
+        assert_eq!(refused.error.kind(), cuda_mem::ErrorKind::Capturing);
+        assert!(refused.error.to_string().contains("another thread"));
+        let mut memory = capture.alloc::<u32>(100)?;
+        memory.fill(3)?;
+        memory.free()?;
+        Ok(refused.object.expect("the loan goes on"))
+    })?;
+    graph
+        .instantiate(cuda_mem::Instantiate::Plain)?
+        .launch(&stream)?;
+    stream.synchronize()?;
+    ensure!(*kept.take_back()? == pattern(LEN, 5)[..]);
+    drop((last, own, buffer));
+    // One gives the buffer back, and then its pool can go, which is not looked at every time.
+    for _ in 0..100 {
+        context.synchronize()?;
+    }
+    let counts = cuda_mem::drop_counts();
+    ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
     if let Ok(control) = lab.control() {
         ensure!(control.live().host_allocations == 0, "{:?}", control.live());
     }

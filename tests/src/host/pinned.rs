@@ -1,10 +1,11 @@
 //! Pinned memory as a slice.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, HostFlags, PinnedResource, Resource};
+use cuda_mem::{Context, ErrorKind, HostFlags, Launch, PinnedResource, RegisterFlags, Resource};
 
 use super::{SIZES, pattern};
 use crate::lab::Lab;
+use crate::modules::kernel;
 
 pub(super) fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
@@ -109,5 +110,52 @@ pub(super) fn pinned_memory_may_go_to_other_threads(lab: &Lab) -> Result<()> {
         there.join().expect("no panic")
     })?;
     ensure!(buffer.to_vec()? == [3; 1000]);
+    Ok(())
+}
+
+/// A kernel of the context's device reads the memory by its address there, and writes to it.
+fn use_from(context: &Context, address: u64, words: &[u32]) -> Result<()> {
+    ensure!(address != 0);
+    let stream = context.stream()?;
+    let pool = cuda_mem::MemoryPool::builder(&context.device()).build()?;
+    let mut seen = pool.alloc_zeroed::<u32>(&stream, words.len())?;
+    let (copy, fill) = (kernel(context, "copy")?, kernel(context, "fill")?);
+    let (launch, len) = (Launch::over(words.len(), 256), words.len() as u64);
+    // SAFETY: as the kernel says; the caller keeps the memory.
+    unsafe { copy.launch(&stream, launch, (&mut seen, address, len)) }?;
+    ensure!(seen.to_vec()? == words);
+    // SAFETY: as above.
+    unsafe { fill.launch(&stream, Launch::over(1, 1), (address, 77u32, 1u64)) }?;
+    stream.synchronize()?;
+    Ok(())
+}
+
+pub(super) fn every_device_has_an_address_for_it(lab: &Lab) -> Result<()> {
+    let contexts = lab.driver.devices()?;
+    let contexts = contexts.iter().map(cuda_mem::Device::primary_context);
+    let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
+    let words: Vec<u32> = (0..1000).collect();
+    for home in &contexts {
+        for flags in [
+            HostFlags::empty(),
+            HostFlags::default(),
+            HostFlags::MAPPED,
+            HostFlags::all(),
+        ] {
+            let mut memory = home.pinned_with::<u32>(1000, flags)?;
+            for context in &contexts {
+                memory.copy_from_slice(&words);
+                use_from(context, memory.device_address(context)?, &words)?;
+                ensure!((memory[0], memory[1]) == (77, 1), "{flags:?}: {context:?}");
+            }
+        }
+        let mut own = words.clone();
+        let mut memory = home.register(&mut own, RegisterFlags::default())?;
+        for context in &contexts {
+            memory.copy_from_slice(&words);
+            use_from(context, memory.device_address(context)?, &words)?;
+            ensure!((memory[0], memory[1]) == (77, 1), "{context:?}");
+        }
+    }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::mem::forget;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{CUdevice_attribute, CUresult};
-use cuda_mem::{ErrorKind, Launch, MemoryKind, RegisterFlags};
+use cuda_mem::{ErrorKind, HostFlags, Launch, MemoryKind, PinnedResource, RegisterFlags, Resource};
 
 use super::{SIZES, pattern};
 use crate::lab::Lab;
@@ -90,6 +90,33 @@ pub(super) fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
                 ensure!(copy.to_vec()? == **guard, "after {which} of {order:?}");
             }
         }
+    }
+    Ok(())
+}
+
+/// 4 would be `CU_MEMHOSTREGISTER_IOMEMORY`, for which memory has to be of another kind than the program's.
+pub(super) fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let mut memory = vec![1u8; PAGE];
+    for bits in [4, 64, 4 | 3] {
+        let flags = RegisterFlags::from_bits_retain(bits);
+        let error = context
+            .register(&mut memory, flags)
+            .expect_err("the flags are none");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.code().is_none(), "the driver was asked: {error}");
+        let failed = context
+            .register_boxed(vec![1u8; PAGE].into(), flags)
+            .expect_err("the flags are none");
+        ensure!(failed.object.is_some(), "the box comes back");
+    }
+    let flags = HostFlags::from_bits_retain(16);
+    let pinned = context.pinned_with::<u8>(PAGE, flags).map(drop);
+    let resource = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+    for refused in [pinned, resource.alloc::<u8>(&stream, PAGE).map(drop)] {
+        let error = refused.expect_err("the flags are none");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains("0x10"), "{error}");
     }
     Ok(())
 }
