@@ -13,7 +13,9 @@ use crate::common::middle;
 pub(crate) const METHOD: &str = "nanoseconds for one allocate + drop of a buffer of 1 KiB: medians of 1001 rounds \
      of 1000 pairs after 50 rounds of warm-up, one thread; the levels take turns; over an upstream that hands \
      out made-up addresses, and from a pool; the cost is what the level adds to the pair with the ledger off, \
-     as the median of the rounds' own differences";
+     as the median of the rounds' own differences. There is no build without the ledger to compare off with, so \
+     the two questions that off asks in a pair are measured by themselves, as the row of the check: two calls of \
+     Ledger::level, which reads the same number and does a little more with it, less an empty loop";
 
 const ROUNDS: usize = 1001;
 const WARM_UP: usize = 50;
@@ -25,23 +27,61 @@ pub(crate) struct Row {
     level: LedgerLevel,
     source: &'static str,
     pair_ns: f64,
-    cost_ns: f64,
+    /// None of what the others are compared with.
+    cost_ns: Option<f64>,
 }
 
 pub(crate) fn measure(driver: Driver, stream: &Stream) -> Result<Vec<Row>> {
     let before = Ledger::level();
     let nothing = Resource::new(Nothing::new(stream));
     let pool = MemoryPool::builder(&driver.device(0)?).build()?;
-    let mut rows = rows("nothing", || {
+    let mut rows = vec![check()];
+    rows.extend(self::rows("nothing", || {
         drop(black_box(nothing.alloc::<u8>(stream, 1024)?));
         Ok(())
-    })?;
+    })?);
     rows.extend(self::rows("pool", || {
         drop(black_box(pool.alloc::<u8>(stream, 1024)?));
         Ok(())
     })?);
     Ledger::enable(before);
     Ok(rows)
+}
+
+/// What off asks in a pair, by itself.
+fn check() -> Row {
+    const TIMES: usize = PAIRS * 100;
+    Ledger::enable(LedgerLevel::Off);
+    let ns_of = |pair: &dyn Fn(usize)| {
+        let start = Instant::now();
+        pair(TIMES);
+        start.elapsed().as_nanos() as f64 / TIMES as f64
+    };
+    let rounds = (0..ROUNDS).map(|_| {
+        let empty = ns_of(&|times| {
+            for nth in 0..times {
+                black_box(nth);
+            }
+        });
+        let checked = ns_of(&|times| {
+            for nth in 0..times {
+                black_box(nth);
+                for _ in 0..2 {
+                    if black_box(Ledger::level()) != LedgerLevel::Off {
+                        unreachable!("it is off");
+                    }
+                }
+            }
+        });
+        checked - empty
+    });
+    let pair_ns = middle(rounds.collect());
+    Row {
+        level: LedgerLevel::Off,
+        source: "check",
+        pair_ns,
+        cost_ns: Some(pair_ns),
+    }
 }
 
 fn rows(source: &'static str, mut pair: impl FnMut() -> Result<()>) -> Result<Vec<Row>> {
@@ -79,7 +119,7 @@ fn rows(source: &'static str, mut pair: impl FnMut() -> Result<()>) -> Result<Ve
             level,
             source,
             pair_ns: middle(pairs),
-            cost_ns: middle(costs),
+            cost_ns: (level != LedgerLevel::Off).then(|| middle(costs)),
         })
         .collect())
 }
@@ -104,9 +144,13 @@ pub(crate) fn show(rows: &[Row]) {
         "level", "from", "pair", "cost"
     );
     for row in rows {
+        let cost = row.cost_ns.map(|ns| format!("{ns:.1} ns"));
         println!(
-            "ledger {:<17} {:>12} {:>13.1} ns {:>13.1} ns",
-            row.level, row.source, row.pair_ns, row.cost_ns
+            "ledger {:<17} {:>12} {:>13.1} ns {:>16}",
+            row.level,
+            row.source,
+            row.pair_ns,
+            cost.as_deref().unwrap_or("-")
         );
     }
 }

@@ -9,6 +9,7 @@
 //! the ledger is off, and one that was made then is unknown at its end.
 
 mod book;
+mod exit;
 mod kind;
 mod level;
 mod scope;
@@ -141,6 +142,25 @@ impl Ledger {
     /// ```
     pub fn scope() -> LedgerScope {
         LedgerScope::new()
+    }
+
+    /// Writes what is alive when the process ends to the standard error stream, if anything is, at any level but
+    /// `Off`. That is when `main` has returned, or at [`std::process::exit`]; not after an abort, a signal or
+    /// `_exit`. What `main` still held when `exit` was called is alive, and so is what is in a `static`. Calls no
+    /// driver. Once, however often it is called. False if the system does not take it.
+    ///
+    /// The driver of a process never ends before the process, so this is the report at its end. A
+    /// [scope](Self::scope) tells less: what is alive and was made since it began.
+    ///
+    /// ```
+    /// use cuda_mem::{Ledger, LedgerLevel};
+    ///
+    /// Ledger::enable(LedgerLevel::Origins);
+    /// assert!(Ledger::report_at_exit());
+    /// ```
+    #[doc(alias = "atexit")]
+    pub fn report_at_exit() -> bool {
+        exit::report_once()
     }
 }
 

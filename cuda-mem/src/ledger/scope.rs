@@ -66,6 +66,12 @@ impl LedgerScope {
     }
 }
 
+/// To the standard error stream.
+pub(super) fn write(report: &LedgerReport) {
+    // Whoever has closed the stream does not want to know.
+    let _ = writeln!(std::io::stderr(), "cuda-mem: still {report}");
+}
+
 impl Drop for LedgerScope {
     fn drop(&mut self) {
         // What is listed is the parent's.
@@ -79,10 +85,7 @@ impl Drop for LedgerScope {
                 let _ = catch_unwind(AssertUnwindSafe(|| tell(&report)));
             }
             None if report.is_empty() => {}
-            None => {
-                // Whoever has closed the stream does not want to know.
-                let _ = writeln!(std::io::stderr(), "cuda-mem: still {report}");
-            }
+            None => write(&report),
         }
     }
 }

@@ -42,6 +42,25 @@ pub(super) fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
+    if std::env::var_os(CHILD).is_some() {
+        ensure!(Ledger::report_at_exit() && Ledger::report_at_exit());
+        drop(lab.pool()?.alloc::<u8>(&lab.stream()?, 2000)?);
+        std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
+        return Ok(());
+    }
+    let test = "environment::the_end_of_the_process_is_told_of";
+    let said = said_at("off", test)?;
+    ensure!(!said.contains("alive"), "{said}");
+    let said = said_at("bytes", test)?;
+    ensure!(said.contains("1000 B        1  buffer"), "{said}");
+    let said = said_at("origins", test)?;
+    ensure!(said.contains("1000 B        1  buffer"), "{said}");
+    ensure!(said.contains(file!()) && !said.contains("2000 B"), "{said}");
+    ensure!(said.matches("still").count() == 1, "once: {said}");
+    Ok(())
+}
+
 pub(super) fn a_level_that_is_none_is_told(lab: &Lab) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
         drop(lab.stream()?);

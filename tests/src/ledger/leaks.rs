@@ -1,13 +1,14 @@
 //! Objects that are leaked are found, with the line that made them.
 
 use std::mem::forget;
+use std::os::fd::AsFd as _;
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{
     AddressRange, Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes,
-    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, ManagedResource,
-    MappedMemory, MemoryPool, PhysicalMemory, PinnedResource, RegisterFlags, Resource,
-    StatisticsAdaptor, Stream,
+    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, ManagedBuffer,
+    ManagedResource, MappedMemory, MemoryKind, MemoryPool, MemoryResource as _, PhysicalMemory,
+    PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
 };
 
 use super::{begin, find, sum};
@@ -47,15 +48,19 @@ pub(super) fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
         device.default_resource()?,
     ];
     for (nth, resource) in resources.into_iter().enumerate() {
+        let kind = match resource.memory_properties().kind {
+            MemoryKind::Managed => K::ManagedMemory,
+            _ => K::Buffer,
+        };
         // Of different sizes: they are of one line, and found by being the only ones.
         begin(LedgerLevel::Origins);
         let bytes = 1000 + nth;
         let made = (resource.alloc::<u8>(&stream, bytes)?, line!());
-        leak(K::Buffer, bytes, made)?;
+        leak(kind, bytes, made)?;
         let made = (resource.alloc_zeroed::<u8>(&stream, bytes)?, line!());
-        leak(K::Buffer, bytes, made)?;
+        leak(kind, bytes, made)?;
         let made = (resource.alloc_from(&stream, &[1_u8; 8])?, line!());
-        leak(K::Buffer, 8, made)?;
+        leak(kind, 8, made)?;
     }
     Ok(())
 }
@@ -221,29 +226,158 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn sums_find_every_kind(lab: &Lab) -> Result<()> {
+pub(super) fn managed_memory_is_found(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let resource = Resource::new(ManagedResource::new(lab.driver));
+    begin(LedgerLevel::Origins);
+    let made = (ManagedBuffer::<u32>::uninit(&stream, 100)?, line!());
+    leak(K::ManagedMemory, 400, made)?;
+    let made = (ManagedBuffer::<u8>::zeroed(&stream, 7)?, line!());
+    leak(K::ManagedMemory, 7, made)?;
+    let made = (ManagedBuffer::from_slice(&stream, &[1_u16; 3])?, line!());
+    leak(K::ManagedMemory, 6, made)?;
+    let (made, line) = (
+        ManagedBuffer::<u8>::uninit_in(&resource, &stream, 50)?,
+        line!() - 1,
+    );
+    // It stays what it is, until it ends.
+    let buffer = made.into_buffer();
+    find(K::ManagedMemory, 50, file!(), line)?;
+    ensure!(sum(K::Buffer) == (0, 0));
+    drop(buffer);
+    ensure!(sum(K::ManagedMemory) == (3, 413));
+    drop(ManagedBuffer::<u8>::uninit(&stream, 0)?);
+    drop(ManagedBuffer::<u8>::uninit(&stream, 10)?);
+    ensure!(sum(K::ManagedMemory) == (3, 413) && sum(K::Buffer) == (0, 0));
+    Ok(())
+}
+
+pub(super) fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
+    let memory = PhysicalMemory::builder(&device)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .create(1)?;
+    let bytes = memory.size_bytes();
+    let descriptor = memory.export_fd()?;
+    begin(LedgerLevel::Origins);
+    let imported = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+    let line = line!() - 1;
+    leak(K::PhysicalMemory, usize::try_from(bytes)?, (imported, line))?;
+
+    begin(LedgerLevel::Origins);
+    let striped = MappedMemory::builder(&device).striped_over([&device; 3]);
+    let (striped, line) = (striped.map(3 * bytes)?, line!());
+    let parts = striped.parts().count();
+    ensure!(parts == 3);
+    forget(striped);
+    let report = Ledger::report();
+    for (kind, count) in [
+        (K::PhysicalMemory, 3),
+        (K::Mapping, 3),
+        (K::AddressRange, 1),
+    ] {
+        let groups: Vec<_> = report.of(kind).collect();
+        ensure!(
+            groups.len() == 1
+                && groups[0].count == count
+                && groups[0].origin.is_some_and(|origin| origin.line() == line),
+            "{kind}: {report}"
+        );
+    }
+    let physical = sum(K::PhysicalMemory);
+    ensure!(physical == (3, 3 * i64::try_from(bytes)?), "{physical:?}");
+    Ok(())
+}
+
+pub(super) fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let flags = RegisterFlags::default();
+    begin(LedgerLevel::Origins);
+    let mut memory = vec![0_u16; 5000];
+    let registered = (context.register(&mut memory, flags)?, line!());
+    leak(K::RegisteredMemory, 10_000, registered)?;
+    // It goes on being registered, so its address must not be used anew.
+    forget(memory);
+    let mut memory = vec![0_u16; 5000];
+    drop(context.register(&mut memory, flags)?);
+    let again = context.register(&mut memory, flags)?;
+    again.unregister().map_err(cuda_mem::Error::from)?;
+    ensure!(sum(K::RegisteredMemory) == (1, 10_000));
+    Ok(())
+}
+
+/// But windows, which not every machine has.
+pub(super) fn sums_find_every_kind(lab: &Lab) -> Result<()> {
+    lab.need(12, 0)?;
+    let device = lab.device()?;
+    let descriptor = {
+        let memory = PhysicalMemory::builder(&device)
+            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .create(1)?;
+        memory.export_fd()?
+    };
     begin(LedgerLevel::Bytes);
     let context = device.primary_context()?;
     let stream = context.stream()?;
-    let pool = MemoryPool::builder(&device).build()?;
+    let pool = MemoryPool::builder(&device)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .build()?;
     let arena = Arena::builder(&device).build()?;
-    forget(pool.alloc::<u8>(&stream, 1000)?);
-    forget(pool.alloc::<u8>(&stream, 24)?);
+    let (first, second) = (
+        pool.alloc::<u8>(&stream, 1000)?,
+        pool.alloc::<u8>(&stream, 24)?,
+    );
+    let imported = ImportedPool::from_fd(&device, &pool.export_fd()?)?;
+    let shared = first.export()?;
+    // SAFETY: one stream orders everything; the buffer is not freed.
+    let view = unsafe { imported.import::<u8>(&stream, &shared) }?;
+    forget((view, imported, first, second));
     forget(Resource::from(arena.clone()).alloc::<u8>(&stream, 1024)?);
-    forget((context.event()?, context.load(&Image::ptx(PTX)?)?, arena));
+    let before = sum(K::Module).0;
+    let image = Image::ptx(PTX)?;
+    forget((context.event()?, context.load(&image)?, arena));
+    ensure!(sum(K::Module).0 == before + 1);
+    forget(lab.driver.load_library(&image)?);
+    forget(Graph::new(&context)?);
+    forget(Graph::new(&context)?.instantiate(Instantiate::Plain)?);
+    forget(context.pinned::<u32>(100)?);
+    let boxed = vec![0_u8; 5000].into_boxed_slice();
+    forget(context.register_boxed(boxed, RegisterFlags::default()).ok());
+    forget(ManagedBuffer::<u8>::uninit(&stream, 33)?);
+    let memory = PhysicalMemory::builder(&device).create(1)?;
+    let bytes = memory.size_bytes();
+    forget(PhysicalMemory::import_fd(
+        lab.driver,
+        descriptor.as_fd(),
+        bytes,
+    )?);
+    let range = AddressRange::reserve(lab.driver, bytes, 0)?;
+    forget((range.map(0, &memory)?, memory, range));
     forget((pool, stream, context));
     let expected = [
         (K::Buffer, 3, 2048),
+        (K::ImportedBuffer, 1, 1000),
         (K::Pool, 1, 0),
+        (K::ImportedPool, 1, 0),
         (K::Arena, 1, 0),
         (K::Context, 1, 0),
         (K::Stream, 1, 0),
         (K::Event, 1, 0),
         (K::Module, 1, 0),
+        (K::Library, 1, 0),
+        (K::Graph, 2, 0),
+        (K::GraphExec, 1, 0),
+        (K::PhysicalMemory, 2, 2 * i64::try_from(bytes)?),
+        (K::PinnedMemory, 1, 400),
+        (K::RegisteredMemory, 1, 5000),
+        (K::ManagedMemory, 1, 33),
     ];
     for (kind, count, bytes) in expected {
         ensure!(sum(kind) == (count, bytes), "{kind}: {:?}", sum(kind));
     }
+    for kind in [K::AddressRange, K::Mapping] {
+        ensure!(sum(kind).0 == 1, "{kind}: {:?}", sum(kind));
+    }
+    ensure!(Ledger::report().groups.len() == expected.len() + 2);
     Ok(())
 }

@@ -21,7 +21,8 @@ pub fn all() -> Vec<Test> {
             memory_that_waits_for_a_capture_stays_listed,
             what_goes_out_of_hand_leaves_the_ledger,
             views_are_not_listed;
-        environment: the_environment_chooses_the_level, a_level_that_is_none_is_told;
+        environment: the_environment_chooses_the_level, the_end_of_the_process_is_told_of,
+            a_level_that_is_none_is_told;
         levels: a_level_begins_a_new_ledger,
             older_objects_are_ignored_or_taken_off,
             a_report_is_sorted_and_grouped,
@@ -38,7 +39,10 @@ pub fn all() -> Vec<Test> {
             code_is_found,
             graphs_are_found,
             imports_are_found,
+            managed_memory_is_found,
             memory_without_pools_is_found,
+            memory_that_is_imported_or_striped_is_found,
+            registered_memory_of_the_program_is_found,
             sums_find_every_kind;
     });
     all
