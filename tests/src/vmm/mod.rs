@@ -38,7 +38,7 @@ pub fn all() -> Vec<Test> {
 pub fn of_two() -> Vec<Test> {
     tests! {
         buffers: a_buffer_moves_between_devices;
-        samples: vectors_lie_on_two_devices;
+        samples: vectors_lie_on_two_devices, memory_of_each_device_goes_to_all_processes;
     }
 }
 

@@ -1,16 +1,16 @@
 //! What CUDA's samples vectorAddMMAP and memMapIPCDrv show.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
-    Access, AddressRange, Device, DeviceBuffer, HandleTypes, Launch, Location, MappedMemory,
-    PhysicalMemory,
+    Access, AddressRange, Channel, Device, DeviceBuffer, HandleTypes, Launch, Location,
+    MappedMemory, MemoryPool, PhysicalMemory,
 };
 
 use crate::lab::Lab;
 use crate::modules::kernel;
-use crate::two::two_processes;
+use crate::two::{Other, go, two_processes, wait};
 
 pub(super) fn vectors_lie_on_one_device(lab: &Lab) -> Result<()> {
     vectors_lie_on(lab, &[lab.device()?])
@@ -62,51 +62,212 @@ fn vectors_lie_on(lab: &Lab, devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// One process makes memory, another one maps it, and each sees what the other writes.
+/// As in memMapIPCDrv: each process has memory on a device, imports that of all others, and runs a kernel over each.
 pub(super) fn memory_goes_to_another_process(lab: &Lab) -> Result<()> {
-    const LEN: usize = 1000;
-    let mapped = |memory: &PhysicalMemory| -> Result<DeviceBuffer<u32>> {
-        let stream = lab.stream()?;
-        let range = AddressRange::reserve(lab.driver, memory.size_bytes(), 0)?;
-        let mapping = range.map(0, memory)?;
-        mapping.set_access(Location::Device(lab.device()?), Access::ReadWrite)?;
-        let address = mapping.address();
-        // SAFETY: the buffer keeps the mapping, and every use below is synchronised before its end.
-        Ok(unsafe { DeviceBuffer::borrow_raw(&stream, address, LEN, mapping) })
+    let name = "samples::memory_goes_to_another_process";
+    processes_share(lab, name, |lab| Ok(vec![lab.device()?]))
+}
+
+pub(super) fn memory_of_each_device_goes_to_all_processes(lab: &Lab) -> Result<()> {
+    let name = "samples::memory_of_each_device_goes_to_all_processes";
+    processes_share(lab, name, |lab| Ok(lab.driver.devices()?))
+}
+
+const PROCESSES: usize = 3;
+const LEN: usize = 10_000;
+
+/// Memory of one process after the other, each with a piece on every device, mapped here.
+struct Shared {
+    pieces: Vec<DeviceBuffer<f32>>,
+    devices: usize,
+}
+
+impl Shared {
+    /// A piece of this process's own on each device, with a number in it that a kernel wrote.
+    fn own(devices: &[Device], process: usize) -> Result<Vec<PhysicalMemory>> {
+        let make = |(nth, device): (usize, &Device)| -> Result<_> {
+            let memory = PhysicalMemory::builder(device)
+                .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+                .create(3 << 20)?;
+            let mut piece = mapped(&memory, device)?;
+            let fill = kernel(piece.stream().context(), "fill")?;
+            let stream = piece.stream().clone();
+            let bits = first_number(process, nth).to_bits();
+            // SAFETY: as the kernel says.
+            unsafe {
+                let arguments = (&mut piece, bits, LEN as u64);
+                fill.launch(&stream, Launch::over(LEN, 256), arguments)
+            }?;
+            stream.synchronize()?;
+            Ok(memory)
+        };
+        devices.iter().enumerate().map(make).collect()
+    }
+
+    /// All of them, in the order of the processes.
+    fn map(memory: &[PhysicalMemory], devices: &[Device]) -> Result<Self> {
+        let pieces = memory.iter().zip(devices.iter().cycle());
+        Ok(Self {
+            pieces: pieces
+                .map(|(memory, device)| mapped(memory, device))
+                .collect::<Result<_>>()?,
+            devices: devices.len(),
+        })
+    }
+
+    /// Adds this process's numbers to each piece, with a kernel of its device.
+    fn add(&mut self, process: usize) -> Result<()> {
+        let steps: Vec<f32> = (0..LEN).map(|at| step(process, at)).collect();
+        for piece in &mut self.pieces {
+            let stream = piece.stream().clone();
+            let pool = MemoryPool::builder(&stream.device()).build()?;
+            let steps = pool.alloc_from(&stream, &steps)?;
+            let add = kernel(stream.context(), "add")?;
+            let same = piece.as_raw();
+            let arguments = (&mut *piece, same, &steps, LEN as u64);
+            // SAFETY: as the kernel says, each of whose threads has a number of its own.
+            unsafe { add.launch(&stream, Launch::over(LEN, 256), arguments) }?;
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Every process has added to every piece.
+    fn check(&self) -> Result<()> {
+        for (nth, piece) in self.pieces.iter().enumerate() {
+            let (process, device) = (nth / self.devices, nth % self.devices);
+            let seen = piece.to_vec()?;
+            for (at, seen) in seen.into_iter().enumerate() {
+                let added: f32 = (0..PROCESSES).map(|process| step(process, at)).sum();
+                let expected = first_number(process, device) + added;
+                ensure!(
+                    seen == expected,
+                    "{at} of process {process}: {seen}, not {expected}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn first_number(process: usize, device: usize) -> f32 {
+    (process * 100 + device) as f32
+}
+
+fn step(process: usize, at: usize) -> f32 {
+    (at * (process + 1)) as f32
+}
+
+fn mapped(memory: &PhysicalMemory, device: &Device) -> Result<DeviceBuffer<f32>> {
+    let stream = device.primary_context()?.stream()?;
+    let range = AddressRange::reserve(device.driver(), memory.size_bytes(), 0)?;
+    let mapping = range.map(0, memory)?;
+    ensure!(memory.location() == Location::Device(*device));
+    // None at all changes nothing.
+    mapping.set_accesses(&[])?;
+    ensure!(mapping.access(Location::Device(*device))? == Access::None);
+    mapping.set_access(Location::Device(*device), Access::ReadWrite)?;
+    mapping.set_accesses(&[])?;
+    ensure!(mapping.access(Location::Device(*device))? == Access::ReadWrite);
+    let address = mapping.address();
+    // SAFETY: the buffer keeps the mapping, and every use of it is synchronised before its end.
+    Ok(unsafe { DeviceBuffer::borrow_raw(&stream, address, LEN, mapping) })
+}
+
+fn send(channel: &Channel, memory: &[&PhysicalMemory]) -> Result<()> {
+    let descriptors = memory.iter().map(|memory| memory.export_fd());
+    let descriptors = descriptors.collect::<Result<Vec<_>, _>>()?;
+    pass_on(channel, memory[0].size_bytes(), &descriptors)
+}
+
+fn pass_on(channel: &Channel, bytes: u64, descriptors: &[OwnedFd]) -> Result<()> {
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    Ok(channel.send(&bytes.to_le_bytes(), &descriptors)?)
+}
+
+fn receive(channel: &Channel) -> Result<(u64, Vec<OwnedFd>)> {
+    let message = channel.receive()?;
+    let bytes = u64::from_le_bytes(message.bytes.as_slice().try_into()?);
+    Ok((bytes, message.descriptors))
+}
+
+fn import(lab: &Lab, bytes: u64, descriptors: &[OwnedFd]) -> Result<Vec<PhysicalMemory>> {
+    let one = |descriptor: &OwnedFd| {
+        let memory = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+        ensure!(
+            memory.export_fd().is_err(),
+            "an import is not exported again"
+        );
+        Ok(memory)
+    };
+    descriptors.iter().map(one).collect()
+}
+
+type Devices = fn(&Lab) -> Result<Vec<Device>>;
+
+/// The first process passes on what the others send, and says whose turn it is.
+fn processes_share(lab: &Lab, name: &str, devices: Devices) -> Result<()> {
+    let others = |lab: &Lab, channel: &Channel| other_process(lab, channel, devices);
+    let first = |lab: &Lab, others: [&Other; PROCESSES - 1]| -> Result<()> {
+        let devices = devices(lab)?;
+        let own = Shared::own(&devices, 0)?;
+        let mut theirs = Vec::new();
+        for (nth, other) in others.iter().enumerate() {
+            other.channel.send(&[nth as u8 + 1], &[])?;
+            theirs.push(receive(&other.channel)?);
+        }
+        for (nth, other) in others.iter().enumerate() {
+            send(&other.channel, &own.iter().collect::<Vec<_>>())?;
+            let (bytes, descriptors) = &theirs[others.len() - 1 - nth];
+            pass_on(&other.channel, *bytes, descriptors)?;
+        }
+        let mut memory = own;
+        for (bytes, descriptors) in &theirs {
+            memory.extend(import(lab, *bytes, descriptors)?);
+        }
+        let mut shared = Shared::map(&memory, &devices)?;
+        drop((memory, theirs));
+        shared.add(0)?;
+        // Each in its turn, and then all look.
+        for _ in 0..2 {
+            for other in others {
+                other.go()?;
+                other.wait()?;
+            }
+        }
+        shared.check()
     };
     two_processes(
         lab,
-        "samples::memory_goes_to_another_process",
-        |lab, other| {
-            let memory = PhysicalMemory::builder(&lab.device()?)
-                .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-                .create(3 << 20)?;
-            let mut numbers = mapped(&memory)?;
-            numbers.fill(7)?;
-            numbers.stream().synchronize()?;
-            let descriptor = memory.export_fd()?;
-            let bytes = memory.size_bytes().to_le_bytes();
-            other.channel.send(&bytes, &[descriptor.as_fd()])?;
-            drop((descriptor, memory));
-            other.wait()?;
-            ensure!(numbers.to_vec()? == [8; LEN]);
-            Ok(())
+        name,
+        |lab, second| {
+            let inner = |lab: &Lab, third: &Other| first(lab, [second, third]);
+            two_processes(lab, name, inner, others)
         },
-        |lab, channel| {
-            let message = channel.receive()?;
-            let bytes = u64::from_le_bytes(message.bytes.as_slice().try_into()?);
-            let descriptor = message.descriptors.first().context("no descriptor came")?;
-            let memory = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
-            ensure!(memory.location() == Location::Device(lab.device()?));
-            ensure!(
-                memory.export_fd().is_err(),
-                "an import is not exported again"
-            );
-            let mut numbers = mapped(&memory)?;
-            ensure!(numbers.to_vec()? == [7; LEN]);
-            numbers.fill(8)?;
-            numbers.stream().synchronize()?;
-            crate::two::go(channel)
-        },
+        others,
     )
+}
+
+fn other_process(lab: &Lab, channel: &Channel, devices: Devices) -> Result<()> {
+    let devices = devices(lab)?;
+    let number = channel.receive()?.bytes;
+    let number = usize::from(*number.first().context("no number came")?);
+    let own = Shared::own(&devices, number)?;
+    send(channel, &own.iter().collect::<Vec<_>>())?;
+    let mut all = Vec::new();
+    for _ in 1..PROCESSES {
+        let (bytes, descriptors) = receive(channel)?;
+        ensure!(descriptors.len() == devices.len());
+        all.push(import(lab, bytes, &descriptors)?);
+    }
+    all.insert(number, own);
+    let mut shared = Shared::map(&all.concat(), &devices)?;
+    // The mappings are enough from now on.
+    drop(all);
+    wait(channel)?;
+    shared.add(number)?;
+    go(channel)?;
+    wait(channel)?;
+    shared.check()?;
+    go(channel)
 }
