@@ -8,20 +8,24 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{CudaVersion, ErrorKind};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, managed, resources, tests};
+use cuda_mem_tests::{contract, host, ledger, managed, placement, resources, tests, vmm};
 
-/// In this process the contract runs instead of the tests of this file.
+/// In this process other tests run instead of those of this file: the contract, or memory without pools.
 const CHILD: &str = "CUDA_MEM_TEST_CONTRACT_CHILD";
+/// Memory without pools, placement and the ledger, one test at a time.
+const BESIDE: &str = "beside";
 
-/// Runs the contract, and what only this file asks, on a driver of `version`. Returns the tests that
+/// Runs some tests, and what only this file asks, on a driver of `version`. Returns the tests that
 /// were skipped, each with the CUDA version that it needs.
-fn contract_on(version: u32) -> Result<BTreeMap<String, String>> {
+fn skipped_on(version: u32, what: &str) -> Result<BTreeMap<String, String>> {
     let output = Command::new(std::env::current_exe()?)
-        .env(CHILD, "1")
+        .env(CHILD, what)
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env("CUDA_MEM_TEST_BACKEND", "sim")
         .env("CUDA_SIM_DRIVER_VERSION", version.to_string())
         .env_remove("CUDA_MEM_TEST_REQUIRE_GPU")
+        // As newer drivers do it by themselves; `sim-eager` asks what is refused otherwise.
+        .env("CUDA_MODULE_LOADING", "LAZY")
         .output()
         .context("could not start the contract")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -52,7 +56,11 @@ mod versions {
 
     /// Nothing else is missing than what came with `needed` or later, and something is.
     fn only_misses(version: u32, needed: &[&str]) -> Result<()> {
-        let skipped = contract_on(version)?;
+        only_misses_of(version, "contract", needed)
+    }
+
+    fn only_misses_of(version: u32, what: &str, needed: &[&str]) -> Result<()> {
+        let skipped = skipped_on(version, what)?;
         for version in needed {
             ensure!(
                 skipped.values().any(|found| found == version),
@@ -77,13 +85,19 @@ mod versions {
         only_misses(12_000, &["12.2", "12.3", "12.9", "13.0"])
     }
 
+    /// Old drivers are loaded all the same, and what they lack is a typed error or a skip.
+    pub(crate) fn memory_without_pools_needs_little(_: &Lab) -> Result<()> {
+        only_misses_of(11_020, BESIDE, &["11.3", "11.4", "12.0", "12.2", "13.0"])?;
+        only_misses_of(12_000, BESIDE, &["12.2", "13.0"])
+    }
+
     pub(crate) fn cuda_12_2_has_no_pools_of_the_host(_: &Lab) -> Result<()> {
         only_misses(12_020, &["12.3", "12.9", "13.0"])
     }
 
     pub(crate) fn cuda_13_0_and_newer_skip_nothing(_: &Lab) -> Result<()> {
         for version in [13_000, 13_050] {
-            let skipped = contract_on(version)?;
+            let skipped = skipped_on(version, "contract")?;
             ensure!(skipped.is_empty(), "{version}: {skipped:?}");
         }
         Ok(())
@@ -123,6 +137,22 @@ mod missing {
 }
 
 fn main() -> ExitCode {
+    if std::env::var_os(CHILD).is_some_and(|what| what == BESIDE) {
+        let mut all = host::all();
+        all.extend(vmm::all());
+        all.extend(placement::all());
+        all.extend(ledger::all());
+        // It asks no driver of what came with any version, and takes long.
+        all.retain(|test| test.name != "ends::pairs_leave_nothing");
+        return run::main(
+            &all,
+            Options {
+                sim_only: true,
+                serial: true,
+                ..Options::default()
+            },
+        );
+    }
     if std::env::var_os(CHILD).is_some() {
         let mut all = contract::all();
         all.extend(resources::all());
@@ -140,7 +170,7 @@ fn main() -> ExitCode {
     }
     let tests = tests! {
         versions: cuda_11_2_has_no_statistics_and_no_maximum_size, cuda_11_4_has_no_maximum_size,
-            cuda_12_0_has_no_maximum_size,
+            cuda_12_0_has_no_maximum_size, memory_without_pools_needs_little,
             cuda_12_2_has_no_pools_of_the_host, cuda_13_0_and_newer_skip_nothing;
     };
     run::main(
