@@ -74,6 +74,76 @@ fn richer(machine: &Machine) -> Vec<Machine> {
     all
 }
 
+/// An error is true of the machine, and its text names what it is about.
+fn check_error(
+    request: &PlacementRequest,
+    machine: &Machine,
+    error: &PlaceError,
+) -> Result<(), String> {
+    let text = error.to_string();
+    let require = |is_true: bool, words: &[String]| {
+        let missing = words.iter().find(|words| !text.contains(words.as_str()));
+        match (is_true, missing) {
+            (true, None) => Ok(()),
+            (false, _) => Err(format!("not true: {text}; {request:?} on {machine:?}")),
+            (_, Some(words)) => Err(format!("{words:?} is not in: {text}")),
+        }
+    };
+    let known = |device: usize| machine.devices.get(device);
+    let named = |device: usize| format!("device {device}");
+    match error {
+        PlaceError::NoBytes => require(request.bytes == 0, &[]),
+        PlaceError::TooLarge { asked } => require(*asked == request.bytes, &[asked.to_string()]),
+        PlaceError::NoSuchDevice { device, devices } => {
+            let asked_for = *device == request.home || request.peers.contains(device);
+            let is_true = asked_for && *devices == machine.devices.len() && device >= devices;
+            require(is_true, &[named(*device)])
+        }
+        PlaceError::Missing {
+            device, capability, ..
+        } => {
+            let lacks = known(*device).is_some_and(|found| !found.has(*capability));
+            require(lacks, &[named(*device), capability.name().to_owned()])
+        }
+        PlaceError::NoHostNode { device, .. } => {
+            let lacks = known(*device).is_some_and(|found| found.host_numa_node.is_none());
+            require(lacks, &[named(*device), "NUMA".to_owned()])
+        }
+        PlaceError::NoPeerAccess { from, to } => {
+            let lacks = known(*from).is_some_and(|found| !found.reaches.contains(to));
+            require(lacks, &[named(*from), named(*to)])
+        }
+        PlaceError::PageSize { asked, offered, .. } => {
+            let is_true = request.page_size == Some(*asked) && !offered.contains(asked);
+            require(is_true, &[asked.to_string()])
+        }
+        PlaceError::NoRoom {
+            device,
+            asked,
+            capacity,
+            striping,
+        } => {
+            if let Some(why) = striping {
+                check_error(request, machine, why)?;
+            }
+            let is_true = capacity < asked && known(*device).is_some();
+            require(is_true, &[named(*device)])
+        }
+        PlaceError::NoRoomForShare {
+            device,
+            share,
+            capacity,
+        } => {
+            let is_true = capacity < share && known(*device).is_some();
+            require(is_true, &[named(*device)])
+        }
+        PlaceError::Conflict { first, second, .. } => require(
+            first != second,
+            &[(*first).to_owned(), (*second).to_owned()],
+        ),
+    }
+}
+
 #[test]
 fn any_size_on_any_machine_keeps_the_invariants() {
     let machines = proptest::collection::vec(record(), 1..4);
@@ -114,9 +184,8 @@ fn any_size_on_any_machine_keeps_the_invariants() {
                     Ok(())
                 }
                 Err(error) => {
-                    // An error says something, and says it of devices that are there.
-                    prop_assert!(!error.to_string().is_empty());
-                    Ok(())
+                    prop_assert_eq!(request.place(&machine), Err(error.clone()));
+                    check_error(&request, &machine, &error).map_err(TestCaseError::fail)
                 }
             }
         },
