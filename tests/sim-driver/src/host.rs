@@ -68,8 +68,8 @@ impl State {
     }
 
     /// A use of registered memory by a device; `None` if not all of it is that. A guess: a range that only
-    /// begins in registered memory is as one that is not registered at all, and writing what devices may
-    /// only read is INVALID_VALUE; a real device might stop the context.
+    /// begins in registered memory is as one that is not registered at all. Measured of copies: writing what
+    /// devices may only read is INVALID_VALUE; fills and kernels might stop the context of a real device.
     pub(crate) fn touch_registered(&self, access: Access) -> Option<Answer> {
         let (start, found) = self.registration(access.address)?;
         if access.address + access.len > start + found.size {
@@ -134,7 +134,7 @@ exports! {
         let address = address.expose_provenance() as u64;
         let state = state()?;
         let is_host = state.allocation(address).is_some_and(|(_, found)| found.is_host());
-        // A guess: registered memory has an address on devices whatever its flags, and it is the host's.
+        // Measured: registered memory has an address on devices whatever its flags, and it is the host's.
         if flags != 0 || !is_host && state.registration(address).is_none() {
             return Err(INVALID_VALUE);
         }

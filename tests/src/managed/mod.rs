@@ -29,7 +29,6 @@ pub fn all() -> Vec<Test> {
             a_part_is_told_of_alone,
             a_page_is_told_of_as_a_whole,
             a_range_over_a_border_is_both_pages,
-            small_buffers_are_told_of_to_their_last_byte,
             the_last_prefetch_is_known,
             several_may_access_it,
             journeys_are_counted;
@@ -40,7 +39,7 @@ pub fn all() -> Vec<Test> {
     };
     all.extend(tests_alone! {
         places: a_captured_stream_takes_no_prefetch;
-        told: in_a_fork_nothing_was_counted;
+        told: small_buffers_are_told_of_to_their_last_byte, in_a_fork_nothing_was_counted;
     });
     all
 }
