@@ -128,7 +128,7 @@ pub(super) fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
 pub(super) fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let (stream, device) = (lab.stream()?, Location::Device(lab.device()?));
-    for len in [600, 4096, 5000, 3 * 4096 - 100] {
+    for len in [600, 3000, 4096, 5600, 3 * 4096 - 1000] {
         let make = || ManagedBuffer::<u8>::uninit(&stream, len);
         let buffers = (0..9).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
         for buffer in &buffers {

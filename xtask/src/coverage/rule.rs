@@ -197,7 +197,7 @@ const PRIORITIES: &str = "waits for: priorities of streams";
 const KNOWN: &str = "a stream of this crate knows it";
 const VALUES: &str = "waits for: waiting for values in memory";
 const CAPTURES: &str = "waits for: captures over several streams or into a graph";
-const MANAGED: &str = "waits for: managed memory";
+const ONE_CALL: &str = "several ranges in one call; each is advised and prefetched by itself";
 const VIRTUAL: &str = "waits for: virtual memory";
 const OTHERS: &str = "waits for: other devices and interfaces";
 
@@ -275,13 +275,19 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "cuMemAllocHost",
         "`cuMemHostAlloc` does the same with flags",
     ),
-    ("cuMemDiscard*", MANAGED),
-    ("cuMemPrefetch*", MANAGED),
+    (
+        "cuMemDiscard*",
+        "spares moving what is written anew next: nobody asked for it yet",
+    ),
+    ("cuMemPrefetchBatchAsync", ONE_CALL),
     (
         "cuMemRangeGetAttribute",
         "`cuMemRangeGetAttributes`, which answers several at once, is used",
     ),
-    ("cuStreamAttachMemAsync", MANAGED),
+    (
+        "cuStreamAttachMemAsync",
+        "for devices without concurrent managed access, on which `ManagedBuffer::host` is refused",
+    ),
     ("cuMemRetainAllocationHandle", VIRTUAL),
     ("cuMemGetHandleForAddressRange", OTHERS),
     ("cuFlushGPUDirectRDMAWrites", OTHERS),
