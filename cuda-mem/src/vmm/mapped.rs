@@ -83,6 +83,8 @@ pub struct MappedMemoryBuilder {
     handle_types: HandleTypes,
     gpu_direct_rdma: bool,
     reserved: u64,
+    /// What sizes are to be multiples of, if that was said.
+    granule: Option<u64>,
 }
 
 impl MappedMemoryBuilder {
@@ -125,16 +127,45 @@ impl MappedMemoryBuilder {
         self
     }
 
+    /// In steps of how many bytes memory is taken, and grows: a multiple of the
+    /// [least granularity](PhysicalMemoryBuilder::granularity) of all places. Unless it is set, the largest
+    /// recommended one of them.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, MappedMemory};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let memory = MappedMemory::builder(&device).granularity(16 << 20).map(1)?;
+    /// assert_eq!((memory.granularity(), memory.size_bytes()), (16 << 20, 16 << 20));
+    /// assert!(MappedMemory::builder(&device).granularity(100).map(1).is_err());
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn granularity(mut self, bytes: u64) -> Self {
+        self.granule = Some(bytes);
+        self
+    }
+
     fn physical(&self, location: Location) -> PhysicalMemoryBuilder {
         PhysicalMemory::builder_at(self.driver, location)
             .handle_types(self.handle_types)
             .gpu_direct_rdma(self.gpu_direct_rdma)
     }
 
-    /// The largest granularity of all places: the recommended one.
+    /// The largest granularity of all places: the recommended one, unless another one was asked for.
     fn granule(&self) -> Result<u64> {
-        let steps = self.locations.iter();
-        let steps = steps.map(|place| Ok(self.physical(*place).granularity()?.recommended));
+        let steps = self.locations.iter().map(|place| {
+            let offered = self.physical(*place).granularity()?;
+            match self.granule {
+                None => Ok(offered.recommended),
+                Some(asked) if asked > 0 && asked.is_multiple_of(offered.minimum) => Ok(asked),
+                Some(asked) => Err(Error::invalid(format!(
+                    "a granularity of {asked} bytes; memory of {place} comes in multiples of {} bytes, and best \
+                     in those of {}",
+                    offered.minimum, offered.recommended
+                ))),
+            }
+        });
         let steps = steps.collect::<Result<Vec<u64>>>()?;
         steps.into_iter().max().ok_or_else(|| {
             Error::invalid("memory is to be divided among no devices; name one at least".to_owned())
@@ -145,8 +176,8 @@ impl MappedMemoryBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes; else as
-    /// [`PhysicalMemoryBuilder::create`], [`AddressRange::reserve`] and [`Mapping::set_access`]. Nothing is left
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, and for a
+    /// [granularity](Self::granularity) that a place does not offer; else as [`PhysicalMemoryBuilder::create`], [`AddressRange::reserve`] and [`Mapping::set_access`]. Nothing is left
     /// of a failure.
     #[doc(alias("cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess"))]
     #[track_caller]
@@ -188,6 +219,7 @@ impl MappedMemory {
             handle_types: HandleTypes::empty(),
             gpu_direct_rdma: false,
             reserved: 0,
+            granule: None,
         }
     }
 

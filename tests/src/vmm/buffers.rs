@@ -1,7 +1,7 @@
 //! Buffers whose address stays.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, Location, MappedMemory, Traffic};
+use cuda_mem::{ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
 
 use super::{SIZES, pattern, places};
 use crate::hold::hold;
@@ -175,6 +175,28 @@ pub(super) fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Resul
         .map(0)
         .expect_err("nothing");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    Ok(())
+}
+
+pub(super) fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let least = PhysicalMemory::builder(&device).granularity()?.minimum;
+    let stream = lab.stream()?;
+    for times in [1, 3, 8] {
+        let step = times * least;
+        let builder = MappedMemory::builder(&device).granularity(step);
+        let memory = builder.reserve(3 * step).map(1)?;
+        ensure!(memory.granularity() == step && memory.size_bytes() == step);
+        let mut buffer = memory.into_buffer::<u8>(&stream, 1)?;
+        buffer.resize_zeroed(step as usize + 1)?;
+        ensure!(buffer.capacity() as u64 == 2 * step);
+    }
+    for bad in [0, 1, least - 1, least + 1, u64::MAX] {
+        let error = MappedMemory::builder(&device).granularity(bad).map(1);
+        let error = error.expect_err("it is not offered");
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(error.to_string().contains(&least.to_string()), "{error}");
+    }
     Ok(())
 }
 

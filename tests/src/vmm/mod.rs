@@ -26,6 +26,7 @@ pub fn all() -> Vec<Test> {
             a_buffer_grows_in_place,
             a_buffer_is_moved_and_keeps_its_address,
             what_does_not_fit_is_refused_and_loses_nothing,
+            a_granularity_is_kept_or_refused,
             an_end_waits_for_the_work,
             buffers_that_were_exchanged_do_not_change;
         samples: vectors_lie_on_one_device,
