@@ -6,6 +6,7 @@ use cuda_driver_sys::{CUmemAllocationType, CUmemLocation, CUmemLocationType};
 
 use crate::device::Device;
 use crate::driver::Driver;
+use crate::error::Result;
 
 /// A place where memory can be, or that it prefers.
 #[doc(alias = "CUmemLocation")]
@@ -56,6 +57,22 @@ impl Location {
             Self::Other { kind, id } => Self::from_raw(driver, CUmemLocationType(kind), id),
             known => known,
         }
+    }
+
+    /// The device, if it is one.
+    pub(crate) fn device(self) -> Option<Device> {
+        match self {
+            Self::Device(device) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// `Ok` unless it is a device of another driver than `what` is of.
+    pub(crate) fn require_driver(self, driver: Driver, what: &str) -> Result<()> {
+        let Self::Device(device) = self else {
+            return Ok(());
+        };
+        driver.require_same(device.driver(), format_args!("{what} and {device:?}"))
     }
 
     /// What the driver's two numbers mean.

@@ -1,6 +1,7 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
 mod followers;
+mod quiet;
 mod waiting;
 
 pub(crate) use followers::Follower;

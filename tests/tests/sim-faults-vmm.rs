@@ -4,12 +4,13 @@
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{
-    Access, AddressRange, Driver, Error, HandleTypes, Location, MappedMemory, PhysicalMemory,
+    Access, AddressRange, CaptureMode, Driver, Error, ErrorKind, GrowableBuffer, HandleTypes,
+    Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::lab::{Lab, sim_path};
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::sweep::{self, Tour};
 use cuda_sim::Live;
@@ -52,6 +53,36 @@ fn memory(driver: Driver) -> Result<(), Error> {
     Ok(())
 }
 
+/// Memory in parts, memory that the host sees, and moves between all of them.
+fn places(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    let stream = &device.primary_context()?.stream()?;
+    let (here, node) = (Location::Device(device), Location::HostNuma(0));
+    // One device twice is as good as two here.
+    let striped = MappedMemory::builder(&device).striped_over([&device, &device]);
+    let buffer = striped.map(1)?.into_buffer::<u32>(stream, 10);
+    let mut buffer = buffer.map_err(|failed| failed.error)?;
+    buffer.fill(7)?;
+    buffer.move_memory_to(node)?;
+    let memory = buffer.into_memory();
+    let mut memory = memory.map_err(|failed| failed.error)?;
+    memory.set_access(node, Access::ReadWrite)?;
+    // Now the one who copies may not look.
+    memory.set_access(here, Access::None)?;
+    memory.move_to(here, stream)?;
+    memory.move_to(node, stream)?;
+    memory.set_access(here, Access::ReadWrite)?;
+    let buffer = memory.into_buffer::<u32>(stream, 10);
+    let buffer = buffer.map_err(|failed| failed.error)?;
+    assert_eq!(buffer.to_vec()?, [7; 10]);
+    // It ends after the capture.
+    let captured = stream.capture(CaptureMode::Relaxed, |_| {
+        drop(buffer);
+        Ok(())
+    });
+    captured.map(drop)
+}
+
 /// What a failure means where it is not told.
 fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
     match function {
@@ -65,15 +96,23 @@ fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
     }
 }
 
-/// What could not be unmapped stays, with its memory and its addresses.
-fn may_leave(_: &str, now: Live, before: Live) -> bool {
-    let left = Live {
-        physical_allocations: now.physical_allocations,
-        physical_bytes: now.physical_bytes,
-        reservations: now.reservations,
-        mappings: now.mappings,
-        primary_retains: now.primary_retains,
-        ..before
+/// What could not be unmapped stays, with its memory and its addresses; so does what could not be waited for, and
+/// what may still be copied.
+fn may_leave(function: &str, now: Live, before: Live) -> bool {
+    let left = match function {
+        "cuMemUnmap"
+        | "cuMemRelease"
+        | "cuMemAddressFree"
+        | "cuStreamSynchronize"
+        | "cuMemcpyAsync" => Live {
+            physical_allocations: now.physical_allocations,
+            physical_bytes: now.physical_bytes,
+            reservations: now.reservations,
+            mappings: now.mappings,
+            primary_retains: now.primary_retains,
+            ..before
+        },
+        _ => before,
     };
     now == left
 }
@@ -81,19 +120,181 @@ fn may_leave(_: &str, now: Live, before: Live) -> bool {
 mod faults {
     use super::*;
 
-    pub(crate) fn every_call_of_virtual_memory_fails_once(lab: &Lab) -> Result<()> {
+    fn every_call_fails_once(lab: &Lab, walk: fn(Driver) -> Result<(), Error>) -> Result<()> {
         let tour = Tour {
-            walk: memory,
+            walk,
             at_least: 60,
             second_way: has_a_second_way,
             may_leave,
         };
         sweep::every_call_fails_once(lab, tour).map(drop)
     }
+
+    pub(crate) fn every_call_of_virtual_memory_fails_once(lab: &Lab) -> Result<()> {
+        every_call_fails_once(lab, memory)
+    }
+
+    pub(crate) fn every_call_of_several_places_fails_once(lab: &Lab) -> Result<()> {
+        every_call_fails_once(lab, places)
+    }
+
+    /// A buffer of two parts, with other bytes in each.
+    fn of_two_parts(lab: &Lab) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
+        let builder = MappedMemory::builder(&lab.device()?).reserve(16 << 20);
+        let memory = builder.map(2 << 20)?;
+        let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 2 << 20)?;
+        buffer.fill(7)?;
+        buffer.resize_zeroed(4 << 20)?;
+        let bytes = [vec![7; 2 << 20], vec![0; 2 << 20]].concat();
+        Ok((buffer, bytes))
+    }
+
+    pub(crate) fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        let (here, node) = (Location::Device(lab.device()?), Location::HostNuma(0));
+        let calls = [
+            // The copy's mapping is taken apart, and tried again when it is dropped; then both parts.
+            ("cuMemUnmap", 1..=3),
+            // Where it is copied to, and where it was.
+            ("cuMemMap", 1..=2),
+            ("cuMemSetAccess", 1..=2),
+            ("cuMemCreate", 1..=1),
+            ("cuMemAddressReserve", 1..=1),
+        ];
+        for (function, times) in calls {
+            for nth in times {
+                let (mut buffer, bytes) = of_two_parts(lab)?;
+                let failures = drop_counts().failures;
+                control.fail_without_effect(function, nth, CUresult::CUDA_ERROR_UNKNOWN);
+                let moved = buffer.move_memory_to(node);
+                control.clear_faults();
+                let Err(error) = moved else {
+                    bail!("{function} {nth}: nobody noticed");
+                };
+                ensure!(error.function() == Some(function), "{error}");
+                ensure!(
+                    buffer.to_vec()? == bytes && buffer.device() == Some(lab.device()?),
+                    "{function} {nth}"
+                );
+                ensure!(drop_counts().failures == failures, "it was told twice");
+                buffer.move_memory_to(node)?;
+                ensure!(buffer.to_vec()? == bytes && buffer.device().is_none());
+                buffer.move_memory_to(here)?;
+                ensure!(buffer.to_vec()? == bytes);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn memory_that_is_not_put_back_is_not_shown(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        let (mut buffer, bytes) = of_two_parts(lab)?;
+        // The first part is gone when the second one cannot be taken away; where it is copied to was mapped before.
+        control.fail_without_effect("cuMemUnmap", 3, CUresult::CUDA_ERROR_UNKNOWN);
+        control.fail_without_effect("cuMemMap", 2, CUresult::CUDA_ERROR_UNKNOWN);
+        let moved = buffer.move_memory_to(Location::HostNuma(0));
+        control.clear_faults();
+        ensure!(moved.is_err());
+        ensure!((buffer.len(), buffer.capacity()) == (0, 0));
+        ensure!(buffer.fill(1).is_ok() && buffer.to_vec()?.is_empty());
+        ensure!(buffer.copy_from(&bytes).is_err());
+        // What was there comes back.
+        buffer.resize_uninit(4 << 20)?;
+        ensure!(buffer.to_vec()? == bytes);
+        Ok(())
+    }
+
+    /// Of another driver everything is refused, and nothing is changed.
+    pub(crate) fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+        // SAFETY: it is the simulated driver, opened a second time.
+        let second = unsafe { Driver::load_from(sim_path()?) }?;
+        let (device, other) = (lab.device()?, second.device(0)?);
+        let (own, foreign) = (Location::Device(device), Location::Device(other));
+        let stream = other.primary_context()?.stream()?;
+        let refused = |what: &str, result: Result<(), Error>| -> Result<()> {
+            let Err(error) = result else {
+                bail!("{what}: two drivers were mixed");
+            };
+            ensure!(error.kind() == ErrorKind::InvalidValue, "{what}: {error}");
+            ensure!(error.to_string().contains("two drivers"), "{what}: {error}");
+            Ok(())
+        };
+        let physical = PhysicalMemory::builder_at(lab.driver, foreign);
+        refused("granularity", physical.granularity().map(drop))?;
+        refused("create", physical.create(1).map(drop))?;
+        let memory = PhysicalMemory::builder(&device).create(1)?;
+        let range = AddressRange::reserve(lab.driver, 1, 0)?;
+        let mapping = range.map(0, &memory)?;
+        refused("set", mapping.set_access(foreign, Access::ReadWrite))?;
+        refused("ask", mapping.access(foreign).map(drop))?;
+        let builder = || MappedMemory::builder(&device);
+        let at = MappedMemory::builder_at(lab.driver, foreign);
+        refused("place", at.map(1).map(drop))?;
+        let accessible = builder().accessible_from([foreign]);
+        refused("access", accessible.map(1).map(drop))?;
+        let striped = builder().striped_over([&device, &other]);
+        refused("stripes", striped.map(1).map(drop))?;
+        let mut memory = builder().map(1)?;
+        refused("later", memory.set_access(foreign, Access::ReadWrite))?;
+        refused("stream", memory.move_to(own, &stream))?;
+        refused("to", memory.move_to(foreign, &lab.stream()?))?;
+        let Err(failed) = memory.into_buffer::<u8>(&stream, 1) else {
+            bail!("a buffer on a stream of another driver");
+        };
+        refused("buffer", Err(failed.error))?;
+        let memory = failed.object.context("it did not come back")?;
+        let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 1)?;
+        refused("move", buffer.move_memory_to(foreign))?;
+        buffer.fill(1)?;
+        ensure!(buffer.to_vec()? == [1]);
+        Ok(())
+    }
+
+    fn listed(kind: LedgerKind) -> (i64, i64) {
+        let report = Ledger::report();
+        let mut of = report.of(kind);
+        of.next().map_or((0, 0), |group| (group.count, group.bytes))
+    }
+
+    pub(crate) fn the_ledger_knows_what_was_not_given_back(lab: &Lab) -> Result<()> {
+        use LedgerKind as K;
+        let control = lab.control()?;
+        let before = control.live().physical_allocations;
+        Ledger::enable(LedgerLevel::Bytes);
+        let memory = PhysicalMemory::builder(&lab.device()?)
+            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .create(1)?;
+        let bytes = memory.size_bytes() as i64;
+        // What was never listed does not end.
+        let descriptor = memory.export_fd()?;
+        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+        control.fail("cuMemGetAllocationPropertiesFromHandle", 1, unknown);
+        let imported =
+            PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), memory.size_bytes());
+        ensure!(imported.is_err() && listed(K::PhysicalMemory) == (1, bytes));
+        ensure!(control.live().physical_allocations == before + 1);
+        // What is refused stays.
+        let refusal = CUresult::CUDA_ERROR_INVALID_VALUE;
+        control.fail_without_effect("cuMemRelease", 1, refusal);
+        drop(memory);
+        ensure!(listed(K::PhysicalMemory) == (1, bytes));
+        let range = AddressRange::reserve(lab.driver, 1, 0)?;
+        control.fail_without_effect("cuMemAddressFree", 1, refusal);
+        drop(range);
+        ensure!(listed(K::AddressRange) == (1, 0), "addresses are no memory");
+        control.clear_faults();
+        Ledger::enable(LedgerLevel::Off);
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
-    let tests = cuda_mem_tests::tests! { faults: every_call_of_virtual_memory_fails_once };
+    let tests = cuda_mem_tests::tests! {
+        faults: every_call_of_virtual_memory_fails_once,
+            every_call_of_several_places_fails_once, a_move_that_fails_puts_the_memory_back,
+            memory_that_is_not_put_back_is_not_shown, two_drivers_do_not_mix,
+            the_ledger_knows_what_was_not_given_back;
+    };
     run::main(
         &tests,
         Options {

@@ -5,54 +5,56 @@
 //! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
 //! the capture is relaxed or the thread has said that it knows what it does.
 
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
-use super::home::{Home, give_back};
-use super::listed::{item, kind_of};
+use super::home::{Home, apart, give_back};
 use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
+use crate::ledger::{self, Item};
 use crate::resource::refuse_captured;
 use crate::stream::{Later, Stream, StreamRef};
-use crate::{ledger, raw, recording};
+use crate::{raw, recording};
 
 /// Memory of a buffer that was dropped while its stream was captured.
 struct Held {
     address: CUdeviceptr,
-    home: Home,
+    /// `None` when the memory is not there any more.
+    home: Mutex<Option<Home>>,
     owed: Vec<Debt>,
-    /// For the ledger, in which the memory stays until it is given back.
-    bytes: usize,
-    /// The memory is not there any more.
-    is_done: AtomicBool,
+    /// In the ledger the memory stays until it is given back.
+    item: Option<Item>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         // The memory may be in use, so its home must not be dropped as if it were not.
-        if !*self.is_done.get_mut() {
-            std::mem::forget(std::mem::replace(&mut self.home, Home::Driver));
-        }
+        std::mem::forget(self.home().take());
     }
 }
 
 impl Later for Held {
     fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
-        let item = item(kind_of(&self.home), self.address, self.bytes, stream);
-        let ended = ledger::ended(&item);
+        let Some(item) = &self.item else {
+            return self.try_give_back(stream);
+        };
+        let ended = ledger::ended(item);
         let given = self.try_give_back(stream);
-        if !self.is_done.load(Ordering::Relaxed) {
-            ledger::again(&item, ended);
+        if self.home().is_some() {
+            ledger::again(item, ended);
         }
         given
     }
 }
 
 impl Held {
+    fn home(&self) -> MutexGuard<'_, Option<Home>> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn try_give_back(&self, stream: StreamRef<'_>) -> Result<()> {
         if stream.is_elsewhere() {
             // After that, this thread's own serves as well.
@@ -67,28 +69,66 @@ impl Held {
                 order(other, stream)?;
             }
         }
-        if let Home::Resource(resource, layout) = &self.home {
-            // Ordering another stream behind a captured one would draw it into the capture.
-            refuse_captured(stream)?;
-            // A resource wants a stream that it may keep, and the last handle of this one may be going
-            // just now.
-            let after = stream.context().stream()?;
-            order(stream, after.as_ref())?;
-            // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
-            // stream waits for its own.
-            let freed = unsafe { give_back(&**resource, self.address, *layout, &after) };
-            self.note(&freed);
-            return freed;
-        }
-        // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
-        let freed = unsafe { free_harmlessly(self.address, stream) };
-        self.note(&freed);
-        freed.map_err(|error| explain_refusal(error, stream))
+        // Nobody else gives it back at the same time.
+        let Some(home) = self.home().take() else {
+            return Ok(());
+        };
+        let (given, home) = self.send(home, stream);
+        *self.home() = home;
+        given
     }
 
-    fn note(&self, freed: &Result<()>) {
-        self.is_done.store(took_effect(freed), Ordering::Relaxed);
+    /// Sends the memory home, which comes back if the memory is still there.
+    fn send(&self, home: Home, stream: StreamRef<'_>) -> (Result<()>, Option<Home>) {
+        let after = match after(stream, &home) {
+            Ok(after) => after,
+            Err(error) => return (Err(error), Some(home)),
+        };
+        match (home, after) {
+            (Home::Kept(keep), after) => {
+                // An owner's destructor, in a call that has nothing to do with it.
+                let end = || match after {
+                    Some(after) => keep.release(&after),
+                    None => {
+                        drop(keep);
+                        Ok(())
+                    }
+                };
+                (apart(&"an owner", end), None)
+            }
+            (Home::Resource(resource, layout), Some(after)) => {
+                // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
+                // stream waits for its own.
+                let freed = unsafe { give_back(&*resource, self.address, layout, &after) };
+                let left = (!took_effect(&freed)).then_some(Home::Resource(resource, layout));
+                (freed, left)
+            }
+            (home, _) => {
+                // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
+                let freed = unsafe { free_harmlessly(self.address, stream) };
+                let left = (!took_effect(&freed)).then_some(home);
+                (freed.map_err(|error| explain_refusal(error, stream)), left)
+            }
+        }
     }
+}
+
+/// A stream behind everything in this one, if the home takes memory back in the order of a stream that it may keep:
+/// the last handle of this one may be going just now.
+fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
+    let needs_none = match home {
+        Home::Driver => true,
+        Home::Resource(..) => false,
+        Home::Kept(keep) => keep.wait(stream)?,
+    };
+    if needs_none {
+        return Ok(None);
+    }
+    // Ordering another stream behind a captured one would draw it into the capture.
+    refuse_captured(stream)?;
+    let after = stream.context().stream()?;
+    order(stream, after.as_ref())?;
+    Ok(Some(after))
 }
 
 /// # Safety
@@ -145,18 +185,16 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
     #[cold]
     pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
-        // Kept memory is not the stream's to free.
         let is_kept = matches!(self.home, Home::Kept(_));
-        if error.kind() != ErrorKind::Capturing || self.address == 0 || is_kept {
+        if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
             return Err(error);
         }
-        let bytes = self.held_bytes();
+        let item = self.item();
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
         let held = Held {
             address: self.address,
-            bytes,
-            home: std::mem::replace(&mut self.home, Home::Driver),
-            is_done: AtomicBool::new(false),
+            item,
+            home: Mutex::new(Some(std::mem::replace(&mut self.home, Home::Driver))),
             owed: std::mem::take(owed),
         };
         self.address = 0;

@@ -1,16 +1,18 @@
 //! Who takes a buffer's memory back, where that is not simply the driver.
 
 use std::alloc::Layout;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
+use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::recording;
 use crate::resource::{Handle, MemoryResource};
-use crate::stream::{Inside, Stream};
+use crate::stream::{Inside, Stream, StreamRef};
 
 /// Who takes a buffer's memory back.
 pub(super) enum Home {
@@ -24,6 +26,12 @@ pub(super) enum Home {
 
 /// Keeps memory that is not a buffer's to free, such as another process's.
 pub(crate) trait Keep: Send + Sync {
+    /// Waits for the stream, if the end is in no stream's order. Answers whether it did: then this is dropped, and
+    /// not released. After an error it stays.
+    fn wait(&self, _: StreamRef<'_>) -> Result<bool> {
+        Ok(false)
+    }
+
     /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
     /// memory, work that is there already may still use it.
     fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
@@ -59,6 +67,11 @@ impl<T: Pod> DeviceBuffer<T> {
         self.len = len;
     }
 
+    /// The memory is another device's now, or the host's.
+    pub(crate) fn set_device(&mut self, device: Option<Device>) {
+        self.device = device;
+    }
+
     /// Gives the memory back to its home, and lets go of that. The debts are settled.
     pub(super) fn release_home(&mut self) -> Result<()> {
         if self.address == 0 && !matches!(self.home, Home::Kept(_)) {
@@ -70,6 +83,13 @@ impl<T: Pod> DeviceBuffer<T> {
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
         // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
         recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+        if let Home::Kept(keep) = &self.home
+            && keep.wait(stream.as_ref())?
+        {
+            self.address = 0;
+            self.home = Home::Driver;
+            return Ok(());
+        }
         match std::mem::replace(&mut self.home, Home::Driver) {
             Home::Driver => Ok(()),
             Home::Kept(keep) => {
@@ -97,7 +117,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// will do.
     #[cold]
     fn past_elsewhere(&self) -> Result<Stream> {
-        self.stream.as_ref().wait_elsewhere()?;
+        self.stream.as_ref().wait_quietly()?;
         Ok(self.stream.context().per_thread_stream())
     }
 }
@@ -113,11 +133,16 @@ pub(crate) unsafe fn give_back(
     layout: Layout,
     stream: &Stream,
 ) -> Result<()> {
-    let _inside = Inside::enter();
     // SAFETY: the caller's.
     let call = || unsafe { resource.deallocate(address, layout, stream) };
+    apart(&resource, call)
+}
+
+/// Calls somebody who gets memory back.
+pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    let _inside = Inside::enter();
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-        let text = format!("{resource:?} panicked when it was given memory back");
+        let text = format!("{who:?} panicked when it was given memory back");
         Err(Error::new(ErrorKind::Other, text))
     })
 }

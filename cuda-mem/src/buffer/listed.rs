@@ -15,12 +15,7 @@ use crate::resource::MemoryResource;
 use crate::stream::{Stream, StreamRef};
 
 /// The memory of a buffer, for the ledger.
-pub(super) fn item(
-    kind: LedgerKind,
-    address: CUdeviceptr,
-    bytes: usize,
-    stream: StreamRef<'_>,
-) -> Item {
+fn item(kind: LedgerKind, address: CUdeviceptr, bytes: usize, stream: StreamRef<'_>) -> Item {
     Item::new(kind, address)
         .of(stream.context().driver())
         .bytes(bytes)
@@ -69,7 +64,7 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// What the ledger lists: memory that is the buffer's to give back.
-    fn item(&self) -> Option<Item> {
+    pub(super) fn item(&self) -> Option<Item> {
         if self.address == 0 || matches!(self.home, Home::Kept(_)) {
             return None;
         }

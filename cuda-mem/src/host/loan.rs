@@ -10,8 +10,8 @@ use cuda_driver_sys::CUdeviceptr;
 
 use crate::buffer::DeviceBuffer;
 use crate::error::{Error, ErrorKind, Failed, Result};
+use crate::report;
 use crate::stream::{Later, Stream, StreamRef};
-use crate::{recording, report};
 
 /// Memory of the host that can be [lent](HostLoan) to a stream: [`PinnedBuffer`](crate::PinnedBuffer), and
 /// [`Registered`](crate::Registered) if it borrows nothing that ends.
@@ -204,32 +204,8 @@ impl<H: HostMemory> HostLoan<H> {
         if self.address == 0 {
             return Ok(());
         }
-        wait(self.stream.as_ref())
+        self.stream.as_ref().wait_quietly()
     }
-}
-
-/// Waits for a stream without disturbing any capture. If it is captured itself, nothing is done and the
-/// answer says so.
-fn wait(stream: StreamRef<'_>) -> Result<()> {
-    if report::is_forked() {
-        return Err(Error::forked());
-    }
-    let table = stream.context().driver().table();
-    if stream.is_elsewhere() {
-        return recording::harmlessly(table, || stream.wait_elsewhere());
-    }
-    {
-        let _current = stream.enter()?;
-        // SAFETY: the stream is live while the reference is.
-        if unsafe { recording::is_captured(table, stream.as_raw()) } {
-            return Err(Error::capturing(
-                "the stream that has the memory is being captured into a graph, and cannot be waited for; \
-                 take the memory back before or after"
-                    .to_owned(),
-            ));
-        }
-    }
-    recording::harmlessly(table, || stream.synchronize())
 }
 
 /// Memory of a loan that ended while its stream was captured.
@@ -238,7 +214,7 @@ struct Held<H>(Mutex<Option<mem::ManuallyDrop<H>>>);
 impl<H: HostMemory> Later for Held<H> {
     fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
         // On an error the memory leaks rather than end under the stream's work.
-        wait(stream)?;
+        stream.wait_quietly()?;
         let host = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(host.map(mem::ManuallyDrop::into_inner));
         Ok(())

@@ -51,9 +51,9 @@ kinds! {
     GraphExec = "graph instance",
     /// Physical memory, mapped or not.
     PhysicalMemory = "physical memory",
-    /// Reserved addresses.
+    /// Reserved addresses. They are no memory, and count 0 bytes.
     AddressRange = "address range",
-    /// Physical memory at an address.
+    /// Physical memory at an address. 0 bytes: the memory is listed by itself.
     Mapping = "mapping",
     /// Pinned memory of the host.
     PinnedMemory = "pinned memory",

@@ -33,7 +33,7 @@ pub struct LedgerGroup {
     pub origin: Option<&'static Location<'static>>,
     /// How many there are. At [`LedgerLevel::Bytes`] below zero if more have gone than came.
     pub count: i64,
-    /// Their bytes, as they were asked for. As for `count`.
+    /// Their bytes, as they were asked for; what shows the memory of another object has none. As for `count`.
     pub bytes: i64,
     /// How long the oldest has been there; `None` at [`LedgerLevel::Bytes`].
     pub oldest: Option<Duration>,
@@ -114,7 +114,7 @@ impl LedgerReport {
         self.groups.iter().map(|group| group.count).sum()
     }
 
-    /// Their bytes together.
+    /// Their bytes together: the memory that they hold, each byte once.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         let bytes = self.groups.iter().map(|group| group.bytes);

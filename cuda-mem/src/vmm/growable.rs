@@ -10,7 +10,8 @@ use super::mapped::MappedMemory;
 use crate::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
-use crate::stream::Stream;
+use crate::report;
+use crate::stream::{Stream, StreamRef};
 use crate::traffic::Traffic;
 
 /// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
@@ -42,22 +43,31 @@ pub struct GrowableBuffer<T: Pod> {
 /// The memory, as the buffer's owner: it goes when the buffer does.
 struct Kept(Arc<Mutex<Option<MappedMemory>>>);
 
-impl Keep for Kept {
-    fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
-        // Work that is there already may use it; an unmap would take it away under that (R145). If nobody knows
-        // whether there is any, it leaks.
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Not under the lock.
         let memory = lock(&self.0).take();
-        let done = stream.synchronize();
-        match done {
-            Ok(()) => drop(memory),
-            Err(_) => std::mem::forget(memory),
+        drop(memory);
+    }
+}
+
+impl Keep for Kept {
+    /// Work that is there already may use the memory; an unmap would take it away under that (R145). If nobody knows
+    /// whether there is any, the memory leaks.
+    fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
+        if lock(&self.0).is_some() {
+            stream.wait_quietly()?;
         }
-        done
+        Ok(true)
+    }
+
+    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+        Ok(())
     }
 
     fn room_bytes(&self) -> Option<usize> {
-        let memory = lock(&self.0);
-        memory.as_ref().map(|memory| memory.size_bytes() as usize)
+        let memory = look(&self.0)?;
+        memory.as_ref().map(|memory| memory.mapped_bytes() as usize)
     }
 }
 
@@ -68,6 +78,11 @@ impl Own<'_> {
     fn memory(&mut self) -> Result<&mut MappedMemory> {
         self.0.as_mut().ok_or_else(Error::memory_in_use)
     }
+}
+
+/// `None` in a fork, where nobody may be left to unlock it.
+fn look(memory: &Mutex<Option<MappedMemory>>) -> Option<MutexGuard<'_, Option<MappedMemory>>> {
+    (!report::is_forked()).then(|| lock(memory))
 }
 
 fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMemory>> {
@@ -107,9 +122,10 @@ impl<T: Pod> GrowableBuffer<T> {
     /// How many elements there is room for at this address, in memory that is there and memory to come.
     #[must_use]
     pub fn max_len(&self) -> usize {
-        let reserved = lock(&self.memory)
-            .as_ref()
-            .map_or(0, MappedMemory::reserved_bytes);
+        let memory = look(&self.memory);
+        let reserved = memory.map_or(0, |memory| {
+            memory.as_ref().map_or(0, MappedMemory::reserved_bytes)
+        });
         (reserved as usize)
             .checked_div(size_of::<T>())
             .unwrap_or(usize::MAX)
@@ -118,15 +134,14 @@ impl<T: Pod> GrowableBuffer<T> {
     /// What was mapped and moved for it. See [`MappedMemory::traffic`].
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        lock(&self.memory)
-            .as_ref()
-            .map(MappedMemory::traffic)
-            .unwrap_or_default()
+        let memory = look(&self.memory);
+        let traffic = memory.and_then(|memory| memory.as_ref().map(MappedMemory::traffic));
+        traffic.unwrap_or_default()
     }
 
     /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
     fn own(&self) -> Result<Own<'_>> {
-        let memory = lock(&self.memory);
+        let memory = look(&self.memory).ok_or_else(Error::forked)?;
         match &*memory {
             Some(own) if own.address() == self.buffer.as_raw() => Ok(Own(memory)),
             _ => Err(Error::invalid(
@@ -185,18 +200,31 @@ impl<T: Pod> GrowableBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`MappedMemory::move_to`].
+    /// As [`MappedMemory::move_to`]. Elements whose memory is not at the address after an error are not shown:
+    /// the buffer is shorter. Unless the memory is lost, [`resize_uninit`](Self::resize_uninit) tries to map it again,
+    /// and then the elements are what they were.
     #[track_caller]
     pub fn move_memory_to(&mut self, location: Location) -> Result<()> {
         self.finish()?;
         let stream = self.buffer.stream().clone();
-        self.own()?.memory()?.move_to(location, &stream)
+        let mut own = self.own()?;
+        let memory = own.memory()?;
+        let moved = memory.move_to(location, &stream);
+        let (device, there) = (memory.device(), memory.mapped_bytes() as usize);
+        drop(own);
+        self.buffer.set_device(device);
+        if moved.is_err()
+            && let Some(shown) = there.checked_div(size_of::<T>())
+        {
+            self.buffer.set_len(self.buffer.len().min(shown));
+        }
+        moved
     }
 
     /// Nothing uses the memory any more, and the host has seen it.
     fn finish(&mut self) -> Result<()> {
         self.buffer.settle()?;
-        self.buffer.stream().synchronize()
+        self.buffer.stream().as_ref().wait_quietly()
     }
 
     /// The memory, when all work with it is done: waits for the stream.
@@ -233,9 +261,11 @@ impl<T: Pod> DerefMut for GrowableBuffer<T> {
 
 impl<T: Pod> fmt::Debug for GrowableBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = look(&self.memory);
+        let memory = memory.as_ref().and_then(|memory| memory.as_ref());
         f.debug_struct("GrowableBuffer")
             .field("buffer", &self.buffer)
-            .field("memory", &*lock(&self.memory))
+            .field("memory", &memory)
             .finish()
     }
 }

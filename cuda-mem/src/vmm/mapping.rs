@@ -4,9 +4,10 @@ use std::fmt;
 
 use cuda_driver_sys::{CUdeviceptr, CUmemAccessDesc};
 
+use super::accesses::require_possible;
 use super::physical::PhysicalMemory;
 use super::range::AddressRange;
-use crate::error::{Error, Failed, Result};
+use crate::error::{Failed, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::pool::Access;
@@ -45,10 +46,11 @@ impl Mapping {
         mapping
     }
 
+    /// Without bytes, which are the memory's and counted there.
     fn item(&self) -> Item {
         Item::new(LedgerKind::Mapping, self.address())
             .of(self.range.driver())
-            .bytes(self.size_bytes() as usize)
+            .on(self.memory.location().device())
     }
 
     /// Where the memory is. See the type for when it may be used.
@@ -74,8 +76,9 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the host and memory of a device. Else as the driver
-    /// answers, which refuses devices that are no peers.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the host and memory of a device,
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver. Else as the driver answers,
+    /// which refuses devices that are no peers.
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, location: Location, access: Access) -> Result<()> {
         self.set_accesses(&[(location, access)])
@@ -91,14 +94,9 @@ impl Mapping {
         if accesses.is_empty() {
             return Ok(());
         }
-        let is_of_device = matches!(self.memory.location(), Location::Device(_));
-        let not_device = |(location, _): &&(Location, Access)| {
-            matches!(location, Location::Host | Location::HostNuma(_))
-        };
-        if let (true, Some((location, _))) = (is_of_device, accesses.iter().find(not_device)) {
-            return Err(Error::not_supported(format!(
-                "{location} has no access to memory of a device; take memory of the host"
-            )));
+        let (driver, place) = (self.range.driver(), self.memory.location());
+        for (who, _) in accesses {
+            require_possible(driver, *who, place)?;
         }
         let who: Vec<CUmemAccessDesc> = accesses
             .iter()
@@ -107,7 +105,7 @@ impl Mapping {
                 flags: access.to_raw(),
             })
             .collect();
-        let table = self.range.driver().table();
+        let table = driver.table();
         recording::kept_out(table, || {
             // SAFETY: this is one whole mapping (R141).
             unsafe { raw::vmm::allow(table, self.address(), self.size_bytes() as usize, &who) }
@@ -119,10 +117,12 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; else as the driver answers.
     #[doc(alias = "cuMemGetAccess")]
     pub fn access(&self, location: Location) -> Result<Access> {
-        let table = self.range.driver().table();
+        let driver = self.range.driver();
+        location.require_driver(driver, "the memory")?;
+        let table = driver.table();
         // SAFETY: there is a mapping at the address.
         let raw = unsafe { raw::vmm::access(table, self.address(), location.to_raw()) }?;
         Ok(Access::from_raw(raw))

@@ -8,14 +8,18 @@
 //! So a mapping holds both its range and its memory, a range holds nothing, and the order of an end is always:
 //! unmap, give back the addresses, release the memory.
 
+mod accesses;
+mod builder;
 mod growable;
 mod mapped;
 mod mapping;
+mod moving;
 mod physical;
 mod range;
 
+pub use builder::MappedMemoryBuilder;
 pub use growable::GrowableBuffer;
-pub use mapped::{MappedMemory, MappedMemoryBuilder};
+pub use mapped::MappedMemory;
 pub use mapping::Mapping;
 pub use physical::{Granularity, PhysicalMemory, PhysicalMemoryBuilder};
 pub use range::AddressRange;

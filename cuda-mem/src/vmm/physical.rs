@@ -13,7 +13,7 @@ use cuda_driver_sys::{
 use super::whole;
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Bytes, Error, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
 use crate::{raw, recording, report};
@@ -44,28 +44,39 @@ struct Inner {
 
 impl Inner {
     fn item(&self) -> Item {
-        let device = match self.location {
-            Location::Device(device) => Some(device),
-            _ => None,
-        };
         Item::new(LedgerKind::PhysicalMemory, self.raw)
             .of(self.driver)
-            .on(device)
+            .on(self.location.device())
             .bytes(self.bytes as usize)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let table = self.driver.table();
-        ledger::ended(&self.item());
         report::release("physical memory", || {
-            recording::kept_out(table, || {
-                // SAFETY: made by `create` or `import`, and released once. What is mapped stays (R143).
-                unsafe { raw::vmm::release(table, self.raw) }
-            })
+            let item = self.item();
+            let ended = ledger::ended(&item);
+            // SAFETY: made by `create` or `import`, and released once.
+            let released = unsafe { release(self.driver, self.raw) };
+            if !took_effect(&released) {
+                ledger::again(&item, ended);
+            }
+            released
         });
     }
+}
+
+/// What is mapped stays (R143).
+///
+/// # Safety
+///
+/// The handle must be live, and nobody may use it from now on.
+unsafe fn release(driver: Driver, raw: CUmemGenericAllocationHandle) -> Result<()> {
+    let table = driver.table();
+    recording::kept_out(table, || {
+        // SAFETY: the caller's.
+        unsafe { raw::vmm::release(table, raw) }
+    })
 }
 
 /// What sizes of memory are multiples of, in bytes. Asked of the driver, never assumed.
@@ -127,9 +138,10 @@ impl PhysicalMemoryBuilder {
     ///
     /// # Errors
     ///
-    /// As the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; else as the driver answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     pub fn granularity(&self) -> Result<Granularity> {
+        self.location.require_driver(self.driver, "the memory")?;
         let (table, prop) = (self.driver.table(), self.prop());
         // SAFETY: the driver is initialised.
         let minimum = unsafe { raw::vmm::granularity(table, &prop) }?;
@@ -148,8 +160,8 @@ impl PhysicalMemoryBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, and for more than can be counted;
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not so much;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for a device
+    /// of another driver; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not so much;
     /// [`NotSupported`](crate::ErrorKind::NotSupported) for a place that the driver is too old for. Else as the
     /// driver answers: a NUMA node that is not there is an invalid value.
     #[doc(alias = "cuMemCreate")]
@@ -241,7 +253,7 @@ impl PhysicalMemory {
     }
 
     /// The memory that another process exported as this descriptor. `bytes` is how much it is there, which the
-    /// descriptor does not say; with another number it cannot be mapped.
+    /// descriptor does not say; the driver maps no other number.
     ///
     /// # Errors
     ///
@@ -271,16 +283,22 @@ impl PhysicalMemory {
         // SAFETY: the driver is initialised, and looks at the descriptor only during the call.
         let raw = unsafe { raw::vmm::import_fd(table, descriptor.as_raw_fd()) }
             .map_err(|error| error.asked(|| "memory of another process".to_owned()))?;
-        let mut inner = Inner {
+        // SAFETY: the handle was made just now.
+        let prop = match unsafe { raw::vmm::properties(table, raw) } {
+            Ok(prop) => prop,
+            Err(error) => {
+                // SAFETY: as above, and nobody else has it.
+                report::release("physical memory", || unsafe { release(driver, raw) });
+                return Err(error);
+            }
+        };
+        let (kind, id) = location_parts(prop.location);
+        let inner = Inner {
             driver,
             raw,
             bytes,
-            location: Location::Anywhere,
+            location: Location::from_raw(driver, kind, id),
         };
-        // SAFETY: the handle was made just now.
-        let prop = unsafe { raw::vmm::properties(table, raw) }?;
-        let (kind, id) = location_parts(prop.location);
-        inner.location = Location::from_raw(driver, kind, id);
         ledger::born(inner.item());
         Ok(Self(Arc::new(inner)))
     }

@@ -10,7 +10,7 @@ use super::mapping::Mapping;
 use super::physical::PhysicalMemory;
 use super::whole;
 use crate::driver::Driver;
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Bytes, Error, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, recording, report};
 
@@ -47,10 +47,9 @@ struct Inner {
 }
 
 impl Inner {
+    /// Without bytes: addresses are no memory.
     fn item(&self) -> Item {
-        Item::new(LedgerKind::AddressRange, self.address)
-            .of(self.driver)
-            .bytes(self.bytes as usize)
+        Item::new(LedgerKind::AddressRange, self.address).of(self.driver)
     }
 }
 
@@ -65,12 +64,17 @@ impl Drop for Inner {
             // An unmap failed, so the driver would refuse; the addresses stay with what is there.
             return;
         }
-        ledger::ended(&self.item());
         report::release("address range", || {
-            recording::kept_out(table, || {
+            let item = self.item();
+            let ended = ledger::ended(&item);
+            let released = recording::kept_out(table, || {
                 // SAFETY: reserved as a whole, and nothing is mapped there (R142).
                 unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
-            })
+            });
+            if !took_effect(&released) {
+                ledger::again(&item, ended);
+            }
+            released
         });
     }
 }
@@ -151,14 +155,18 @@ impl AddressRange {
     #[doc(alias = "cuMemMap")]
     #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         memory.require_driver(self.0.driver)?;
         let bytes = memory.size_bytes();
         let mut mapped = self.mapped();
         self.check(&mapped, offset, bytes)?;
         let (table, address) = (self.0.driver.table(), self.0.address + offset);
         recording::kept_out(table, || {
-            // SAFETY: the place is whole granules of this reservation with nothing mapped there, and as long as
-            // the memory, whose handle is live (R140).
+            // SAFETY: the place is inside this reservation with nothing mapped there, and the handle is live. The
+            // length is the memory's; that of an import is what its importer said, and the driver maps
+            // no part of a memory and no more than it, but answers NOT_SUPPORTED (R140).
             unsafe { raw::vmm::map(table, address, bytes as usize, memory.as_raw()) }
         })
         .map_err(|error| error.asked(|| format!("{memory:?} at {offset} of {self:?}")))?;
@@ -196,6 +204,7 @@ impl AddressRange {
         }
     }
 
+    /// Not in a fork, where nobody may be left to unlock it.
     fn mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
         self.0.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -206,6 +215,9 @@ impl AddressRange {
     ///
     /// It must be one whole mapping that nothing uses any more.
     pub(super) unsafe fn unmap(&self, offset: u64) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         let mut mapped = self.mapped();
         let Some(bytes) = mapped.get(&offset).copied() else {
             return Ok(());

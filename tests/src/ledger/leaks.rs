@@ -198,8 +198,12 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     let bytes = memory.size_bytes() as usize;
     leak(K::PhysicalMemory, bytes, (memory.clone(), line))?;
     let (range, line) = (AddressRange::reserve(lab.driver, 1, 0)?, line!());
-    leak(K::AddressRange, bytes, (range.clone(), line))?;
-    leak(K::Mapping, bytes, (range.map(0, &memory)?, line!()))?;
+    leak(K::AddressRange, 0, (range.clone(), line))?;
+    leak(K::Mapping, 0, (range.map(0, &memory)?, line!()))?;
+    let report = Ledger::report();
+    for kind in [K::PhysicalMemory, K::Mapping] {
+        ensure!(report.of(kind).all(|group| group.device == Some(device)));
+    }
     // What is made of them by one call is of its line.
     begin(LedgerLevel::Origins);
     let builder = MappedMemory::builder(&device).reserve(64 << 20);
@@ -216,6 +220,8 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     for kind in [K::PhysicalMemory, K::Mapping, K::AddressRange] {
         ensure!(lines_of(kind) == [line], "{kind}: {:?}", lines_of(kind));
     }
+    // Memory counts once, and addresses not at all.
+    ensure!(Ledger::report().bytes() == bytes as i64);
     buffer.resize_zeroed(bytes + 1)?;
     let grown = line!() - 1;
     ensure!(lines_of(K::PhysicalMemory).contains(&grown));

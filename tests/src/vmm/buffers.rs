@@ -1,42 +1,14 @@
 //! Buffers whose address stays.
 
-use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
+use std::time::{Duration, Instant};
 
-use super::{SIZES, pattern, places};
+use anyhow::{Result, ensure};
+use cuda_mem::{
+    ErrorKind, Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory,
+};
+
 use crate::hold::hold;
 use crate::lab::Lab;
-
-pub(super) fn every_size_and_place_keeps_its_bytes(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let device = Location::Device(lab.device()?);
-    for place in places(lab)? {
-        for size in SIZES {
-            let memory = MappedMemory::builder_at(lab.driver, place)
-                .accessible_from([device])
-                .map(size as u64)?;
-            ensure!(memory.size_bytes() >= size as u64);
-            ensure!(memory.size_bytes().is_multiple_of(memory.granularity()));
-            let address = memory.address();
-            let expected = pattern(size);
-            let mut buffer = memory.into_buffer::<u8>(&stream, size)?;
-            buffer.copy_from(&expected)?;
-            ensure!(buffer.to_vec()? == expected, "{size} bytes, {place}");
-            let mut memory = buffer.into_memory()?;
-            memory.unmap()?;
-            memory.map()?;
-            ensure!(memory.address() == address);
-            for to in places(lab)? {
-                memory.move_to(to, &stream)?;
-                ensure!(memory.parts().all(|part| part.location() == to));
-                ensure!(memory.address() == address);
-            }
-            let buffer = memory.into_buffer::<u8>(&stream, size)?;
-            ensure!(buffer.to_vec()? == expected, "{size} bytes, {place}, moved");
-        }
-    }
-    Ok(())
-}
 
 pub(super) fn mapping_and_unmapping_again_changes_nothing(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
@@ -91,49 +63,6 @@ pub(super) fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
     let seen = buffer.to_vec()?;
     ensure!(seen[..=step].iter().all(|byte| *byte == 7));
     ensure!(seen[step + 1..].iter().all(|byte| *byte == 0));
-    Ok(())
-}
-
-pub(super) fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let memory = MappedMemory::builder(&lab.device()?)
-        .reserve(16 << 20)
-        .map(5 << 20)?;
-    let address = memory.address();
-    let len = 5 << 20;
-    let mut buffer = memory.into_buffer::<u8>(&stream, len)?;
-    let expected = pattern(len);
-    buffer.copy_from(&expected)?;
-    let all = places(lab)?;
-    let before: Vec<Traffic> = all
-        .iter()
-        .map(|place| lab.driver.traffic_to(*place))
-        .collect();
-    for place in &all {
-        buffer.move_memory_to(*place)?;
-        ensure!(buffer.as_raw() == address);
-        ensure!(buffer.to_vec()? == expected, "{place}");
-    }
-    buffer.resize_zeroed(len + 1)?;
-    ensure!(buffer.to_vec()?[..len] == expected);
-    let memory = buffer.into_memory()?;
-    let seen = |traffic: Traffic| (traffic.moves, traffic.moved_bytes);
-    let size = 6 << 20;
-    let moves = all.len() as u64;
-    ensure!(seen(memory.traffic()) == (moves, moves * size));
-    ensure!(
-        memory.traffic().maps == moves + 1,
-        "made and moved: {}",
-        memory.traffic()
-    );
-    // Other tests may run beside this one and add to what a place saw.
-    for (place, before) in all.iter().zip(before) {
-        let times = all.iter().filter(|other| *other == place).count() as u64;
-        ensure!(seen(memory.traffic_to(*place)) == (times, times * size));
-        let now = lab.driver.traffic_to(*place);
-        ensure!(now.moves >= before.moves + times && now.maps >= before.maps + 2 * times);
-        ensure!(now.moved_bytes >= before.moved_bytes + times * size);
-    }
     Ok(())
 }
 
@@ -201,18 +130,31 @@ pub(super) fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let memory = MappedMemory::builder(&lab.device()?).map(1)?;
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let _calm = lab.calm();
+    let level = Ledger::enable(LedgerLevel::Bytes);
+    let is_there = || {
+        let report = Ledger::report();
+        report.of(LedgerKind::Mapping).any(|group| group.count > 0)
+    };
+    let memory = MappedMemory::builder(&device).map(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     let held = hold(&stream)?;
     buffer.fill(1)?;
     std::thread::scope(|scope| {
-        // The drop waits until the stream is let go; unmapped before, the work would find nothing.
+        // Unmapped before the stream is let go, the work would find nothing.
         let end = scope.spawn(move || drop(buffer));
+        let until = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < until {
+            ensure!(!end.is_finished() && is_there(), "it did not wait");
+            std::thread::yield_now();
+        }
         drop(held);
         ensure!(end.join().is_ok(), "the end panicked");
+        ensure!(!is_there(), "it is still mapped");
         Ok(())
     })?;
+    Ledger::enable(level);
     stream.synchronize()?;
     Ok(())
 }
@@ -237,31 +179,5 @@ pub(super) fn buffers_that_were_exchanged_do_not_change(lab: &Lab) -> Result<()>
         second.to_vec()? == [1; 10],
         "the memory of one went with the other"
     );
-    Ok(())
-}
-
-/// Every size on every pair of two devices.
-pub(super) fn a_buffer_moves_between_devices(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    for (from, to) in [(0, 1), (1, 0)] {
-        let (from, to) = (devices[from], devices[to]);
-        let stream = from.primary_context()?.stream()?;
-        for size in SIZES {
-            let memory = MappedMemory::builder(&from)
-                .accessible_from([Location::Device(to)])
-                .map(size as u64)?;
-            let address = memory.address();
-            let expected = pattern(size);
-            let mut buffer = memory.into_buffer::<u8>(&stream, size)?;
-            buffer.copy_from(&expected)?;
-            buffer.move_memory_to(Location::Device(to))?;
-            ensure!(buffer.as_raw() == address);
-            ensure!(buffer.to_vec()? == expected, "{size} bytes");
-            // The other device uses it at the same address.
-            let there = to.primary_context()?.stream()?;
-            let buffer = buffer.into_memory()?.into_buffer::<u8>(&there, size)?;
-            ensure!(buffer.to_vec()? == expected, "{size} bytes, there");
-        }
-    }
     Ok(())
 }

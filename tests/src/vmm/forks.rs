@@ -1,0 +1,58 @@
+//! What a forked child inherits.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{AddressRange, ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
+
+use crate::lab::Lab;
+
+/// Alone, because a fork copies only the thread that forks.
+pub(super) fn a_forked_child_leaves_mapped_memory_alone(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let place = Location::Device(device);
+    let physical = PhysicalMemory::builder(&device).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 2 * physical.size_bytes(), 0)?;
+    let mapping = range.map(0, &physical)?;
+    let mut memory = MappedMemory::builder(&device).map(1)?;
+    let other = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
+    let mut buffer = other.into_buffer::<u8>(&stream, 1000)?;
+    buffer.fill(7)?;
+    // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |result: cuda_mem::Result<()>| {
+            result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+        };
+        let none = Traffic::default();
+        let fine = refused(range.map(physical.size_bytes(), &physical).map(drop))
+            && refused(mapping.unmap().map_err(|failed| failed.error))
+            && refused(memory.unmap())
+            && refused(memory.move_to(place, &stream))
+            && refused(buffer.resize_zeroed(2 << 20))
+            && refused(buffer.shrink_to_fit())
+            && refused(buffer.move_memory_to(place))
+            && (buffer.capacity(), buffer.max_len()) == (1000, 0)
+            && (buffer.traffic(), device.traffic()) == (none, none)
+            && !format!("{buffer:?}").is_empty()
+            && refused(
+                buffer
+                    .into_memory()
+                    .map(drop)
+                    .map_err(|failed| failed.error),
+            );
+        drop((range, physical, memory));
+        let fine = fine && cuda_mem::drop_counts().failures == 0;
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the child ended with {status:#x}"
+    );
+    ensure!(buffer.to_vec()? == [7; 1000]);
+    mapping.unmap()?;
+    Ok(())
+}
