@@ -31,6 +31,9 @@ impl MappedMemory {
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
     #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
         let driver = self.settings.driver;
         let place = location.known(driver);
         place.require_driver(driver, "the memory")?;
@@ -46,13 +49,15 @@ impl MappedMemory {
         let lent = self.lend_to(copier)?;
         let (to, from, bytes) = (copy.address(), self.address(), self.size_bytes());
         let mut is_submitted = false;
-        let copied = recording::harmlessly(table, || {
+        let copy_and_wait = || {
             // SAFETY: both are mapped, the copy for as much at least (its granules may be larger), and the stream's
             // device has access to both. Nobody uses either: the caller of unsafe code vouches for its end.
             let copied = unsafe { raw::copy::anywhere(table, to, from, bytes as usize, queue) };
             is_submitted = took_effect(&copied);
             copied.and_then(|()| stream.as_ref().synchronize())
-        });
+        };
+        let copied = recording::outside(table, queue)
+            .and_then(|_outside| recording::harmlessly(table, copy_and_wait));
         if let Err(error) = copied {
             if !is_submitted {
                 self.take_back(lent);
