@@ -123,7 +123,7 @@ pub use nvml::{
 };
 pub use placement::{
     AccessPattern, Capability, DeviceCapabilities, Export, Grant, Lifetime, Machine, PageClass,
-    PlaceError, Placed, Placement, PlacementKind, PlacementRequest, PlacementStep, Zeroing,
+    PlaceError, Placed, Placement, PlacementKind, PlacementRequest, PlacementStep,
 };
 pub use pointer::{MemoryKind, PointerInfo};
 pub use pool::{

@@ -5,6 +5,7 @@ mod copies;
 mod from_resource;
 mod held;
 mod home;
+mod host_slice;
 mod listed;
 mod loan;
 mod part;

@@ -1,15 +1,12 @@
 //! The host's side of managed memory.
 
-use std::ptr::NonNull;
-
 use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute;
 
 use super::ManagedBuffer;
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::error::{Error, ErrorKind, Result};
-use crate::recording;
+use crate::error::{Error, Result};
 
 impl<T: Pod> ManagedBuffer<T> {
     /// The elements, for the host to read. Synchronises the buffer's stream, after it waits for what other
@@ -24,12 +21,8 @@ impl<T: Pod> ManagedBuffer<T> {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn host(&self) -> Result<&[T]> {
         self.require_open()?;
-        self.buffer.wait_for_writers()?;
-        self.wait()?;
-        // SAFETY: so many elements of managed memory of the buffer's own, which the host reaches, any bytes
-        // of which are a `T`. All that writes to them is done: the stream waited for other streams, and the
-        // host for the stream. New writes need the buffer for themselves, and the slice borrows it.
-        Ok(unsafe { std::slice::from_raw_parts(self.first().as_ptr(), self.buffer.len()) })
+        // SAFETY: the buffer's own managed memory, which the host reaches at any time, as was asked just now.
+        unsafe { self.buffer.host_slice() }
     }
 
     /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other
@@ -54,36 +47,12 @@ impl<T: Pod> ManagedBuffer<T> {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn host_mut(&mut self) -> Result<&mut [T]> {
         self.require_open()?;
-        self.buffer.settle()?;
-        self.wait()?;
-        // SAFETY: as in `host`; readers are waited for as well, and the slice has the buffer for itself.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.first().as_ptr(), self.buffer.len()) })
+        // SAFETY: as in `host`.
+        unsafe { self.buffer.host_slice_mut() }
     }
 
     pub(super) fn driver(&self) -> Driver {
         self.buffer.stream().device().driver()
-    }
-
-    /// Where the host finds the first element. Without memory, a place for no bytes.
-    fn first(&self) -> NonNull<T> {
-        let first = std::ptr::with_exposed_provenance_mut(self.buffer.as_raw() as usize);
-        NonNull::new(first).unwrap_or(NonNull::dangling())
-    }
-
-    /// Waits for the stream. A capture of another stream is not disturbed.
-    fn wait(&self) -> Result<()> {
-        if self.buffer.as_raw() == 0 {
-            return Ok(());
-        }
-        let (stream, table) = (self.buffer.stream(), self.driver().table());
-        recording::refuse(table, stream.as_raw())?;
-        match recording::kept_out(table, || stream.synchronize()) {
-            // Somebody else's capture.
-            Err(error) if error.kind() == ErrorKind::Capturing => {
-                recording::harmlessly(table, || stream.synchronize())
-            }
-            waited => waited,
-        }
     }
 
     /// `Ok` if the host may use managed memory while devices work. Asked once.

@@ -68,4 +68,9 @@ impl<T: Pod> ManagedBuffer<T> {
     pub fn settle(&mut self) -> Result<()> {
         self.buffer.settle()
     }
+
+    /// For what writes in the order of streams. It must stay the buffer that it is.
+    pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
+        &mut self.buffer
+    }
 }

@@ -9,6 +9,7 @@ use crate::buffer::{DeviceBuffer, Loan, ReadLoan};
 use crate::error::{Error, Result};
 use crate::host::{HostLoan, HostMemory};
 use crate::managed::ManagedBuffer;
+use crate::placement::Placed;
 use crate::stream::Stream;
 
 /// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
@@ -157,11 +158,7 @@ impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
     type Held = Lent<Loan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
-        let loan = self.on(stream)?;
-        Ok(Lent {
-            address: loan.as_raw(),
-            _loan: loan,
-        })
+        self.inner().hold(stream)
     }
 }
 
@@ -177,6 +174,27 @@ impl<'a, T: Pod> Hold<'a> for &'a ManagedBuffer<T> {
 }
 
 impl<'a, T: Pod> Argument<'a> for &'a ManagedBuffer<T> {}
+
+impl<'a, T: Pod> Hold<'a> for &'a mut Placed<T> {
+    type Held = Lent<Loan<'a, T>>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        self.inner().hold(stream)
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a mut Placed<T> {}
+
+impl<'a, T: Pod> Hold<'a> for &'a Placed<T> {
+    type Held = Lent<ReadLoan<'a, T>>;
+
+    fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
+        let buffer: &DeviceBuffer<T> = self;
+        buffer.hold(stream)
+    }
+}
+
+impl<'a, T: Pod> Argument<'a> for &'a Placed<T> {}
 
 /// The address of what is on loan to the stream of the launch already.
 fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<CUdeviceptr>> {

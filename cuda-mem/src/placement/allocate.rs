@@ -1,10 +1,8 @@
 //! Carrying a placement out.
 
-use std::fmt;
-use std::ops::Deref;
-
 use bytemuck::Pod;
 
+use super::placed::Placed;
 use super::{Export, Grant, Placement, PlacementKind};
 use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::device::{Device, HandleTypes};
@@ -14,32 +12,24 @@ use crate::managed::ManagedBuffer;
 use crate::pool::{MemoryPool, PoolBuilder};
 use crate::resource::{DirectResource, HostFlags, PinnedResource, Resource};
 use crate::stream::Stream;
-use crate::vmm::{GrowableBuffer, MappedMemory, MappedMemoryBuilder};
-
-/// Memory that a [`Placement`] decided on. Whatever it is, it can be read as a [`DeviceBuffer`]; to write it, take
-/// the buffer that is in it.
-#[non_exhaustive]
-pub enum Placed<T: Pod> {
-    /// Of a pool, of `cuMemAlloc`, or pinned.
-    Buffer(DeviceBuffer<T>),
-    /// Mapped physical memory, which may grow in place.
-    Growable(GrowableBuffer<T>),
-    /// Managed memory.
-    Managed(ManagedBuffer<T>),
-}
+use crate::vmm::{MappedMemory, MappedMemoryBuilder};
 
 impl Placement {
     /// Allocates it: `len` elements, in the order of a stream of the home device. `devices` are those of the
-    /// [`Machine`](super::Machine), in the same order. Zeroed if the request said so.
+    /// [`Machine`](super::Machine), in the same order. Filled with zeros, by the home device and in the order of the
+    /// stream, if the request said so. Of what is to be exported and of mapped memory all [`size`](Self::size) bytes
+    /// are taken, whole pages.
     ///
-    /// Pools are made for this one buffer, and end with it; a program that allocates often makes its pool once, as
-    /// the placement says.
+    /// Memory of a pool that only the home uses comes from the [pool that the device has](Device::default_pool). If
+    /// others use it too, or it is exported, or it is memory of the host, a pool is made for this one buffer
+    /// ([`Placed::pool`]); a program that allocates often takes more from there.
+    ///
+    /// Memory that is to grow has addresses for at least twice its size, and for as much as the home device has.
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the elements are more than was placed, or the stream is
-    /// not of the home device; [`NotSupported`](crate::ErrorKind::NotSupported) for plain memory that other devices
-    /// are to use, for which this crate enables nobody. Else as the driver answers.
+    /// not of the home device; else as the driver answers.
     ///
     /// ```
     /// use cuda_mem::{AccessPattern, Driver, Machine, PlacementRequest};
@@ -74,56 +64,51 @@ impl Placement {
         let users = self.users(devices)?;
         let driver = home.driver();
         let mut placed = match self.kind {
+            PlacementKind::Pool if users == [home] && self.export == Export::None => {
+                Placed::of_device(home.default_pool()?.alloc(stream, len)?, None)
+            }
             PlacementKind::Pool => {
-                self.take_from_pool(MemoryPool::builder(&home), &users, stream, len)?
+                let pool = self.pool(MemoryPool::builder(&home), &users)?;
+                Placed::of_device(pool.alloc(stream, len)?, Some(pool))
             }
             PlacementKind::HostPool => {
-                let pool = MemoryPool::builder_at(driver, Location::Host, AllocationType::Pinned);
-                self.take_from_pool(pool, &users, stream, len)?
+                self.take_from_host_pool(home, Location::Host, &users, stream, len)?
             }
             PlacementKind::HostNuma { node, pool: true } => {
-                let node = Location::HostNuma(node);
-                let pool = MemoryPool::builder_at(driver, node, AllocationType::Pinned);
-                self.take_from_pool(pool, &users, stream, len)?
-            }
-            PlacementKind::Device if users == [home] => {
-                let resource = Resource::new(DirectResource::new(home));
-                Placed::Buffer(resource.alloc(stream, len)?)
+                self.take_from_host_pool(home, Location::HostNuma(node), &users, stream, len)?
             }
             PlacementKind::Device => {
-                return Err(Error::not_supported(format!(
-                    "{self}: this crate gives no device access to another's plain memory; make the \
-                     request for memory that is long-lived and exported as a descriptor, or of a pool"
-                )));
+                let resource = Resource::new(DirectResource::new(home));
+                Placed::of_device(self.take_whole(&resource, stream, len)?, None)
             }
             PlacementKind::PinnedHost { write_combining } => {
                 let mut flags = HostFlags::PORTABLE;
                 flags.set(HostFlags::WRITE_COMBINED, write_combining);
                 let resource = Resource::new(PinnedResource::with_flags(driver, flags));
-                Placed::Buffer(resource.alloc(stream, len)?)
+                let buffer = resource.alloc(stream, len)?;
+                // SAFETY: such memory has one address for the host and the devices.
+                unsafe { Placed::of_host(buffer, None) }
             }
             PlacementKind::Vmm => {
-                // Addresses cost nothing, and with them it can grow as far as the device goes.
-                let memory = MappedMemory::builder(&home).reserve(home.total_memory()?);
-                self.take_mapped(memory, &users, stream, len)?
+                self.take_mapped(home, MappedMemory::builder(&home), &users, stream, len)?
             }
             PlacementKind::VmmStriped => {
                 let parts = self.stripes.iter().map(|part| at(devices, *part));
                 let parts = parts.collect::<Result<Vec<Device>>>()?;
                 let memory = MappedMemory::builder(&home).striped_over(&parts);
-                self.take_mapped(memory, &users, stream, len)?
+                self.take_mapped(home, memory, &users, stream, len)?
             }
             PlacementKind::HostNuma { node, pool: false } => {
                 let memory = MappedMemory::builder_at(driver, Location::HostNuma(node));
-                self.take_mapped(memory, &users, stream, len)?
+                self.take_mapped(home, memory, &users, stream, len)?
             }
             PlacementKind::HostVmm => {
                 let memory = MappedMemory::builder_at(driver, Location::Host);
-                self.take_mapped(memory, &users, stream, len)?
+                self.take_mapped(home, memory, &users, stream, len)?
             }
-            PlacementKind::Managed => Placed::Managed(ManagedBuffer::uninit(stream, len)?),
+            PlacementKind::Managed => Placed::managed(ManagedBuffer::uninit(stream, len)?),
         };
-        if self.zeroing.is_some() {
+        if self.zeroed {
             placed.zero()?;
         }
         Ok(placed)
@@ -152,37 +137,73 @@ impl Placement {
         }
     }
 
+    /// A pool for one buffer.
+    fn pool(&self, mut pool: PoolBuilder, users: &[Device]) -> Result<MemoryPool> {
+        for device in users {
+            pool = pool.accessible_from(device);
+        }
+        pool.handle_types(self.handle_types()).build()
+    }
+
     #[track_caller]
-    fn take_from_pool<T: Pod>(
+    fn take_from_host_pool<T: Pod>(
         &self,
-        mut pool: PoolBuilder,
+        home: Device,
+        place: Location,
         users: &[Device],
         stream: &Stream,
         len: usize,
     ) -> Result<Placed<T>> {
-        for device in users {
-            pool = pool.accessible_from(device);
-        }
-        let pool = pool.handle_types(self.handle_types()).build()?;
-        Ok(Placed::Buffer(pool.alloc(stream, len)?))
+        let pool = MemoryPool::builder_at(home.driver(), place, AllocationType::Pinned);
+        let pool = self.pool(pool, users)?;
+        let buffer = Resource::from(pool.clone()).alloc(stream, len)?;
+        // SAFETY: the host reaches memory of its own pools at the address of the devices, from the moment that the
+        // stream has allocated it.
+        Ok(unsafe { Placed::of_host(buffer, Some(pool)) })
+    }
+
+    /// A buffer that shows `len` elements of [`size`](Self::size) bytes, if it is exported: nothing else is in its
+    /// pages.
+    #[track_caller]
+    fn take_whole<T: Pod>(
+        &self,
+        resource: &Resource,
+        stream: &Stream,
+        len: usize,
+    ) -> Result<DeviceBuffer<T>> {
+        let room = match (self.export, size_of::<T>() as u64) {
+            (Export::None, _) | (_, 0) => len,
+            (_, element) => usize::try_from(self.size.div_ceil(element))
+                .map_err(|_| Error::invalid(format!("{} bytes are too many", self.size)))?,
+        };
+        let mut buffer = resource.alloc(stream, room)?;
+        buffer.set_len(len);
+        Ok(buffer)
     }
 
     #[track_caller]
     fn take_mapped<T: Pod>(
         &self,
+        home: Device,
         memory: MappedMemoryBuilder,
         users: &[Device],
         stream: &Stream,
         len: usize,
     ) -> Result<Placed<T>> {
         let host = self.grants.contains(&Grant::Host).then_some(Location::Host);
+        let reserved = match self.growable {
+            true => home.total_memory()?.max(self.size.saturating_mul(2)),
+            false => 0,
+        };
         let memory = memory
             .accessible_from(users.iter().copied().map(Location::Device).chain(host))
             .handle_types(self.handle_types())
             .gpu_direct_rdma(self.gpu_direct)
+            .granularity(self.page_size)
+            .reserve(reserved)
             .map(self.size)?;
         match memory.into_buffer(stream, len) {
-            Ok(buffer) => Ok(Placed::Growable(buffer)),
+            Ok(buffer) => Ok(Placed::mapped(buffer)),
             Err(failed) => Err(failed.error),
         }
     }
@@ -195,56 +216,4 @@ fn at(devices: &[Device], index: usize) -> Result<Device> {
             devices.len()
         ))
     })
-}
-
-impl<T: Pod> Placed<T> {
-    /// Makes all of it zero, in the order of its stream.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    #[doc(alias = "cuMemsetD8Async")]
-    pub fn zero(&mut self) -> Result<()> {
-        match self {
-            Self::Buffer(buffer) => buffer.zero(),
-            Self::Growable(buffer) => buffer.zero(),
-            Self::Managed(buffer) => buffer.zero(),
-        }
-    }
-
-    /// Copies from ordinary memory, as [`DeviceBuffer::copy_from`] does.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        match self {
-            Self::Buffer(buffer) => buffer.copy_from(from),
-            Self::Growable(buffer) => buffer.copy_from(from),
-            Self::Managed(buffer) => buffer.copy_from(from),
-        }
-    }
-}
-
-impl<T: Pod> Deref for Placed<T> {
-    type Target = DeviceBuffer<T>;
-
-    fn deref(&self) -> &DeviceBuffer<T> {
-        match self {
-            Self::Buffer(buffer) => buffer,
-            Self::Growable(buffer) => buffer,
-            Self::Managed(buffer) => buffer,
-        }
-    }
-}
-
-impl<T: Pod> fmt::Debug for Placed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self {
-            Self::Buffer(_) => "Buffer",
-            Self::Growable(_) => "Growable",
-            Self::Managed(_) => "Managed",
-        };
-        f.debug_tuple(name).field(&**self).finish()
-    }
 }

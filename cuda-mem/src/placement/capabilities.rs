@@ -126,7 +126,7 @@ capabilities! {
     /// Memory can be exported as a dma-buf. Attribute 124, CUDA 11.7.
     DmaBuf, dma_buf, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED;
     /// Memory of `cuMemAlloc` can be exported by `cuIpcGetMemHandle`. Attribute 125, CUDA 12.0; of an
-    /// older driver unified addressing tells.
+    /// older driver unified addressing tells. The policy does not look at it.
     LegacyIpc, legacy_ipc, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED;
     /// Physical memory can be exported by a fabric handle. Attribute 128, CUDA 12.3.
     Fabric, fabric, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;

@@ -121,7 +121,7 @@ pub enum PlaceError {
         /// Bytes that it has, or that are free if that is known, in whole pages.
         capacity: u64,
     },
-    /// Two things asked for do not go together on any machine.
+    /// Two things asked for are not to be had together, whatever the machine.
     #[error("{first} and {second} do not go together: {why}; {remedy}")]
     Conflict {
         /// One.

@@ -3,19 +3,21 @@
 mod allocate;
 mod capabilities;
 mod error;
+mod exports;
 mod gather;
 mod on_host;
 mod pages;
+mod placed;
 mod policy;
 mod reason;
 mod request;
 #[cfg(test)]
 mod tests;
 
-pub use allocate::Placed;
 pub use capabilities::{Capability, DeviceCapabilities, Machine};
 pub use error::PlaceError;
 pub use pages::PageClass;
+pub use placed::Placed;
 pub use reason::PlacementStep;
 pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
 
@@ -66,16 +68,6 @@ pub enum Grant {
     Device(usize),
 }
 
-/// Who fills the memory with zeros before its first use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Zeroing {
-    /// The home device, by a fill in the order of a stream.
-    #[doc(alias = "cuMemsetD8Async")]
-    OnStream,
-    /// The host, by writing it from front to back.
-    OnHost,
-}
-
 /// Where memory should be, and why. From [`PlacementRequest::place`].
 ///
 /// Shown, it is one sentence with the reason in it. Nothing is allocated by it.
@@ -89,7 +81,7 @@ pub enum Zeroing {
 /// assert_eq!(
 ///     placement.to_string(),
 ///     "plain memory of device 0: 4.0 KiB, pages as the driver likes, used by device 0 (step 4d: \
-///      long-lived memory of devices below 2 MiB shares pages, and there are no pools)"
+///      memory of a device that stays, and there are no pools)"
 /// );
 /// # Ok::<(), cuda_mem::PlaceError>(())
 /// ```
@@ -119,14 +111,17 @@ pub struct Placement {
     /// Whether physical memory has to be created for use by other devices of the bus.
     #[doc(alias = "gpuDirectRDMACapable")]
     pub gpu_direct: bool,
-    /// Who fills it with zeros, if the request wants that.
-    pub zeroing: Option<Zeroing>,
+    /// Whether it is to grow in its place. Mapped memory does, if [allocating](Self::allocate) keeps addresses for it.
+    pub growable: bool,
+    /// Whether [allocating](Self::allocate) fills it with zeros.
+    pub zeroed: bool,
     /// The line of the decision table that decided.
     pub step: PlacementStep,
 }
 
 impl Placement {
-    /// Whether threads of the host can read and write it. Where they cannot, they copy.
+    /// Whether threads of the host can read and write it in its place, by [`Placed::host`] and
+    /// [`Placed::host_mut`]. Where they cannot, they copy.
     #[must_use]
     pub fn is_host_accessible(&self) -> bool {
         self.grants.contains(&Grant::Host)

@@ -1,4 +1,4 @@
-//! The lines of the table whose memory is the host's: steps 2 and 3.
+//! The lines of the table whose memory the host reaches: steps 2 and 3.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use super::error::PlaceError;
 use super::pages::{PageClass, TWO_MIB, whole};
 use super::policy::{Case, Chosen};
 use super::reason::PlacementStep as Step;
-use super::request::{AccessPattern, Lifetime};
+use super::request::{AccessPattern, Export, Lifetime};
 
 type Result<T> = std::result::Result<T, PlaceError>;
 
@@ -18,6 +18,9 @@ impl Case<'_> {
         if self.wants_mapping() {
             return self.mapped_host();
         }
+        if self.request.access != AccessPattern::SharedInTurns {
+            return self.pinned(Step::Shared, false);
+        }
         let managed = [
             Capability::ManagedMemory,
             Capability::ConcurrentManagedAccess,
@@ -26,9 +29,42 @@ impl Case<'_> {
         let has_managed = managed.into_iter().all(|bit| self.all_have(bit));
         if has_managed && self.request.page_size.is_none() {
             let page = PageClass::of(self.request.bytes).bytes();
-            return Ok(Chosen::new(PlacementKind::Managed, Step::Shared, page));
+            let step = Step::SharedInTurns;
+            return Ok(Chosen::new(PlacementKind::Managed, step, page));
         }
-        self.pinned(Step::Shared, false)
+        self.pinned(Step::SharedInTurns, false)
+    }
+
+    /// An error unless write-combining memory goes with the rest of the request.
+    pub(super) fn may_combine(&self) -> Result<()> {
+        let request = self.request;
+        let conflict = |second, why, remedy| {
+            Err(PlaceError::Conflict {
+                first: "write-combining memory",
+                second,
+                why,
+                remedy,
+            })
+        };
+        if request.export != Export::None {
+            let why = "it is pinned, and pinned memory is not exported";
+            return conflict("an export", why, "ask for one of the two");
+        }
+        if request.access != AccessPattern::CpuWritesGpuReads {
+            return conflict(
+                "another access pattern than `CpuWritesGpuReads`",
+                "the host reads such memory very slowly",
+                "ask for that pattern if the host only writes, or for ordinary memory",
+            );
+        }
+        if self.wants_mapping() {
+            return conflict(
+                "growing, or pages of another size than the host's",
+                "only mapped memory does that, and write-combining memory is pinned",
+                "ask for one of the two",
+            );
+        }
+        Ok(())
     }
 
     /// Step 3.
@@ -37,22 +73,18 @@ impl Case<'_> {
         if self.wants_mapping() {
             return self.mapped_host();
         }
+        if request.write_combining {
+            return self.pinned(Step::WrittenByHost, true);
+        }
         // From here on a size of pages can only be that of the host, which pinned memory has.
         let is_open = request.page_size.is_none();
-        let bytes = whole(request.bytes, self.host_page());
-        let numa = if bytes >= TWO_MIB && is_open {
-            self.numa()
-        } else {
-            None
-        };
+        let is_large = whole(request.bytes, self.host_page()) >= TWO_MIB;
+        let numa = (is_large && is_open).then(|| self.numa()).flatten();
         match request.access {
-            AccessPattern::CpuWritesGpuReads => {
-                if let Some((kind, page)) = numa {
-                    return Ok(self.of_node(kind, Step::HostNuma, page));
-                }
-                let combining = request.written_once && bytes >= PageClass::Big.bytes();
-                self.pinned(Step::WrittenByHost, combining)
-            }
+            AccessPattern::CpuWritesGpuReads => match numa {
+                Some((kind, page)) => Ok(self.of_node(kind, Step::HostNuma, page)),
+                None => self.pinned(Step::WrittenByHost, false),
+            },
             AccessPattern::GpuWritesCpuReads => self.pinned(Step::ReadByHost, false),
             _ => {
                 if request.lifetime == Lifetime::Long {
@@ -156,7 +188,7 @@ impl Case<'_> {
         })
     }
 
-    fn host_mapped_page(&self) -> Result<u64> {
+    pub(super) fn host_mapped_page(&self) -> Result<u64> {
         let granularities = self.home.host_pages();
         let Some(asked) = self.request.page_size else {
             return Ok(granularities[1]);
@@ -165,8 +197,8 @@ impl Case<'_> {
             return Ok(asked);
         }
         let mut offered = granularities.to_vec();
-        // What does not grow can be pinned.
-        if !self.request.growable {
+        // What neither grows nor is exported can be pinned.
+        if !self.request.growable && self.request.export == Export::None {
             offered.push(self.host_page());
         }
         offered.sort_unstable();

@@ -4,11 +4,10 @@
 
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
 use super::error::PlaceError;
-use super::pages::{LIMIT, PageClass, TWO_MIB, counted, whole};
+use super::pages::{LIMIT, PageClass, counted, whole};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime, PlacementRequest};
-use super::{Grant, Placement, PlacementKind, Zeroing};
-use crate::device::HandleTypes;
+use super::{Grant, Placement, PlacementKind};
 
 type Result<T> = std::result::Result<T, PlaceError>;
 
@@ -81,19 +80,16 @@ impl Chosen {
 impl Case<'_> {
     fn choose(&self) -> Result<Chosen> {
         use AccessPattern as A;
-        match (self.request.export, self.request.access) {
-            (Export::None, A::Shared) => self.shared(),
+        let request = self.request;
+        if request.write_combining {
+            self.may_combine()?;
+        }
+        match (request.export, request.access) {
+            (Export::None, A::Shared | A::SharedInTurns) => self.shared(),
             (Export::None, A::CpuWritesGpuReads | A::GpuWritesCpuReads | A::Streaming) => {
                 self.on_host()
             }
             (Export::None, A::GpuOnly | A::GpuMostly) => self.on_device(),
-            // Only memory of devices is exported, and the host has no access to that.
-            (_, A::Shared) => Err(PlaceError::Conflict {
-                first: "access that is shared with the host",
-                second: "an export",
-                why: "memory of a device is exported, and the host cannot touch that",
-                remedy: "let the host copy (`AccessPattern::GpuMostly`), or do not export it",
-            }),
             (export, _) => self.exported(export),
         }
     }
@@ -110,12 +106,6 @@ impl Case<'_> {
             parts => whole(request.bytes.div_ceil(parts), chosen.page) * parts,
         };
         let devices = self.users.iter().copied().map(Grant::Device);
-        let zeroing = match chosen.kind {
-            // What the host writes first stays on the host until a device wants it.
-            K::Managed => Zeroing::OnStream,
-            _ if is_host => Zeroing::OnHost,
-            _ => Zeroing::OnStream,
-        };
         Placement {
             kind: chosen.kind,
             size,
@@ -131,97 +121,18 @@ impl Case<'_> {
             stripes: chosen.stripes,
             export: request.export,
             gpu_direct: chosen.gpu_direct,
-            zeroing: request.zeroed.then_some(zeroing),
+            growable: request.growable,
+            zeroed: request.zeroed,
             step: chosen.step,
         }
     }
 
-    /// Steps 1a to 1d.
-    fn exported(&self, export: Export) -> Result<Chosen> {
-        let request = self.request;
-        self.fits()?;
-        self.reached()?;
-        match export {
-            Export::None => self.on_device(),
-            Export::LegacyIpc => {
-                if request.growable {
-                    return Err(PlaceError::Conflict {
-                        first: "growing",
-                        second: "an export by cuIpcGetMemHandle",
-                        why: "it takes memory of cuMemAlloc only, whose size stays",
-                        remedy: "ask for another export (`Export::PosixFd`), or for all bytes at once",
-                    });
-                }
-                self.need(
-                    request.home,
-                    Capability::LegacyIpc,
-                    "an export by cuIpcGetMemHandle",
-                    "ask for another export (`Export::PosixFd`)",
-                )?;
-                if let Some(asked) = request.page_size {
-                    return Err(PlaceError::PageSize {
-                        asked,
-                        offered: Vec::new(),
-                        place: "memory of cuMemAlloc",
-                    });
-                }
-                Ok(self.driver_paged(PlacementKind::Device, Step::LegacyIpc))
-            }
-            Export::DmaBuf => {
-                let purpose = "an export as a dma-buf";
-                let remedy = "copy through memory of the host instead";
-                self.need(request.home, Capability::DmaBuf, purpose, remedy)?;
-                if request.growable || request.page_size.is_some() {
-                    let purpose = "memory that grows or has a size of pages, as a dma-buf,";
-                    let remedy = "ask for all bytes at once and for no size of pages";
-                    self.need(request.home, Capability::VirtualMemory, purpose, remedy)?;
-                    let capability = Capability::GpuDirectVirtualMemory;
-                    self.need(request.home, capability, purpose, remedy)?;
-                }
-                if self.home.virtual_memory && self.home.gpu_direct_virtual_memory {
-                    let mapped = self.mapped(Step::DmaBuf)?;
-                    return Ok(Chosen {
-                        gpu_direct: true,
-                        ..mapped
-                    });
-                }
-                Ok(self.driver_paged(PlacementKind::Device, Step::DmaBuf))
-            }
-            Export::PosixFd => {
-                self.by_handle(HandleTypes::POSIX_FILE_DESCRIPTOR, Capability::PosixFd)
-            }
-            Export::Fabric => self.by_handle(HandleTypes::FABRIC, Capability::Fabric),
-        }
-    }
-
-    fn by_handle(&self, handle: HandleTypes, capability: Capability) -> Result<Chosen> {
-        let request = self.request;
-        let pools = self.home.memory_pools && self.home.pool_handle_types.contains(handle);
-        let may_be_pool = !request.growable && request.page_size.is_none();
-        if pools && may_be_pool && request.lifetime == Lifetime::Short {
-            return Ok(self.driver_paged(PlacementKind::Pool, Step::ExportedPool));
-        }
-        let purpose = "an export of mapped memory by handle";
-        let remedy = match (pools, handle == HandleTypes::FABRIC) {
-            (true, _) => {
-                "pools of the device can be exported so: ask for a short lifetime, without growth and \
-                 size of pages"
-            }
-            (false, true) => "ask for a file descriptor (`Export::PosixFd`), or for no export",
-            (false, false) => "ask for `Export::LegacyIpc`, or for no export",
-        };
-        self.need(request.home, Capability::VirtualMemory, purpose, remedy)?;
-        self.need(request.home, capability, purpose, remedy)?;
-        self.mapped(Step::ExportedVmm)
-    }
-
-    /// Steps 4a to 4e, and 5 for those who want pages of one size.
+    /// Steps 4a to 4d, and 5 for those who want pages of one size.
     fn on_device(&self) -> Result<Chosen> {
         let request = self.request;
-        let bytes = counted(request.bytes);
         let (_, free) = self.home.capacity();
         let [_, recommended] = self.home.device_pages();
-        let mapped = whole(bytes, recommended);
+        let mapped = whole(counted(request.bytes), recommended);
         // A single page is not worth spreading: every part would take as much.
         if mapped > free && mapped > recommended {
             match self.striped() {
@@ -232,13 +143,9 @@ impl Case<'_> {
         self.fits()?;
         self.reached()?;
         if request.growable {
+            let purpose = "memory that grows";
             let remedy = "ask for all bytes at once";
-            self.need(
-                request.home,
-                Capability::VirtualMemory,
-                "memory that grows",
-                remedy,
-            )?;
+            self.need(request.home, Capability::VirtualMemory, purpose, remedy)?;
             return self.mapped(Step::Growable);
         }
         if request.page_size.is_some() {
@@ -247,38 +154,39 @@ impl Case<'_> {
             self.need(request.home, Capability::VirtualMemory, purpose, remedy)?;
             return self.mapped(Step::AskedPages);
         }
-        let pool = if self.home.memory_pools {
-            PlacementKind::Pool
-        } else {
-            PlacementKind::Device
+        let step = match request.lifetime {
+            Lifetime::Short => Step::ShortLived,
+            Lifetime::Long => Step::LongLived,
         };
-        if request.lifetime == Lifetime::Short {
-            return Ok(self.driver_paged(pool, Step::ShortLived));
+        if self.home.memory_pools {
+            return Ok(self.driver_paged(PlacementKind::Pool, step));
         }
-        if bytes < TWO_MIB {
-            return Ok(self.driver_paged(pool, Step::LongLivedSmall));
+        if !self.has_peers() {
+            return Ok(self.driver_paged(PlacementKind::Device, step));
         }
-        if self.home.virtual_memory && mapped - bytes <= bytes / 8 {
-            return self.mapped(Step::LongLivedLarge);
+        // Plain memory is its own device's: nobody else can be given access to it alone.
+        if self.home.virtual_memory {
+            return self.mapped(step);
         }
-        // Rounding to 2 MiB here would waste what this line is there to save.
-        let page = PageClass::Big.bytes();
-        Ok(Chosen::new(
-            PlacementKind::Device,
-            Step::LongLivedLarge,
-            page,
-        ))
+        let purpose = "memory of one device in use by another";
+        let remedy = "leave the peers out and copy";
+        self.need(request.home, Capability::MemoryPools, purpose, remedy)?;
+        Ok(self.driver_paged(PlacementKind::Pool, step))
+    }
+
+    pub(super) fn has_peers(&self) -> bool {
+        self.users.len() > 1
     }
 
     /// Memory of the home in pages of the granularity.
-    fn mapped(&self, step: Step) -> Result<Chosen> {
+    pub(super) fn mapped(&self, step: Step) -> Result<Chosen> {
         let offered = self.home.device_pages();
         let page = self.kept_page(&offered, "mapped memory of the device")?;
         Ok(Chosen::fixed(PlacementKind::Vmm, step, page))
     }
 
     /// Memory in whose pages nobody has a say.
-    fn driver_paged(&self, kind: PlacementKind, step: Step) -> Chosen {
+    pub(super) fn driver_paged(&self, kind: PlacementKind, step: Step) -> Chosen {
         Chosen::new(kind, step, PageClass::of(self.request.bytes).bytes())
     }
 
@@ -304,6 +212,14 @@ impl Case<'_> {
     fn striped(&self) -> Result<Chosen> {
         let purpose = "memory that is spread over several devices";
         let remedy = "leave it out of the peers, or ask for less";
+        if self.request.growable {
+            return Err(PlaceError::Conflict {
+                first: "growing in place",
+                second: "memory that is spread over several devices",
+                why: "behind each part lies the next",
+                remedy: "ask for all bytes at once, or for no more than one device has",
+            });
+        }
         let mut page = 0;
         for &device in &self.users {
             self.need(device, Capability::VirtualMemory, purpose, remedy)?;
@@ -340,7 +256,7 @@ impl Case<'_> {
         })
     }
 
-    fn fits(&self) -> Result<()> {
+    pub(super) fn fits(&self) -> Result<()> {
         self.fits_or(|| None)
     }
 
@@ -352,17 +268,16 @@ impl Case<'_> {
         if asked <= capacity {
             return Ok(());
         }
-        let tried = self.users.len() > 1;
         Err(PlaceError::NoRoom {
             device: self.request.home,
             asked,
             capacity,
-            striping: striping().filter(|_| tried).map(Box::new),
+            striping: striping().filter(|_| self.has_peers()).map(Box::new),
         })
     }
 
     /// An error unless every peer can use memory of the home.
-    fn reached(&self) -> Result<()> {
+    pub(super) fn reached(&self) -> Result<()> {
         let home = self.request.home;
         for &from in self.users.iter().filter(|user| **user != home) {
             let purpose = "memory of one device in use by another";

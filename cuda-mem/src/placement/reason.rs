@@ -7,19 +7,21 @@ use std::fmt;
 use super::{Export, Grant, Placement, PlacementKind};
 use crate::error::Bytes;
 
-/// A line of the decision table. Shown by its name in the table, such as `4e`.
+/// A line of the decision table. Shown by its name in the table, such as `4d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum PlacementStep {
-    /// 1a: exported by `cuIpcGetMemHandle`.
-    LegacyIpc,
     /// 1b: exported as a dma-buf.
     DmaBuf,
     /// 1c: exported by handle, for a short time.
     ExportedPool,
     /// 1d: exported by handle otherwise.
     ExportedVmm,
-    /// 2: shared between host and devices.
+    /// 1e: shared between host and devices, and exported as a file descriptor.
+    ExportedHost,
+    /// 2a: shared between host and devices in long turns.
+    SharedInTurns,
+    /// 2b: shared between host and devices at any time.
     Shared,
     /// 3a: much that the host writes and devices read.
     HostNuma,
@@ -37,10 +39,8 @@ pub enum PlacementStep {
     Striped,
     /// 4c: short-lived memory of devices.
     ShortLived,
-    /// 4d: long-lived memory of devices, below 2 MiB.
-    LongLivedSmall,
-    /// 4e: long-lived memory of devices, from 2 MiB on.
-    LongLivedLarge,
+    /// 4d: long-lived memory of devices.
+    LongLived,
     /// 5: memory of devices with pages of a size that was asked for.
     AskedPages,
 }
@@ -50,11 +50,12 @@ impl PlacementStep {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::LegacyIpc => "1a",
             Self::DmaBuf => "1b",
             Self::ExportedPool => "1c",
             Self::ExportedVmm => "1d",
-            Self::Shared => "2",
+            Self::ExportedHost => "1e",
+            Self::SharedInTurns => "2a",
+            Self::Shared => "2b",
             Self::HostNuma => "3a",
             Self::WrittenByHost => "3b",
             Self::ReadByHost => "3c",
@@ -63,8 +64,7 @@ impl PlacementStep {
             Self::Growable => "4a",
             Self::Striped => "4b",
             Self::ShortLived => "4c",
-            Self::LongLivedSmall => "4d",
-            Self::LongLivedLarge => "4e",
+            Self::LongLived => "4d",
             Self::AskedPages => "5",
         }
     }
@@ -83,7 +83,6 @@ impl Placement {
         use PlacementKind as K;
         use PlacementStep as Step;
         match (self.step, self.kind) {
-            (Step::LegacyIpc, _) => "cuIpcGetMemHandle takes no other memory",
             (Step::DmaBuf, K::Vmm) => "mapped memory may be used by other devices of the bus here",
             (Step::DmaBuf, _) => {
                 "only memory of cuMemAlloc may be used by other devices of the bus here"
@@ -94,12 +93,16 @@ impl Placement {
             (Step::ExportedVmm, _) => {
                 "mapped memory is exported on its own, with a handle of its own"
             }
-            (Step::Shared, K::Managed) => {
-                "managed memory moves to who touches it, on both sides at once"
+            (Step::ExportedHost, _) => {
+                "mapped memory of a node is exported with a handle of its own, and all reach it"
             }
-            (Step::Shared, _) => {
+            (Step::SharedInTurns, K::Managed) => {
+                "managed memory moves to the side whose turn it is"
+            }
+            (Step::SharedInTurns, _) => {
                 "pinned memory is in reach of all, and not all devices share managed memory with the host"
             }
+            (Step::Shared, _) => "pinned memory is in reach of all, and moves for nobody",
             (Step::HostNuma, _) => "devices read much from the node that is nearest to them",
             (
                 Step::WrittenByHost,
@@ -124,16 +127,15 @@ impl Placement {
             (Step::Growable, _) => "only mapped memory grows in its place",
             (Step::Striped, _) => "one device lacks the room, and all reach each other",
             (Step::ShortLived, K::Pool) => "what comes and goes does so in the order of streams",
-            (Step::ShortLived, _) => "short-lived memory of devices, and there are no pools",
-            (Step::LongLivedSmall, K::Pool) => {
-                "long-lived memory of devices below 2 MiB shares pages in a pool"
+            (Step::ShortLived, K::Device) => {
+                "short-lived memory of a device, and there are no pools"
             }
-            (Step::LongLivedSmall, _) => {
-                "long-lived memory of devices below 2 MiB shares pages, and there are no pools"
+            (Step::LongLived, K::Pool) => {
+                "memory of a pool is as fast as any of the device, and the quickest to make"
             }
-            (Step::LongLivedLarge, K::Vmm) => "whole pages waste an eighth at most",
-            (Step::LongLivedLarge, _) => {
-                "whole pages would waste more than an eighth, or cannot be mapped"
+            (Step::LongLived, K::Device) => "memory of a device that stays, and there are no pools",
+            (Step::ShortLived | Step::LongLived, _) => {
+                "there are no pools, and plain memory has no access for other devices"
             }
             (Step::AskedPages, _) => "only mapped memory keeps a size of pages",
         }
@@ -194,8 +196,7 @@ impl fmt::Display for Placement {
             Export::None => "",
             Export::PosixFd => ", exported as a file descriptor",
             Export::Fabric => ", exported by a fabric handle",
-            Export::LegacyIpc => ", exported by cuIpcGetMemHandle",
-            Export::DmaBuf => ", exported as a dma-buf",
+            Export::DmaBuf => ", for export as a dma-buf",
         })?;
         write!(f, " (step {}: {})", self.step, self.why())
     }

@@ -18,8 +18,11 @@ pub enum AccessPattern {
     CpuWritesGpuReads,
     /// Devices write it, the host reads it: results, flags.
     GpuWritesCpuReads,
-    /// Host and devices read and write it by turns, or at the same time.
+    /// Host and devices read and write it at the same time, or in quick turns: flags, queues, small tables.
     Shared,
+    /// Host and devices read and write it in long turns: before the host wants it again, a device goes over all
+    /// of it a dozen times or more. The memory moves to the side whose turn it is.
+    SharedInTurns,
     /// Data that runs through: filled by one side, used once by the other, then filled anew. A ring of
     /// batches between a disk and a GPU.
     Streaming,
@@ -47,9 +50,7 @@ pub enum Export {
     PosixFd,
     /// To other processes, also of other machines on one NVLink fabric.
     Fabric,
-    /// To other processes, by `cuIpcGetMemHandle`.
-    LegacyIpc,
-    /// To drivers of other devices, as a dma-buf.
+    /// To drivers of other devices, as a dma-buf. It is placed so that it can be exported.
     DmaBuf,
 }
 
@@ -70,8 +71,10 @@ pub enum Export {
 ///     .access(AccessPattern::GpuMostly)
 ///     .lifetime(Lifetime::Long);
 /// let placement = weights.place(&machine)?;
-/// assert_eq!(placement.kind, PlacementKind::Vmm);
+/// assert_eq!(placement.kind, PlacementKind::Pool);
 /// println!("{placement}");
+/// // What grows and stays where it is wants addresses of its own.
+/// assert_eq!(weights.growable().place(&machine)?.kind, PlacementKind::Vmm);
 /// # Ok::<(), cuda_mem::PlaceError>(())
 /// ```
 #[must_use]
@@ -83,7 +86,7 @@ pub struct PlacementRequest {
     pub(super) access: AccessPattern,
     pub(super) lifetime: Lifetime,
     pub(super) growable: bool,
-    pub(super) written_once: bool,
+    pub(super) write_combining: bool,
     pub(super) zeroed: bool,
     pub(super) export: Export,
     pub(super) page_size: Option<u64>,
@@ -99,7 +102,7 @@ impl PlacementRequest {
             access: AccessPattern::default(),
             lifetime: Lifetime::default(),
             growable: false,
-            written_once: false,
+            write_combining: false,
             zeroed: false,
             export: Export::default(),
             page_size: None,
@@ -130,22 +133,23 @@ impl PlacementRequest {
         self
     }
 
-    /// It gets larger later, and stays where it is.
+    /// It gets larger later, or its bytes move to another place, and its address stays. See
+    /// [`GrowableBuffer`](crate::GrowableBuffer).
     pub fn growable(mut self) -> Self {
         self.growable = true;
         self
     }
 
-    /// The host writes it from front to back and never reads it. With
-    /// [`CpuWritesGpuReads`](AccessPattern::CpuWritesGpuReads) it may become write-combining memory,
-    /// which the host reads very slowly.
-    pub fn written_once(mut self) -> Self {
-        self.written_once = true;
+    /// Memory past the caches of the host, for [`CpuWritesGpuReads`](AccessPattern::CpuWritesGpuReads) that the
+    /// host writes from front to back and never reads: it reads such memory very slowly. Where that is faster is
+    /// for the program to measure: on some systems it is slower to copy from, and it takes longer to make.
+    pub fn write_combining(mut self) -> Self {
+        self.write_combining = true;
         self
     }
 
-    /// It is zero at first. The driver does not promise that of any kind of memory, so somebody has to
-    /// fill it: see [`Placement::zeroing`].
+    /// It is zero at first. The driver does not promise that of any kind of memory, so
+    /// [`allocate`](Placement::allocate) fills it, in the order of the stream.
     pub fn zeroed(mut self) -> Self {
         self.zeroed = true;
         self

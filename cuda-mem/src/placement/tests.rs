@@ -4,6 +4,7 @@ mod any;
 mod invariants;
 mod refusals;
 mod sweep;
+mod words;
 
 use super::*;
 use crate::device::HandleTypes;
@@ -73,17 +74,6 @@ fn expect(request: &PlacementRequest, machine: &Machine, step: &str, kind: K) ->
 }
 
 #[test]
-fn step_1a_legacy_sharing_takes_plain_memory() {
-    for access in [A::GpuOnly, A::CpuWritesGpuReads, A::Streaming] {
-        let request = bytes(5 * MIB).access(access).export(Export::LegacyIpc);
-        let placement = expect(&request, &machine(1), "1a", K::Device);
-        // Whole large pages, which the other process sees nothing else in.
-        assert_eq!(placement.size, 6 * MIB);
-        assert!(!placement.is_host_accessible());
-    }
-}
-
-#[test]
 fn step_1b_a_dma_buf_is_mapped_memory_where_that_may_leave_the_device() {
     let request = bytes(MIB).export(Export::DmaBuf);
     let placement = expect(&request, &machine(1), "1b", K::Vmm);
@@ -93,7 +83,8 @@ fn step_1b_a_dma_buf_is_mapped_memory_where_that_may_leave_the_device() {
         Capability::VirtualMemory,
     ] {
         let placement = expect(&request, &without(missing), "1b", K::Device);
-        assert!(!placement.gpu_direct);
+        // Whole large pages, which the other driver sees nothing else in.
+        assert_eq!((placement.gpu_direct, placement.size), (false, 2 * MIB));
     }
 }
 
@@ -122,9 +113,19 @@ fn step_1d_what_is_exported_otherwise_is_mapped() {
 }
 
 #[test]
-fn step_2_what_is_shared_is_managed_if_all_devices_and_the_host_may_touch_it_at_once() {
-    let request = bytes(MIB).access(A::Shared).peers([1]);
-    let placement = expect(&request, &machine(2), "2", K::Managed);
+fn step_1e_what_is_shared_with_the_host_and_exported_is_of_a_node() {
+    for access in [A::Shared, A::SharedInTurns] {
+        let request = bytes(MIB).access(access).export(Export::PosixFd);
+        let placement = expect(&request, &machine(1), "1e", MAPPED_NODE);
+        assert!(placement.is_host_accessible());
+        assert_eq!(placement.size, 2 * MIB);
+    }
+}
+
+#[test]
+fn step_2a_what_goes_to_and_fro_is_managed_if_all_may_touch_it_at_once() {
+    let request = bytes(MIB).access(A::SharedInTurns).peers([1]);
+    let placement = expect(&request, &machine(2), "2a", K::Managed);
     assert!(placement.is_host_accessible());
     for device in [0, 1] {
         for missing in [
@@ -133,8 +134,17 @@ fn step_2_what_is_shared_is_managed_if_all_devices_and_the_host_may_touch_it_at_
         ] {
             let mut machine = machine(2);
             machine.devices[device].set(missing, false);
-            expect(&request, &machine, "2", PINNED);
+            expect(&request, &machine, "2a", PINNED);
         }
+    }
+}
+
+#[test]
+fn step_2b_what_is_shared_at_any_time_stays_where_it_is() {
+    for size in [1, MIB, GIB] {
+        let request = bytes(size).access(A::Shared).peers([1]);
+        let placement = expect(&request, &machine(2), "2b", PINNED);
+        assert!(placement.is_host_accessible());
     }
 }
 
@@ -155,21 +165,21 @@ fn step_3a_much_that_the_host_writes_is_on_the_nearest_node() {
 }
 
 #[test]
-fn step_3b_what_is_written_once_is_write_combining_from_64_kib_on() {
-    let request = |size| bytes(size).access(A::CpuWritesGpuReads);
-    let machine = one(|device| device.host_numa_node = None);
-    let once = |size| request(size).written_once();
-    expect(&once(64 * KIB), &machine, "3b", COMBINING);
-    expect(&once(64 * KIB - 1), &machine, "3b", COMBINING);
-    expect(&once(60 * KIB), &machine, "3b", PINNED);
-    expect(&request(64 * KIB), &machine, "3b", PINNED);
-    expect(&once(2 * MIB), &machine, "3b", COMBINING);
+fn step_3b_write_combining_memory_is_only_for_those_who_ask() {
+    let no_node = one(|device| device.host_numa_node = None);
+    for size in [1, 64 * KIB, 2 * MIB] {
+        let request = bytes(size).access(A::CpuWritesGpuReads);
+        expect(&request, &no_node, "3b", PINNED);
+        let combining = request.write_combining();
+        expect(&combining, &no_node, "3b", COMBINING);
+        expect(&combining, &machine(1), "3b", COMBINING);
+    }
 }
 
 #[test]
 fn step_3c_what_the_host_reads_is_cached() {
     for size in [1, 64 * KIB, 64 * MIB] {
-        let request = bytes(size).access(A::GpuWritesCpuReads).written_once();
+        let request = bytes(size).access(A::GpuWritesCpuReads);
         let placement = expect(&request, &machine(1), "3c", PINNED);
         assert_eq!(placement.page_size, 4 * KIB);
     }
@@ -228,11 +238,13 @@ fn step_4b_what_one_device_cannot_hold_is_spread_over_peers() {
     let mut busy = machine(2);
     busy.devices[0].free = Some(3 * GIB);
     let request = bytes(5 * GIB).peers([1]);
-    let placement = expect(&request.clone().growable(), &busy, "4b", K::VmmStriped);
+    let placement = expect(&request, &busy, "4b", K::VmmStriped);
     assert_eq!(placement.size, 5 * GIB);
+    // What is spread does not grow, and what is not free may be later.
+    expect(&request.clone().growable(), &busy, "4a", K::Vmm);
     // Where that cannot be done, the driver may still find room: a pool may hold what is not free.
     busy.devices[0].reaches.clear();
-    expect(&request, &busy, "4e", K::Vmm);
+    expect(&request, &busy, "4d", K::Pool);
 }
 
 #[test]
@@ -246,29 +258,13 @@ fn step_4c_short_lived_memory_comes_from_a_pool() {
 }
 
 #[test]
-fn step_4d_small_long_lived_memory_comes_from_a_pool() {
-    for size in [1, 64 * KIB, 2 * MIB - 64 * KIB] {
+fn step_4d_long_lived_memory_comes_from_a_pool_too() {
+    for size in [1, 64 * KIB, 2 * MIB - 64 * KIB, 2 * MIB + 1, 16 * MIB, GIB] {
         expect(&bytes(size), &machine(1), "4d", K::Pool);
+        expect(&bytes(size).peers([1]), &machine(2), "4d", K::Pool);
         let no_pools = without(Capability::MemoryPools);
         expect(&bytes(size), &no_pools, "4d", K::Device);
     }
-}
-
-#[test]
-fn step_4e_large_long_lived_memory_is_mapped_unless_that_wastes_an_eighth() {
-    for size in [2 * MIB - 1, 2 * MIB, 18 * MIB - 64 * KIB, 16 * MIB] {
-        let placement = expect(&bytes(size), &machine(1), "4e", K::Vmm);
-        assert!(placement.page_size_is_fixed);
-    }
-    // 16 MiB and two are an eighth more; of 15 MiB and one there is less waste than of 2 MiB and one.
-    expect(&bytes(16 * MIB + 1), &machine(1), "4e", K::Vmm);
-    let placement = expect(&bytes(2 * MIB + 1), &machine(1), "4e", K::Device);
-    assert_eq!(placement.size, 2 * MIB + 64 * KIB);
-    let no_mapping = without(Capability::VirtualMemory);
-    expect(&bytes(2 * MIB), &no_mapping, "4e", K::Device);
-    let large_pages = one(|device| device.recommended_granularity = 512 * MIB);
-    expect(&bytes(2 * MIB), &large_pages, "4e", K::Device);
-    expect(&bytes(GIB - 1), &large_pages, "4e", K::Vmm);
 }
 
 #[test]
@@ -303,16 +299,17 @@ fn step_5_a_size_of_pages_is_kept() {
 }
 
 #[test]
-fn zeros_are_written_by_who_can() {
-    let zeroing = |access| {
-        let request = bytes(100).access(access);
-        assert_eq!(request.place(&machine(1)).expect("a place").zeroing, None);
-        let placement = request.zeroed().place(&machine(1)).expect("a place");
-        placement.zeroing
-    };
-    assert_eq!(zeroing(A::GpuOnly), Some(Zeroing::OnStream));
-    assert_eq!(zeroing(A::Shared), Some(Zeroing::OnStream));
-    assert_eq!(zeroing(A::GpuWritesCpuReads), Some(Zeroing::OnHost));
+fn zeros_and_growth_are_kept_in_mind() {
+    for access in [A::GpuOnly, A::Shared, A::GpuWritesCpuReads] {
+        let plain = bytes(100)
+            .access(access)
+            .place(&machine(1))
+            .expect("a place");
+        assert!(!plain.zeroed && !plain.growable);
+        let request = bytes(100).access(access).zeroed().growable();
+        let placement = request.place(&machine(1)).expect("a place");
+        assert!(placement.zeroed && placement.growable);
+    }
 }
 
 #[test]
@@ -330,9 +327,9 @@ fn everybody_who_was_named_is_granted_access_once() {
 fn a_placement_is_a_sentence() {
     for (request, text) in [
         (
-            bytes(64 * MIB).peers([1]),
+            bytes(64 * MIB).peers([1]).growable(),
             "mapped memory of device 0: 64.0 MiB, in pages of 2.0 MiB, used by device 0 and device 1 (step \
-             4e: whole pages waste an eighth at most)",
+             4a: only mapped memory grows in its place)",
         ),
         (
             bytes(200 * GIB).peers([2, 1]),
@@ -385,7 +382,7 @@ fn records_without_sizes_of_pages_count_as_2_mib() {
             device.recommended_host_granularity = odd;
         });
         machine.host_page = odd;
-        let placement = expect(&bytes(2 * MIB), &machine, "4e", K::Vmm);
+        let placement = expect(&bytes(2 * MIB).growable(), &machine, "4a", K::Vmm);
         assert_eq!(placement.page_size, 2 * MIB);
         let request = bytes(1).access(A::GpuWritesCpuReads);
         assert_eq!(expect(&request, &machine, "3c", PINNED).size, 4 * KIB);

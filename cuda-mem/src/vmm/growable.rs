@@ -227,6 +227,61 @@ impl<T: Pod> GrowableBuffer<T> {
         self.buffer.stream().as_ref().wait_quietly()
     }
 
+    /// The elements, for the host to read, if it is memory of the host to which the host has
+    /// [access](super::MappedMemoryBuilder::accessible_from). Synchronises the buffer's stream, after it waits for what
+    /// other streams still write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for other memory; else as the driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, Location, MappedMemory};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let memory = MappedMemory::builder_at(device.driver(), Location::HostNuma(0))
+    ///     .accessible_from([Location::Device(device), Location::HostNuma(0)])
+    ///     .map(1 << 20)?;
+    /// let mut numbers = memory.into_buffer::<u32>(&stream, 100)?;
+    /// numbers.fill(3)?;
+    /// numbers.host_mut()?[0] = 4;
+    /// assert_eq!(numbers.host()?[..2], [4, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host(&self) -> Result<&[T]> {
+        self.require_host()?;
+        // SAFETY: the memory is this buffer's own, of the host, mapped with access for it, and whole pages. It stays so
+        // while the buffer is borrowed.
+        unsafe { self.buffer.host_slice() }
+    }
+
+    /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other streams that
+    /// still use the buffer. While the slice is borrowed no device uses the buffer.
+    ///
+    /// # Errors
+    ///
+    /// As [`host`](Self::host).
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        self.require_host()?;
+        // SAFETY: as in `host`.
+        unsafe { self.buffer.host_slice_mut() }
+    }
+
+    fn require_host(&self) -> Result<()> {
+        let own = self.own()?;
+        match &*own.0 {
+            Some(memory) if memory.is_host_accessible() => Ok(()),
+            memory => Err(Error::not_supported(format!(
+                "the host does not reach {memory:?}; take memory of the host, name the host in `accessible_from`, or \
+                 copy"
+            ))),
+        }
+    }
+
     /// The memory, when all work with it is done: waits for the stream.
     ///
     /// # Errors

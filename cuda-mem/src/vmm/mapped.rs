@@ -340,6 +340,15 @@ impl MappedMemory {
         self.map()
     }
 
+    /// Whether threads of the host read and write it at its address.
+    pub(super) fn is_host_accessible(&self) -> bool {
+        let is_host = |place: &Location| matches!(place, Location::Host | Location::HostNuma(_));
+        // Access for any node is access for the host (R159), and without it a touch ends the process (R160).
+        self.is_mapped()
+            && self.settings.locations.iter().all(is_host)
+            && self.settings.accesses.iter().any(|(who, _)| is_host(who))
+    }
+
     /// The device whose memory all of it is.
     pub(super) fn device(&self) -> Option<Device> {
         match self.settings.locations[..] {

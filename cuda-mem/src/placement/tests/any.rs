@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::invariants::{EXPORTS, LIFETIMES, PATTERNS, check, check_text};
+use super::invariants::{EXPORTS, LIFETIMES, PATTERNS, check};
+use super::words::check_text;
 use super::{KIB, MIB, device};
 use crate::arena::random::cases;
 use crate::device::HandleTypes;
@@ -168,7 +169,7 @@ fn any_size_on_any_machine_keeps_the_invariants() {
                 access,
                 lifetime,
                 growable: flags.0,
-                written_once: flags.1,
+                write_combining: flags.1,
                 zeroed: flags.2,
                 export,
                 page_size,

@@ -6,20 +6,20 @@ use AccessPattern as A;
 use Capability as C;
 use PlacementKind as K;
 
-pub(super) const PATTERNS: [A; 6] = [
+pub(super) const PATTERNS: [A; 7] = [
     A::GpuOnly,
     A::GpuMostly,
     A::CpuWritesGpuReads,
     A::GpuWritesCpuReads,
     A::Shared,
+    A::SharedInTurns,
     A::Streaming,
 ];
 pub(super) const LIFETIMES: [Lifetime; 2] = [Lifetime::Short, Lifetime::Long];
-pub(super) const EXPORTS: [Export; 5] = [
+pub(super) const EXPORTS: [Export; 4] = [
     Export::None,
     Export::PosixFd,
     Export::Fabric,
-    Export::LegacyIpc,
     Export::DmaBuf,
 ];
 
@@ -43,16 +43,15 @@ fn is_supported(placement: &Placement, machine: &Machine) -> bool {
         (K::Pool, Export::None | Export::PosixFd | Export::Fabric) => {
             reached && home.memory_pools && home.pool_handle_types.contains(handle)
         }
-        (K::Device, Export::None) => reached,
-        (K::Device, Export::LegacyIpc) => reached && home.legacy_ipc,
-        (K::Device, Export::DmaBuf) => reached && home.dma_buf,
+        // Nobody is given access to another device's plain memory.
+        (K::Device, Export::None) => !has_peers,
+        (K::Device, Export::DmaBuf) => !has_peers && home.dma_buf,
         (K::Vmm, export) => {
             let exported = match export {
                 Export::None => true,
                 Export::PosixFd => home.posix_fd,
                 Export::Fabric => home.fabric,
                 Export::DmaBuf => home.dma_buf && home.gpu_direct_virtual_memory,
-                Export::LegacyIpc => false,
             };
             reached && home.virtual_memory && exported
         }
@@ -64,13 +63,12 @@ fn is_supported(placement: &Placement, machine: &Machine) -> bool {
             each && has_peers && all(&[C::VirtualMemory, C::UnifiedAddressing])
         }
         (K::PinnedHost { .. }, Export::None) => all(&[C::CanMapHostMemory]),
-        (K::HostNuma { node, pool }, Export::None) => {
-            let bit = if pool {
-                C::HostNumaPools
-            } else {
-                C::HostNumaVirtualMemory
-            };
-            home.host_numa_node == Some(node) && all(&[bit])
+        (K::HostNuma { node, pool: true }, Export::None) => {
+            home.host_numa_node == Some(node) && all(&[C::HostNumaPools])
+        }
+        (K::HostNuma { node, pool: false }, Export::None | Export::PosixFd) => {
+            let exported = placement.export == Export::None || home.posix_fd;
+            home.host_numa_node == Some(node) && all(&[C::HostNumaVirtualMemory]) && exported
         }
         (K::HostVmm, Export::None) => all(&[C::HostVirtualMemory]),
         (K::HostPool, Export::None) => all(&[C::HostPools]),
@@ -79,7 +77,8 @@ fn is_supported(placement: &Placement, machine: &Machine) -> bool {
     }
 }
 
-/// What must hold of every placement: all invariants but the second, which is about two machines.
+/// What must hold of every placement: all invariants but the second, which is about two machines, and the sixth,
+/// which is about [words](super::words).
 pub(super) fn check(
     request: &PlacementRequest,
     machine: &Machine,
@@ -118,30 +117,31 @@ pub(super) fn check(
     {
         return fail("7, a device without access");
     }
-    // What was asked for is there.
-    let is_mapped = matches!(
+    // What was asked for is there. Of mapped memory, what is spread over devices does not grow.
+    let may_grow = matches!(
         placement.kind,
-        K::Vmm | K::VmmStriped | K::HostVmm | K::HostNuma { pool: false, .. }
+        K::Vmm | K::HostVmm | K::HostNuma { pool: false, .. }
     );
     let page_kept = request
         .page_size
         .is_none_or(|page| placement.page_size == page && placement.page_size_is_fixed);
-    let host_wanted =
-        request.export == Export::None && !matches!(request.access, A::GpuOnly | A::GpuMostly);
-    if request.growable && !is_mapped
+    let host_wanted = match request.access {
+        A::GpuOnly | A::GpuMostly => false,
+        A::Shared | A::SharedInTurns => true,
+        _ => request.export == Export::None,
+    };
+    let combining = K::PinnedHost {
+        write_combining: true,
+    };
+    if request.growable && !may_grow
+        || placement.growable != request.growable
+        || request.write_combining != (placement.kind == combining)
         || !page_kept
         || placement.export != request.export
-        || placement.zeroing.is_some() != request.zeroed
+        || placement.zeroed != request.zeroed
         || placement.is_host_accessible() != host_wanted
     {
         return fail("a wish was dropped");
     }
     Ok(())
-}
-
-/// The sixth: formatting is slow, so it is looked at once for each thing that can be said.
-pub(super) fn check_text(placement: &Placement) {
-    let text = placement.to_string();
-    let step = format!("(step {}: {})", placement.step, placement.why());
-    assert!(text.ends_with(&step), "{text}");
 }

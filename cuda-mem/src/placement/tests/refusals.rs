@@ -27,7 +27,7 @@ fn a_missing_edge_is_named_with_its_direction() {
     let other = bytes(MIB).home(1).peers([0]);
     assert_eq!(other.place(&machine).map(|placement| placement.home), Ok(1));
     let host = request.access(A::Shared);
-    expect(&host, &machine, "2", K::Managed);
+    expect(&host, &machine, "2b", PINNED);
 }
 
 #[test]
@@ -53,10 +53,16 @@ fn a_missing_capability_is_named_with_its_device_and_number() {
             124,
         ),
         (
-            long(Export::LegacyIpc),
-            Capability::LegacyIpc,
-            "CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED",
-            125,
+            long(Export::DmaBuf).growable(),
+            Capability::GpuDirectVirtualMemory,
+            "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED",
+            110,
+        ),
+        (
+            long(Export::PosixFd).access(A::Shared),
+            Capability::HostNumaVirtualMemory,
+            "CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+            141,
         ),
         (
             bytes(1).growable(),
@@ -136,11 +142,10 @@ fn a_size_of_pages_that_is_not_there_is_refused_with_those_that_are() {
         error.to_string().contains("it has 4096 and 2097152;"),
         "{error}"
     );
-    let error = refused(&request.export(Export::LegacyIpc), &pages);
-    assert!(
-        error.to_string().contains("none that can be chosen"),
-        "{error}"
-    );
+    // What is exported is not pinned.
+    let shared = request.access(A::Shared).export(Export::PosixFd);
+    let error = refused(&shared, &pages);
+    assert!(error.to_string().contains("it has 2097152;"), "{error}");
 }
 
 #[test]
@@ -182,11 +187,67 @@ fn more_than_there_is_says_why_it_is_not_spread() {
 }
 
 #[test]
+fn plain_memory_is_not_given_to_other_devices() {
+    let mut machine = machine(2);
+    machine.devices[0].memory_pools = false;
+    for size in [1, 2 * MIB + 1] {
+        for lifetime in [Lifetime::Short, Lifetime::Long] {
+            let request = bytes(size).lifetime(lifetime);
+            let of_both = request.clone().peers([1]);
+            let step = if lifetime == Lifetime::Short {
+                "4c"
+            } else {
+                "4d"
+            };
+            expect(&request, &machine, step, K::Device);
+            expect(&of_both, &machine, step, K::Vmm);
+            let mut poor = machine.clone();
+            poor.devices[0].virtual_memory = false;
+            expect(&request, &poor, step, K::Device);
+            let text = refused(&of_both, &poor).to_string();
+            let start = "device 0 lacks CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED (115), which memory of one";
+            assert!(text.starts_with(start), "{text}");
+        }
+    }
+    let dma_buf = bytes(1).export(Export::DmaBuf);
+    machine.devices[0].gpu_direct_virtual_memory = false;
+    expect(&dma_buf, &machine, "1b", K::Device);
+    let text = refused(&dma_buf.peers([1]), &machine).to_string();
+    assert!(
+        text.contains("RDMA_WITH_CUDA_VMM_SUPPORTED (110)"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_grows_is_not_spread() {
+    let request = bytes(100 * GIB).peers([1]).growable();
+    let error = refused(&request, &machine(2));
+    let PlaceError::NoRoom { striping, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(
+        matches!(striping.as_deref(), Some(PlaceError::Conflict { .. })),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("growing in place and"),
+        "{error}"
+    );
+}
+
+#[test]
 fn what_goes_together_nowhere_is_refused() {
     let machine = machine(1);
+    let combining = |access| bytes(1).access(access).write_combining();
     for request in [
-        bytes(1).access(A::Shared).export(Export::PosixFd),
-        bytes(1).growable().export(Export::LegacyIpc),
+        bytes(1).access(A::Shared).export(Export::DmaBuf),
+        bytes(1).access(A::SharedInTurns).export(Export::Fabric),
+        combining(A::GpuWritesCpuReads),
+        combining(A::GpuOnly),
+        combining(A::CpuWritesGpuReads).growable(),
+        combining(A::CpuWritesGpuReads).page_size(2 * MIB),
+        combining(A::CpuWritesGpuReads).export(Export::PosixFd),
     ] {
         let error = refused(&request, &machine);
         assert!(error.to_string().contains("do not go together"), "{error}");
