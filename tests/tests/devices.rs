@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, ErrorKind, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, host, managed, modules, peers, vmm};
+use cuda_mem_tests::{contract, host, managed, modules, peers, placement, vmm};
 
 /// What is simulated in this process, which runs the tests themselves.
 const CHILD: &str = "CUDA_MEM_TEST_DEVICES_CHILD";
@@ -109,6 +109,7 @@ fn main() -> ExitCode {
             all.extend(vmm::of_two());
             all.extend(managed::of_two());
             all.extend(host::of_two());
+            all.extend(placement::of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -124,6 +125,7 @@ fn main() -> ExitCode {
             all.extend(vmm::of_two());
             all.extend(managed::of_two());
             all.extend(host::of_two());
+            all.extend(placement::of_two());
             run::main(&all, serial)
         }
         _ => {

@@ -204,14 +204,15 @@ impl<T: Pod> Placed<T> {
         self.inner().settle()
     }
 
-    /// The pool that was made for this memory: what [exports](crate::MemoryPool::export) it, or gives more of the same.
+    /// The pool that was made for this memory: what [exports](crate::MemoryPool::export_fd) it, or gives more of the same.
     /// `None` for memory of no pool, or of the pool that the device has by itself.
     #[must_use]
     pub fn pool(&self) -> Option<&MemoryPool> {
         self.pool.as_ref()
     }
 
-    /// Mapped memory, which may grow in its place and move; `None` for any other.
+    /// Mapped memory, which moves, and grows in its place if the [request](crate::PlacementRequest::growable) said so;
+    /// `None` for any other.
     pub fn growable(&mut self) -> Option<&mut GrowableBuffer<T>> {
         match &mut self.memory {
             Memory::Growable(buffer) => Some(buffer),

@@ -1,81 +1,349 @@
 //! What was decided is carried out.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
-    AccessPattern, ErrorKind, Export, Lifetime, Machine, Placed, PlacementKind, PlacementRequest,
+    AccessPattern, Device, DeviceBuffer, ErrorKind, Export, GrowableBuffer, Launch, Lifetime,
+    Location, Machine, MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
 };
 
-use crate::lab::Lab;
+use super::kinds::{self, Way};
+use crate::lab::{Backend, Lab};
+use crate::modules::kernel;
+use crate::vmm::{SIZES, pattern};
 
-const PATTERNS: [AccessPattern; 6] = [
-    AccessPattern::GpuOnly,
-    AccessPattern::GpuMostly,
-    AccessPattern::CpuWritesGpuReads,
-    AccessPattern::GpuWritesCpuReads,
-    AccessPattern::Shared,
-    AccessPattern::Streaming,
-];
+fn alone(lab: &Lab) -> Result<(Vec<Device>, Machine)> {
+    let devices = vec![lab.device()?];
+    let machine = Machine::gather(&devices)?;
+    Ok((devices, machine))
+}
 
-pub(super) fn every_placement_is_allocated(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let (machine, stream) = (Machine::gather(&[device])?, lab.stream()?);
-    let mut kinds = Vec::new();
-    for access in PATTERNS {
-        for lifetime in [Lifetime::Short, Lifetime::Long] {
-            for len in [1, 1000, 40 << 10, 3 << 20] {
-                let request = PlacementRequest::bytes(len as u64)
-                    .access(access)
-                    .lifetime(lifetime)
-                    .zeroed();
-                let placement = request.place(&machine)?;
-                let what = placement.to_string();
-                let mut placed = placement
-                    .allocate::<u8>(&[device], &stream, len)
-                    .with_context(|| what.clone())?;
-                ensure!(placed.to_vec()? == vec![0; len], "{what}: not zero");
-                placed.copy_from(&vec![7; len])?;
-                ensure!(placed.to_vec()? == vec![7; len], "{what}");
-                if !kinds.contains(&placement.kind) {
-                    kinds.push(placement.kind);
-                }
+/// The kinds that this machine has, as far as it must have them.
+fn ensure_all(lab: &Lab, seen: &[PlacementKind]) -> Result<()> {
+    println!("{seen:?}");
+    if lab.backend == Backend::Sim {
+        ensure!(seen.len() == 10, "not all kinds: {seen:?}");
+    }
+    Ok(())
+}
+
+pub(super) fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
+    let (devices, machine) = alone(lab)?;
+    let mut seen = Vec::new();
+    for size in SIZES {
+        let expected = pattern(size);
+        for (request, machine, kind) in kinds::all(&machine, size as u64) {
+            let way = Way::new(lab, &devices, &machine, &request)?;
+            let what = format!("{size} bytes, {}", way.placement);
+            ensure!(way.placement.kind == kind, "{what}: {kind:?} was meant");
+            let mut placed = way.allocate(size)?;
+            ensure!(placed.to_vec()? == vec![0; size], "{what}: not zero");
+            placed.copy_from(&expected)?;
+            ensure!(placed.to_vec()? == expected, "{what}");
+            let other = way.stream.context().stream()?;
+            placed.on(&other)?.fill(3)?;
+            if way.placement.is_host_accessible() {
+                ensure!(placed.host()? == vec![3; size], "{what}: the host sees");
+                placed.host_mut()?.copy_from_slice(&expected);
+            } else {
+                let error = placed.host().expect_err("the host has no access");
+                ensure!(error.kind() == ErrorKind::NotSupported, "{what}: {error}");
+                ensure!(placed.host_mut().is_err(), "{what}");
+                placed.copy_from(&expected)?;
+            }
+            let mut copy = way.allocate(size)?;
+            copy.copy_from_buffer(&placed)?;
+            ensure!(copy.to_vec()? == expected, "{what}: copied");
+            if let Ok(buffer) = placed.into_growable() {
+                mapped_and_moved(lab, buffer, &expected).context(what)?;
+            }
+            if !seen.contains(&kind) {
+                seen.push(kind);
             }
         }
     }
-    println!("{kinds:?}");
-    ensure!(kinds.len() >= 3, "{kinds:?}");
+    ensure_all(lab, &seen)
+}
+
+/// Bytes and address stay over unmapping and mapping, and on the way to another place and back.
+fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> Result<()> {
+    let stream = buffer.stream().clone();
+    let address = buffer.as_raw();
+    let mut memory = buffer.into_memory()?;
+    for _ in 0..2 {
+        memory.unmap()?;
+        memory.unmap()?;
+        memory.map()?;
+        memory.map()?;
+        ensure!(memory.address() == address);
+    }
+    let home = memory.parts().next().context("no memory")?.location();
+    let mut places = vec![home];
+    if lab.need(12, 2).is_ok() {
+        places.insert(0, Location::HostNuma(0));
+    }
+    for place in places {
+        memory.move_to(place, &stream)?;
+        ensure!(memory.parts().all(|part| part.location() == place));
+        ensure!(memory.address() == address);
+    }
+    let buffer = memory.into_buffer::<u8>(&stream, expected.len())?;
+    ensure!(buffer.to_vec()? == expected, "mapped again and moved");
+    Ok(())
+}
+
+pub(super) fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
+    const LEN: usize = 1000;
+    let (devices, machine) = alone(lab)?;
+    let [fill, copy] = ["fill", "copy"].map(|name| kernel(&lab.context()?, name));
+    let (fill, copy) = (fill?, copy?);
+    let (len, launch) = (LEN as u64, Launch::over(LEN, 256));
+    for (request, machine, _) in kinds::all(&machine, 4 * LEN as u64) {
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        let allocate = || {
+            way.placement
+                .allocate::<u32>(&way.devices, &way.stream, LEN)
+        };
+        let (mut placed, mut other) = (allocate()?, allocate()?);
+        let stream = way.stream.context().stream()?;
+        // SAFETY: `fill` takes an address of so many words, a word, and their number.
+        unsafe { fill.launch(&stream, launch, (&mut placed, 7_u32, len)) }?;
+        // SAFETY: `copy` takes two addresses of so many words, and their number.
+        unsafe { copy.launch(&way.stream, launch, (&mut other, &placed, len)) }?;
+        ensure!(other.to_vec()? == [7; LEN], "{}", way.placement);
+        if way.placement.is_host_accessible() {
+            // SAFETY: as above.
+            unsafe { fill.launch(&stream, launch, (&mut other, 8_u32, len)) }?;
+            ensure!(other.host()? == [8; LEN], "{}", way.placement);
+        }
+    }
     Ok(())
 }
 
 pub(super) fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let (machine, stream) = (Machine::gather(&[device])?, lab.stream()?);
-    let placement = PlacementRequest::bytes(1000).growable().place(&machine)?;
-    ensure!(placement.kind == PlacementKind::Vmm, "{placement}");
-    let Placed::Growable(mut buffer) = placement.allocate::<u8>(&[device], &stream, 1000)? else {
-        bail!("{placement}: it cannot grow");
-    };
-    let address = buffer.as_raw();
-    buffer.resize_zeroed(20 << 20)?;
-    ensure!(buffer.as_raw() == address && buffer.to_vec()? == vec![0; 20 << 20]);
+    const MIB: usize = 1 << 20;
+    let (devices, machine) = alone(lab)?;
+    let mut grown = Vec::new();
+    for (request, machine, kind) in kinds::all(&machine, 1000) {
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        if !way.placement.growable {
+            ensure!(way.allocate(1000)?.growable().is_none() || kind == PlacementKind::Vmm);
+            continue;
+        }
+        let mut placed = way.allocate(1000)?;
+        let address = placed.as_raw();
+        let expected = pattern(20 * MIB);
+        placed.copy_from(&expected[..1000])?;
+        let buffer = placed.growable().context("it cannot grow")?;
+        buffer.resize_zeroed(20 * MIB)?;
+        let (old, new) = expected.split_at(1000);
+        let seen = placed.to_vec()?;
+        ensure!(
+            placed.as_raw() == address && seen[..1000] == *old,
+            "{kind:?}"
+        );
+        ensure!(seen[1000..].iter().all(|byte| *byte == 0), "{kind:?}");
+        if way.placement.is_host_accessible() {
+            placed.host_mut()?[1000..].copy_from_slice(new);
+        } else {
+            placed.copy_from(&expected)?;
+        }
+        ensure!(placed.to_vec()? == expected, "{kind:?}");
+        grown.push(kind);
+    }
+    println!("{grown:?}");
+    if lab.backend == Backend::Sim {
+        ensure!(grown.len() == 3, "{grown:?}");
+    }
+    Ok(())
+}
+
+pub(super) fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
+    let (devices, mut machine) = alone(lab)?;
+    let least = machine.devices[0].granularity;
+    if !machine.devices[0].virtual_memory {
+        return Err(crate::lab::Skip("no virtual memory".to_owned()).into());
+    }
+    // A device that recommends larger pages than it needs, as far as the policy knows.
+    machine.devices[0].recommended_granularity = 8 * least;
+    let request = PlacementRequest::bytes(1);
+    for (request, page) in [
+        (request.clone().page_size(least), least),
+        (request.clone().page_size(8 * least), 8 * least),
+        (request.clone().growable(), 8 * least),
+    ] {
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        ensure!((way.placement.page_size, way.placement.size) == (page, page));
+        let placed = way.allocate(1)?;
+        let buffer = placed.into_growable().ok().context("it is not mapped")?;
+        let memory = buffer.into_memory()?;
+        ensure!((memory.granularity(), memory.size_bytes()) == (page, page));
+    }
+    Ok(())
+}
+
+pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
+    const LEN: usize = 5 << 20;
+    let (devices, machine) = alone(lab)?;
+    let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
+    let expected = pattern(LEN);
+    let record = &machine.devices[0];
+    if record.memory_pools
+        && record
+            .pool_handle_types
+            .contains(cuda_mem::HandleTypes::POSIX_FILE_DESCRIPTOR)
+    {
+        let short = request.clone().lifetime(Lifetime::Short);
+        let way = Way::new(lab, &devices, &machine, &short)?;
+        ensure!(way.placement.kind == PlacementKind::Pool);
+        let placed = way.allocate(LEN)?;
+        let pool = placed.pool().context("no pool")?;
+        drop(pool.export_fd()?);
+        placed.export()?;
+        // What only its own device uses has no pool of its own.
+        let plain = PlacementRequest::bytes(1).lifetime(Lifetime::Short);
+        let plain = Way::new(lab, &devices, &machine, &plain)?.allocate(1)?;
+        ensure!(plain.pool().is_none());
+    }
+    let shared = request.clone().access(AccessPattern::Shared);
+    for request in [request, shared] {
+        if request.place(&machine).is_err() {
+            println!("not here: {request:?}");
+            continue;
+        }
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        let mut placed = way.allocate(LEN)?;
+        placed.copy_from(&expected)?;
+        let buffer = placed.into_growable().ok().context("it is not mapped")?;
+        let memory = buffer.into_memory()?;
+        ensure!(memory.size_bytes() == way.placement.size);
+        for part in memory.parts() {
+            let descriptor = part.export_fd()?;
+            // Another handle of the same memory sees the same bytes.
+            let same =
+                PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), part.size_bytes())?;
+            let range = cuda_mem::AddressRange::reserve(lab.driver, same.size_bytes(), 0)?;
+            let mapping = range.map(0, &same)?;
+            let here = Location::Device(lab.device()?);
+            mapping.set_access(here, cuda_mem::Access::ReadWrite)?;
+            // SAFETY: the bytes are mapped there with access, no longer than the mapping lives, and not freed.
+            let view = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, mapping.address(), LEN) };
+            ensure!(view.to_vec()? == expected, "{}", way.placement);
+            view.into_raw()?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
+    let (devices, mut machine) = alone(lab)?;
+    machine.devices[0].dma_buf = true;
+    let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
+    for gpu_direct in [true, false] {
+        let record = &mut machine.devices[0];
+        record.gpu_direct_virtual_memory &= gpu_direct;
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        let mut placed = way.allocate(1000)?;
+        ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
+        placed.fill(7)?;
+        ensure!(placed.to_vec()? == [7; 1000]);
+        let info = lab.driver.pointer_info(placed.as_raw())?;
+        let info = info.context("it is known")?;
+        ensure!(info.bytes >= way.placement.size, "{info:?}");
+    }
     Ok(())
 }
 
 pub(super) fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let (machine, stream) = (Machine::gather(&[device])?, lab.stream()?);
+    let (devices, machine) = alone(lab)?;
+    let stream = lab.stream()?;
     let placement = PlacementRequest::bytes(1000).place(&machine)?;
-    for (devices, len) in [(&[][..], 10), (&[device][..], usize::MAX)] {
+    for (devices, len) in [(&[][..], 10), (&devices[..], usize::MAX)] {
         let error = placement.allocate::<u8>(devices, &stream, len);
         ensure!(error.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
     }
-    let shared = PlacementRequest::bytes(5 << 20).export(Export::PosixFd);
-    let placement = shared.lifetime(Lifetime::Long).place(&machine)?;
-    let Placed::Growable(buffer) = placement.allocate::<u8>(&[device], &stream, 10)? else {
-        bail!("{placement}");
-    };
-    let memory = buffer.into_memory().map_err(|failed| failed.error)?;
-    for part in memory.parts() {
-        part.export_fd()?;
+    // A buffer of the host's memory that was exchanged with one of a device is not read.
+    let growable = PlacementRequest::bytes(1000)
+        .access(AccessPattern::Shared)
+        .growable();
+    let way = Way::new(lab, &devices, &machine, &growable)?;
+    let mut placed = way.allocate(1000)?;
+    let mut other = MappedMemory::builder(&devices[0])
+        .map(1)?
+        .into_buffer::<u8>(&stream, 1000)?;
+    std::mem::swap(&mut **placed.growable().context("mapped")?, &mut *other);
+    let error = placed.host().expect_err("it is of the device now");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    std::mem::swap(&mut **placed.growable().context("mapped")?, &mut *other);
+    placed.host()?;
+    Ok(())
+}
+
+/// Both devices and, where it may, the host use memory of each kind, from each of them as its home.
+pub(super) fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
+    const LEN: usize = 5 << 20;
+    let devices = lab.driver.devices()?[..2].to_vec();
+    let machine = Machine::gather(&devices)?;
+    let expected = pattern(LEN);
+    let mut seen = Vec::new();
+    for home in [0, 1] {
+        let peer = 1 - home;
+        let mut ways = kinds::all(&machine, LEN as u64);
+        // Without pools it is mapped, since plain memory is its own device's.
+        for (_, machine, _) in &mut ways {
+            let own = machine.devices[0].clone();
+            machine.devices[1].memory_pools = own.memory_pools;
+            if own.host_numa_node.is_none() {
+                machine.devices[1].host_numa_node = None;
+            }
+        }
+        let mut full = machine.clone();
+        full.devices[home].free = Some(4 << 20);
+        let spread = PlacementRequest::bytes(LEN as u64).zeroed();
+        ways.push((spread, full, PlacementKind::VmmStriped));
+        for (request, machine, kind) in ways {
+            let request = request.home(home).peers([peer]);
+            let way = Way::new(lab, &devices, &machine, &request)?;
+            let what = way.placement.to_string();
+            let instead = match kind {
+                PlacementKind::Device => PlacementKind::Vmm,
+                kind => kind,
+            };
+            ensure!(way.placement.kind == instead, "{what}: {kind:?} was meant");
+            let mut placed = way.allocate(LEN)?;
+            let there = devices[peer].primary_context()?.stream()?;
+            placed.on(&there)?.fill(3)?;
+            ensure!(placed.to_vec()? == vec![3; LEN], "{what}");
+            placed.on(&there)?.copy_from(&expected)?;
+            if way.placement.is_host_accessible() {
+                ensure!(placed.host()? == expected, "{what}: the host sees");
+            }
+            let mut seen_there = vec![0; LEN];
+            placed.read_on(&there)?.copy_to(&mut seen_there)?;
+            ensure!(seen_there == expected, "{what}: the peer sees");
+            let parts = placed.growable().map(|buffer| buffer.max_len());
+            if let (PlacementKind::VmmStriped, Some(room)) = (kind, parts) {
+                ensure!(room >= LEN);
+                let memory = placed
+                    .into_growable()
+                    .ok()
+                    .context("mapped")?
+                    .into_memory()?;
+                let places: Vec<_> = memory.parts().map(PhysicalMemory::location).collect();
+                ensure!(
+                    places == [0, 1].map(|at| Location::Device(devices[at])),
+                    "{what}"
+                );
+            }
+            if !seen.contains(&kind) {
+                seen.push(kind);
+            }
+        }
+    }
+    println!("{seen:?}");
+    if lab.backend == Backend::Sim {
+        ensure!(seen.len() == 11, "not all kinds: {seen:?}");
     }
     Ok(())
 }

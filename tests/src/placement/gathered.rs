@@ -105,6 +105,7 @@ pub(super) fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
         AccessPattern::CpuWritesGpuReads,
         AccessPattern::GpuWritesCpuReads,
         AccessPattern::Shared,
+        AccessPattern::SharedInTurns,
         AccessPattern::Streaming,
     ] {
         for lifetime in [Lifetime::Short, Lifetime::Long] {

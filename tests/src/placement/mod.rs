@@ -2,6 +2,7 @@
 
 mod allocating;
 mod gathered;
+mod kinds;
 
 use crate::run::Test;
 use crate::{tests, tests_alone};
@@ -15,10 +16,20 @@ pub fn all() -> Vec<Test> {
             every_pattern_has_a_place,
             a_place_in_a_pool_can_be_taken,
             a_place_that_is_pinned_can_be_taken;
-        allocating: every_placement_is_allocated,
+        allocating: every_kind_and_size_keeps_its_bytes,
+            every_kind_is_an_argument_of_kernels,
             memory_that_is_to_grow_grows,
+            pages_have_the_size_that_was_placed,
+            what_exports_memory_comes_with_it,
+            a_dma_buf_takes_whole_pages,
             what_cannot_be_carried_out_is_told;
     };
     all.extend(tests_alone! { gathered: gathering_makes_no_context });
     all
+}
+
+/// What needs two devices.
+#[must_use]
+pub fn of_two() -> Vec<Test> {
+    tests! { allocating: both_devices_use_what_was_placed_for_both }
 }

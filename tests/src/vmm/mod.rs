@@ -92,6 +92,6 @@ fn places(lab: &Lab) -> Result<Vec<Location>> {
 }
 
 /// A pattern that differs from place to place.
-fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251) as u8).collect()
 }

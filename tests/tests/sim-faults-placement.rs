@@ -1,0 +1,115 @@
+//! Every driver call of gathering a machine and of taking memory of each kind fails once, in turn, with several
+//! codes. Each time the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use cuda_mem::sys::CUresult;
+use cuda_mem::{AccessPattern as A, Driver, Error, Lifetime, Machine, PlacementRequest};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+use cuda_mem_tests::sweep::{self, Tour};
+use cuda_sim::Live;
+
+/// A machine is asked for, and memory of each kind placed there, taken and used.
+fn places(driver: Driver) -> Result<(), Error> {
+    let devices = driver.devices()?;
+    let stream = devices[0].primary_context()?.stream()?;
+    let machine = Machine::gather(&devices)?;
+    let request = |access| PlacementRequest::bytes(2 << 20).access(access).zeroed();
+    let short = |access| request(access).lifetime(Lifetime::Short);
+    let mut plain = machine.clone();
+    plain.devices[0].memory_pools = false;
+    let mut nodeless = machine.clone();
+    nodeless.devices[0].host_numa_node = None;
+    for (request, machine) in [
+        (short(A::GpuOnly), &machine),
+        (request(A::GpuOnly), &plain),
+        (request(A::GpuOnly).growable(), &machine),
+        (request(A::Shared), &machine),
+        (request(A::CpuWritesGpuReads).write_combining(), &machine),
+        (short(A::CpuWritesGpuReads), &machine),
+        (request(A::CpuWritesGpuReads), &machine),
+        (request(A::Shared).growable(), &nodeless),
+        (short(A::Streaming), &machine),
+        (request(A::SharedInTurns), &machine),
+    ] {
+        let placement = request.place(machine)?;
+        let mut placed = placement.allocate::<u32>(&devices, &stream, 100)?;
+        if placement.is_host_accessible() {
+            placed.host_mut()?[0] = 7;
+            assert_eq!(placed.host()?[..2], [7, 0]);
+        }
+        if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
+            buffer.resize_uninit(600_000)?;
+        }
+        placed.fill(8)?;
+        assert_eq!(placed.to_vec()?[99], 8);
+    }
+    stream.synchronize()
+}
+
+/// What a failure means where it is not told.
+fn has_a_second_way(index: usize, function: &str, code: CUresult) -> bool {
+    match function {
+        // So a driver answers of an attribute that is newer than it: the device has not what is asked for.
+        "cuDeviceGetAttribute" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        // Which devices reach a pool: one that is not told of does not.
+        "cuDeviceGetCount" | "cuDeviceGet" => index > 20,
+        "cuMemPoolGetAccess" => true,
+        // Asked only whether it is the stub; asked again for the version after cuInit.
+        "cuDriverGetVersion" => index == 0,
+        // Without an answer whether somebody captures the stream, it is waited for.
+        "cuStreamIsCapturing" => true,
+        // What could disturb a capture comes later.
+        "cuThreadExchangeStreamCaptureMode" => true,
+        // It means that the work still runs.
+        "cuStreamQuery" => code == CUresult::CUDA_ERROR_NOT_READY,
+        // Memory of a buffer that cannot be freed now is tried again later.
+        "cuMemFreeAsync" => code == CUresult::CUDA_ERROR_INVALID_VALUE,
+        _ => false,
+    }
+}
+
+/// What could not be waited for, unmapped or freed stays, and what it lies in.
+fn may_leave(_: &str, now: Live, before: Live) -> bool {
+    let left = Live {
+        allocations: now.allocations,
+        host_allocations: now.host_allocations,
+        physical_allocations: now.physical_allocations,
+        physical_bytes: now.physical_bytes,
+        reservations: now.reservations,
+        mappings: now.mappings,
+        pools: now.pools,
+        primary_retains: now.primary_retains,
+        ..before
+    };
+    now == left
+}
+
+mod faults {
+    use super::*;
+
+    pub(crate) fn every_call_of_placing_and_taking_fails_once(lab: &Lab) -> Result<()> {
+        let tour = Tour {
+            walk: places,
+            at_least: 150,
+            second_way: has_a_second_way,
+            may_leave,
+        };
+        sweep::every_call_fails_once(lab, tour).map(drop)
+    }
+}
+
+fn main() -> ExitCode {
+    let tests = cuda_mem_tests::tests! { faults: every_call_of_placing_and_taking_fails_once };
+    run::main(
+        &tests,
+        Options {
+            serial: true,
+            drops_fail: true,
+            sim_only: true,
+            ..Options::default()
+        },
+    )
+}
