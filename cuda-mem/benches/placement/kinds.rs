@@ -1,11 +1,11 @@
 //! The kinds of memory that are compared.
 
-use std::ops::DerefMut;
+use std::ops::{Deref, DerefMut};
 
 use anyhow::{Result, bail};
 use cuda_mem::{
-    DeviceBuffer, DirectResource, HostFlags, Location, ManagedResource, MappedMemory,
-    PinnedResource, Resource, Stream,
+    AllocationType, Device, DeviceBuffer, DirectResource, HostFlags, Location, ManagedResource,
+    MappedMemory, MappedMemoryBuilder, MemoryPool, PinnedResource, Resource, Stream,
 };
 
 /// A buffer of whatever kind.
@@ -24,23 +24,37 @@ pub(crate) enum Kind {
     Pool,
     Direct,
     Mapped,
+    Striped,
     Pinned,
     WriteCombined,
     HostNode,
+    Host,
+    HostNodePool,
+    HostPool,
     ManagedOnDevice,
     ManagedOnHost,
 }
 
-pub(crate) const ALL: [Kind; 8] = [
+pub(crate) const ALL: [Kind; 12] = [
     Kind::Pool,
     Kind::Direct,
     Kind::Mapped,
+    Kind::Striped,
     Kind::Pinned,
     Kind::WriteCombined,
     Kind::HostNode,
+    Kind::Host,
+    Kind::HostNodePool,
+    Kind::HostPool,
     Kind::ManagedOnDevice,
     Kind::ManagedOnHost,
 ];
+
+/// What gives memory of one kind.
+pub(crate) enum Source {
+    Resource(Resource),
+    Mapped(MappedMemoryBuilder),
+}
 
 impl Kind {
     pub(crate) fn name(self) -> &'static str {
@@ -48,17 +62,24 @@ impl Kind {
             Self::Pool => "pool",
             Self::Direct => "cuMemAlloc",
             Self::Mapped => "mapped, device",
+            Self::Striped => "mapped, two devices",
             Self::Pinned => "pinned",
             Self::WriteCombined => "pinned, write-combined",
             Self::HostNode => "mapped, host node",
-            Self::ManagedOnDevice => "managed, on the device",
-            Self::ManagedOnHost => "managed, on the host",
+            Self::Host => "mapped, host",
+            Self::HostNodePool => "pool, host node",
+            Self::HostPool => "pool, host",
+            Self::ManagedOnDevice => "managed, found on the device",
+            Self::ManagedOnHost => "managed, found on the host",
         }
     }
 
     /// Whether the host reads and writes it at its address.
     pub(crate) fn is_of_host(self) -> bool {
-        !matches!(self, Self::Pool | Self::Direct | Self::Mapped)
+        !matches!(
+            self,
+            Self::Pool | Self::Direct | Self::Mapped | Self::Striped
+        )
     }
 
     /// Where managed memory is to be before each measurement.
@@ -70,30 +91,65 @@ impl Kind {
         }
     }
 
-    pub(crate) fn allocate(self, stream: &Stream, len: usize) -> Result<Words> {
-        let device = stream.device();
+    /// What gives such memory to a device; an error where the machine has none.
+    pub(crate) fn open(self, device: &Device) -> Result<Source> {
         let driver = device.driver();
-        let resource = match self {
-            Self::Pool => device.default_resource()?,
-            Self::Direct => Resource::new(DirectResource::new(device)),
-            Self::Pinned => Resource::new(PinnedResource::new(driver)),
+        let here = Location::Device(*device);
+        let node = Location::HostNuma(0);
+        let of_host =
+            |place| MappedMemory::builder_at(driver, place).accessible_from([here, place]);
+        let pool_at = |place| {
+            let pool = MemoryPool::builder_at(driver, place, AllocationType::Pinned);
+            pool.accessible_from(device).build().map(Resource::from)
+        };
+        Ok(match self {
+            Self::Pool => Source::Resource(device.default_resource()?),
+            Self::Direct => Source::Resource(Resource::new(DirectResource::new(*device))),
+            Self::Pinned => Source::Resource(Resource::new(PinnedResource::new(driver))),
             Self::WriteCombined => {
                 let flags = HostFlags::PORTABLE | HostFlags::WRITE_COMBINED;
-                Resource::new(PinnedResource::with_flags(driver, flags))
+                Source::Resource(Resource::new(PinnedResource::with_flags(driver, flags)))
             }
+            Self::HostNodePool => Source::Resource(pool_at(node)?),
+            Self::HostPool => Source::Resource(pool_at(Location::Host)?),
             Self::ManagedOnDevice | Self::ManagedOnHost => {
-                Resource::new(ManagedResource::new(driver))
+                Source::Resource(Resource::new(ManagedResource::new(driver)))
             }
-            Self::Mapped | Self::HostNode => return mapped(self, stream, len),
-        };
-        Ok(Box::new(HeldBuffer(resource.alloc(stream, len)?)))
+            Self::Mapped => Source::Mapped(MappedMemory::builder(device)),
+            Self::HostNode => Source::Mapped(of_host(node)),
+            Self::Host => Source::Mapped(of_host(Location::Host)),
+            Self::Striped => {
+                let [first, second, ..] = &driver.devices()?[..] else {
+                    bail!("there is one device");
+                };
+                if !first.can_access_peer(second)? {
+                    bail!("the devices do not reach each other");
+                }
+                Source::Mapped(MappedMemory::builder(device).striped_over([first, second]))
+            }
+        })
+    }
+}
+
+impl Source {
+    pub(crate) fn allocate(&self, stream: &Stream, len: usize) -> Result<Words> {
+        match self {
+            Self::Resource(resource) => Ok(Box::new(Held(resource.alloc(stream, len)?))),
+            Self::Mapped(builder) => {
+                let memory = builder.clone().map((len * size_of::<u32>()) as u64)?;
+                match memory.into_buffer(stream, len) {
+                    Ok(buffer) => Ok(Box::new(buffer)),
+                    Err(failed) => bail!(failed.error),
+                }
+            }
+        }
     }
 }
 
 /// Its own target, so that all kinds are of one type.
-struct HeldBuffer(DeviceBuffer<u32>);
+struct Held(DeviceBuffer<u32>);
 
-impl std::ops::Deref for HeldBuffer {
+impl Deref for Held {
     type Target = DeviceBuffer<u32>;
 
     fn deref(&self) -> &DeviceBuffer<u32> {
@@ -101,25 +157,8 @@ impl std::ops::Deref for HeldBuffer {
     }
 }
 
-impl DerefMut for HeldBuffer {
+impl DerefMut for Held {
     fn deref_mut(&mut self) -> &mut DeviceBuffer<u32> {
         &mut self.0
-    }
-}
-
-fn mapped(kind: Kind, stream: &Stream, len: usize) -> Result<Words> {
-    let device = stream.device();
-    let here = Location::Device(device);
-    let node = Location::HostNuma(0);
-    let builder = match kind {
-        Kind::HostNode => {
-            MappedMemory::builder_at(device.driver(), node).accessible_from([here, node])
-        }
-        _ => MappedMemory::builder(&device),
-    };
-    let memory = builder.map((len * size_of::<u32>()) as u64)?;
-    match memory.into_buffer(stream, len) {
-        Ok(buffer) => Ok(Box::new(buffer)),
-        Err(failed) => bail!(failed.error),
     }
 }

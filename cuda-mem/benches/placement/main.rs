@@ -1,8 +1,9 @@
 //! How fast devices and the host reach each kind of memory, by size: what the lines of the placement table rest
 //! on.
 //!
-//! `cargo bench -p cuda-mem --bench placement [-- --json] [--svg FILE]`. `--from FILE` draws and shows what an
-//! earlier run printed as JSON, instead of measuring.
+//! `cargo bench -p cuda-mem --bench placement [-- --json | --markdown] [--svg FILE]`. `--markdown` shows the tables of
+//! `docs/src/placement.md`, to be put there as they are. `--from FILE` draws and shows what an earlier run printed as
+//! JSON, instead of measuring.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -10,6 +11,7 @@ mod common;
 mod chart;
 mod kinds;
 mod measure;
+mod ring;
 mod show;
 
 use anyhow::{Context as _, Result};
@@ -32,6 +34,8 @@ fn main() -> Result<()> {
     }
     if arguments.iter().any(|argument| argument == "--json") {
         println!("{report}");
+    } else if arguments.iter().any(|argument| argument == "--markdown") {
+        show::markdown(&report);
     } else {
         show::table(&report);
     }
@@ -49,7 +53,7 @@ fn read(file: &str) -> Result<Value> {
 fn run() -> Result<Value> {
     let (driver, backend) = open()?;
     let device = driver.device(0)?;
-    let rows = measure::all(&device)?;
+    let (rows, left_out) = measure::all(&device, backend == "simulated")?;
     Ok(json!({
         "benchmark": "placement",
         "backend": backend,
@@ -58,6 +62,7 @@ fn run() -> Result<Value> {
         "cpu": cpu(),
         "cores": std::thread::available_parallelism()?.get(),
         "method": measure::METHOD,
+        "left_out": left_out,
         "rows": rows,
     }))
 }

@@ -1,6 +1,8 @@
-//! The rows as a table of Markdown, so that it can stand in a document.
+//! The rows as tables of Markdown: all of them, or those that stand in `docs/src/placement.md`.
 
 use serde_json::Value;
+
+const MISSING: &str = "–";
 
 pub(crate) fn table(report: &Value) {
     let text = |key: &str| report[key].as_str().unwrap_or("?");
@@ -12,35 +14,123 @@ pub(crate) fn table(report: &Value) {
         text("cpu"),
         text("method")
     );
+    for line in report["left_out"].as_array().into_iter().flatten() {
+        println!("left out: {}", line.as_str().unwrap_or("?"));
+    }
     println!(
-        "| kind | size | device writes, reads | one word | host writes, reads | one word | allocate + free |"
+        "| kind | size | device writes, reads | first pass | launch | step | host writes, reads | first pass | step | \
+         allocate + free |"
     );
-    println!("|---|---|---|---|---|---|---|");
-    for row in report["rows"].as_array().into_iter().flatten() {
-        let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for row in rows(report) {
         println!(
-            "| {} | {} | {}, {} GB/s | {:.1}, {:.1} us | {}, {} GB/s | {}, {} ns | {} us |",
-            row["kind"].as_str().unwrap_or("?"),
+            "| {} | {} | {} | {} | {} us | {} | {} | {} | {} | {} us |",
+            name(row),
             size(row["bytes"].as_u64().unwrap_or(0)),
-            short(number("device_write_gb_s")),
-            short(number("device_read_gb_s")),
-            number("device_word_write_us"),
-            number("device_word_read_us"),
-            short(number("host_write_gb_s")),
-            short(number("host_read_gb_s")),
-            short(number("host_word_write_ns")),
-            short(number("host_word_read_ns")),
-            short(number("allocate_us")),
+            rates(row, "device", ""),
+            rates(row, "device", "first_"),
+            short(row, "device_launch_us"),
+            unit(short(row, "device_step_ns"), "ns"),
+            rates(row, "host", ""),
+            rates(row, "host", "first_"),
+            host_step(row),
+            short(row, "allocate_us"),
         );
     }
 }
 
-/// Three figures that count.
-fn short(value: f64) -> String {
-    match value {
-        value if value < 10.0 => format!("{value:.2}"),
-        value if value < 100.0 => format!("{value:.1}"),
-        value => format!("{value:.0}"),
+/// The two tables of the document, between whose marks they are to be put as they are.
+pub(crate) fn markdown(report: &Value) {
+    const MIDDLE: u64 = 16 << 20;
+    const LARGE: u64 = 256 << 20;
+    println!("Of 16 MiB, in GB/s:\n");
+    println!(
+        "| kind | the device writes, reads | its first pass | the host writes, reads | its first pass |"
+    );
+    println!("|---|---|---|---|---|");
+    for row in rows(report).filter(|row| row["bytes"] == MIDDLE) {
+        println!(
+            "| {} | {} | {} | {}{} | {} |",
+            name(row),
+            rates(row, "device", ""),
+            rates(row, "device", "first_"),
+            rates(row, "host", ""),
+            if row["host_access"] == "direct" {
+                ""
+            } else {
+                ", by copies"
+            },
+            rates(row, "host", "first_"),
+        );
+    }
+    println!("\nA step of a walk through 256 MiB, and the time to allocate and free:\n");
+    println!(
+        "| kind | step of the device | step of the host | 64 KiB | 2 MiB | 16 MiB | 256 MiB |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for row in rows(report).filter(|row| row["bytes"] == LARGE) {
+        let made = |bytes: u64| {
+            let mut same = rows(report)
+                .filter(|other| other["kind"] == row["kind"] && other["bytes"] == bytes);
+            same.next().map_or_else(
+                || MISSING.to_owned(),
+                |other| format!("{} µs", short(other, "allocate_us")),
+            )
+        };
+        println!(
+            "| {} | {} | {} | {} | {} | {} | {} |",
+            name(row),
+            unit(short(row, "device_step_ns"), "ns"),
+            host_step(row),
+            made(64 << 10),
+            made(2 << 20),
+            made(MIDDLE),
+            made(LARGE),
+        );
+    }
+}
+
+fn rows(report: &Value) -> impl Iterator<Item = &Value> {
+    report["rows"].as_array().into_iter().flatten()
+}
+
+fn name(row: &Value) -> &str {
+    row["kind"].as_str().unwrap_or("?")
+}
+
+/// Writing and reading.
+fn rates(row: &Value, who: &str, which: &str) -> String {
+    let [write, read] =
+        ["write", "read"].map(|what| short(row, &format!("{who}_{which}{what}_gb_s")));
+    if write == MISSING && read == MISSING {
+        return write;
+    }
+    format!("{write}, {read}")
+}
+
+/// Memory that the host does not reach has copies of a word instead.
+fn host_step(row: &Value) -> String {
+    if row["host_access"] == "direct" {
+        return unit(short(row, "host_step_ns"), "ns");
+    }
+    let [write, read] = ["write", "read"].map(|what| short(row, &format!("host_word_{what}_us")));
+    format!("{write}, {read} µs to copy a word")
+}
+
+fn unit(figure: String, unit: &str) -> String {
+    match figure == MISSING {
+        true => figure,
+        false => format!("{figure} {unit}"),
+    }
+}
+
+/// Three figures that count; a dash for what was not measured.
+fn short(row: &Value, key: &str) -> String {
+    match row[key].as_f64() {
+        None => MISSING.to_owned(),
+        Some(value) if value < 10.0 => format!("{value:.2}"),
+        Some(value) if value < 100.0 => format!("{value:.1}"),
+        Some(value) => format!("{value:.0}"),
     }
 }
 

@@ -7,6 +7,7 @@ use super::{Export, Grant, Placement, PlacementKind};
 use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::device::{Device, HandleTypes};
 use crate::error::{Error, Result};
+use crate::fallback::Fallback;
 use crate::location::{AllocationType, Location};
 use crate::managed::ManagedBuffer;
 use crate::pool::{MemoryPool, PoolBuilder};
@@ -20,9 +21,10 @@ impl Placement {
     /// stream, if the request said so. Of what is to be exported and of mapped memory all [`size`](Self::size) bytes
     /// are taken, whole pages.
     ///
-    /// Memory of a pool that only the home uses comes from the [pool that the device has](Device::default_pool). If
-    /// others use it too, or it is exported, or it is memory of the host, a pool is made for this one buffer
-    /// ([`Placed::pool`]); a program that allocates often takes more from there.
+    /// Memory of a pool that only the home uses comes from the pool that
+    /// [serves the device anyway](Device::default_resource). If others use it too, or it is exported, or it is memory of
+    /// the host, a pool is made for this one buffer ([`Placed::pool`]); a program that allocates often takes more from
+    /// there.
     ///
     /// Memory that is to grow has addresses for at least twice its size, and for as much as the home device has.
     ///
@@ -65,7 +67,8 @@ impl Placement {
         let driver = home.driver();
         let mut placed = match self.kind {
             PlacementKind::Pool if users == [home] && self.export == Export::None => {
-                Placed::of_device(home.default_pool()?.alloc(stream, len)?, None)
+                let resource = home.default_resource_with(Fallback::Refuse)?;
+                Placed::of_device(resource.alloc(stream, len)?, None)
             }
             PlacementKind::Pool => {
                 let pool = self.pool(MemoryPool::builder(&home), &users)?;

@@ -205,7 +205,7 @@ impl<T: Pod> Placed<T> {
     }
 
     /// The pool that was made for this memory: what [exports](crate::MemoryPool::export_fd) it, or gives more of the same.
-    /// `None` for memory of no pool, or of the pool that the device has by itself.
+    /// `None` for memory of no pool, or of the one that [serves the device](crate::Device::default_resource) anyway.
     #[must_use]
     pub fn pool(&self) -> Option<&MemoryPool> {
         self.pool.as_ref()
