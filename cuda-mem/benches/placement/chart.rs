@@ -89,7 +89,7 @@ fn draw_panel(
     chart
         .configure_mesh()
         .x_label_formatter(&|bytes| size(*bytes))
-        .y_label_formatter(&f64::to_string)
+        .y_label_formatter(&|figure| format!("{}", (figure * 1e4).round() / 1e4))
         .y_desc(unit)
         .light_line_style(TRANSPARENT)
         .draw()
