@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{AccessPattern as A, Driver, Error, Lifetime, Machine, PlacementRequest};
+use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::sweep::{self, Tour};
@@ -23,7 +23,8 @@ fn places(driver: Driver) -> Result<(), Error> {
     let mut nodeless = machine.clone();
     nodeless.devices[0].host_numa_node = None;
     for (request, machine) in [
-        (short(A::GpuOnly), &machine),
+        // What is not exported comes from a pool that stays with the process.
+        (short(A::GpuOnly).export(Export::PosixFd), &machine),
         (request(A::GpuOnly), &plain),
         (request(A::GpuOnly).growable(), &machine),
         (request(A::Shared), &machine),

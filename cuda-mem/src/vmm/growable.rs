@@ -250,9 +250,9 @@ impl<T: Pod> GrowableBuffer<T> {
     /// assert_eq!(numbers.host()?[..2], [4, 3]);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
-    #[doc(alias = "cuStreamSynchronize")]
+    #[doc(alias("cuStreamSynchronize", "cuMemGetAccess"))]
     pub fn host(&self) -> Result<&[T]> {
-        self.require_host()?;
+        self.require_host(false)?;
         // SAFETY: the memory is this buffer's own, of the host, mapped with access for it, and whole pages. It stays so
         // while the buffer is borrowed.
         unsafe { self.buffer.host_slice() }
@@ -266,20 +266,20 @@ impl<T: Pod> GrowableBuffer<T> {
     /// As [`host`](Self::host).
     #[doc(alias = "cuStreamSynchronize")]
     pub fn host_mut(&mut self) -> Result<&mut [T]> {
-        self.require_host()?;
+        self.require_host(true)?;
         // SAFETY: as in `host`.
         unsafe { self.buffer.host_slice_mut() }
     }
 
-    fn require_host(&self) -> Result<()> {
-        let own = self.own()?;
-        match &*own.0 {
-            Some(memory) if memory.is_host_accessible() => Ok(()),
-            memory => Err(Error::not_supported(format!(
-                "the host does not reach {memory:?}; take memory of the host, name the host in `accessible_from`, or \
-                 copy"
-            ))),
+    fn require_host(&self, writes: bool) -> Result<()> {
+        let mut own = self.own()?;
+        let memory = own.memory()?;
+        if memory.is_open_to_host(self.buffer.size_bytes() as u64, writes)? {
+            return Ok(());
         }
+        Err(Error::not_supported(format!(
+            "the host does not reach {memory:?}; take memory of the host, give the host access, or copy"
+        )))
     }
 
     /// The memory, when all work with it is done: waits for the stream.

@@ -340,13 +340,27 @@ impl MappedMemory {
         self.map()
     }
 
-    /// Whether threads of the host read and write it at its address.
-    pub(super) fn is_host_accessible(&self) -> bool {
-        let is_host = |place: &Location| matches!(place, Location::Host | Location::HostNuma(_));
-        // Access for any node is access for the host (R159), and without it a touch ends the process (R160).
-        self.is_mapped()
-            && self.settings.locations.iter().all(is_host)
-            && self.settings.accesses.iter().any(|(who, _)| is_host(who))
+    /// Whether threads of the host may read so many bytes at its address, or write them. The driver is asked: without
+    /// access a touch ends the process (R160), and access for any node is access for the host (R159).
+    pub(super) fn is_open_to_host(&self, bytes: u64, writes: bool) -> Result<bool> {
+        if self.mapped_bytes() < bytes {
+            return Ok(false);
+        }
+        for part in &self.parts {
+            let is_host = matches!(
+                part.memory.location(),
+                Location::Host | Location::HostNuma(_)
+            );
+            let Some(mapping) = part.mapping.as_ref().filter(|_| is_host) else {
+                return Ok(false);
+            };
+            match mapping.access(Location::Host)? {
+                Access::ReadWrite => {}
+                Access::Read if !writes => {}
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     /// The device whose memory all of it is.

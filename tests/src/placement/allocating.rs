@@ -4,8 +4,8 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
-    AccessPattern, Device, DeviceBuffer, ErrorKind, Export, GrowableBuffer, Launch, Lifetime,
-    Location, Machine, MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
+    Access, AccessPattern, Device, DeviceBuffer, ErrorKind, Export, GrowableBuffer, Launch,
+    Lifetime, Location, Machine, MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
 };
 
 use super::kinds::{self, Way};
@@ -79,7 +79,7 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
         ensure!(memory.address() == address);
     }
     let home = memory.parts().next().context("no memory")?.location();
-    let mut places = vec![home];
+    let mut places = vec![Location::Device(lab.device()?), home];
     if lab.need(12, 2).is_ok() {
         places.insert(0, Location::HostNuma(0));
     }
@@ -88,8 +88,35 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
         ensure!(memory.parts().all(|part| part.location() == place));
         ensure!(memory.address() == address);
     }
-    let buffer = memory.into_buffer::<u8>(&stream, expected.len())?;
+    let mut buffer = memory.into_buffer::<u8>(&stream, expected.len())?;
     ensure!(buffer.to_vec()? == expected, "mapped again and moved");
+    if buffer.device().is_none() {
+        ensure!(buffer.host()? == expected, "the host sees it again");
+        buffer.move_memory_to(Location::Device(lab.device()?))?;
+        let error = buffer.host().expect_err("it is of the device now");
+        ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+    }
+    Ok(())
+}
+
+pub(super) fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let (stream, node) = (lab.stream()?, Location::HostNuma(0));
+    let mut memory = MappedMemory::builder_at(lab.driver, node)
+        .accessible_from([Location::Device(lab.device()?)])
+        .map(1)?;
+    for (access, reads, writes) in [
+        (Access::None, false, false),
+        (Access::ReadWrite, true, true),
+        (Access::None, false, false),
+    ] {
+        memory.set_access(Location::Host, access)?;
+        let mut buffer = memory.into_buffer::<u8>(&stream, 100)?;
+        buffer.fill(7)?;
+        ensure!(buffer.host().is_ok() == reads, "{access:?}: reading");
+        ensure!(buffer.host_mut().is_ok() == writes, "{access:?}: writing");
+        memory = buffer.into_memory()?;
+    }
     Ok(())
 }
 
@@ -226,7 +253,7 @@ pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
             let range = cuda_mem::AddressRange::reserve(lab.driver, same.size_bytes(), 0)?;
             let mapping = range.map(0, &same)?;
             let here = Location::Device(lab.device()?);
-            mapping.set_access(here, cuda_mem::Access::ReadWrite)?;
+            mapping.set_access(here, Access::ReadWrite)?;
             // SAFETY: the bytes are mapped there with access, no longer than the mapping lives, and not freed.
             let view = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, mapping.address(), LEN) };
             ensure!(view.to_vec()? == expected, "{}", way.placement);
