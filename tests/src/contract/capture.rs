@@ -234,6 +234,7 @@ pub(super) fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -
 const MEETINGS: usize = 1000;
 
 pub(super) fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
     let stream = lab.stream()?;
     let buffer = lab.pool()?.alloc_from(&stream, &[1_u8; 4096])?;
     let barrier = Barrier::new(2);
