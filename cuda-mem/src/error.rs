@@ -3,6 +3,7 @@
 //! This file never calls the driver: names and meanings come from a generated table, so an error
 //! can be printed at any time, also while the driver is shutting down.
 
+mod cause;
 mod failed;
 mod gdr;
 mod kind;
@@ -13,7 +14,8 @@ pub use failed::Failed;
 pub use kind::ErrorKind;
 pub use memory::{OutOfMemory, Remedy, Tried};
 
-use kind::{advice, kind_of};
+use cause::Cause;
+use kind::kind_of;
 use nvml::kind_of_nvml;
 
 pub(crate) use memory::Bytes;
@@ -21,8 +23,6 @@ use memory::Refusal;
 
 use std::fmt;
 
-use cuda_driver_sys::gdr::GdrLoadError;
-use cuda_driver_sys::nvml::{NvmlLoadError, nvmlReturn_t};
 use cuda_driver_sys::{CUresult, CudaVersion, LoadError, MissingSymbol};
 
 /// The result of every fallible function of this crate.
@@ -42,130 +42,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 pub struct Error(Box<Cause>);
-
-#[derive(Debug, thiserror::Error)]
-enum Cause {
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    #[error(transparent)]
-    Missing(#[from] MissingSymbol),
-    #[error(transparent)]
-    NvmlLoad(#[from] NvmlLoadError),
-    #[error(
-        "the NVML library has no {0}; it belongs to an older driver, or was built for another system"
-    )]
-    NvmlLacks(&'static str),
-    #[error("{function} answered {code}{}", Asked(asked))]
-    Nvml {
-        function: &'static str,
-        code: nvmlReturn_t,
-        asked: Option<String>,
-    },
-    #[error(transparent)]
-    GdrLoad(#[from] GdrLoadError),
-    #[error("gdrcopy's library has no {0}; install a newer one")]
-    GdrLacks(&'static str),
-    #[error("gdrcopy's library did not open /dev/gdrdrv: {0}. {hint}", hint = gdr::hint(.0))]
-    GdrClosed(#[source] std::io::Error),
-    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(source))]
-    Errno {
-        function: &'static str,
-        source: std::io::Error,
-        asked: Option<String>,
-    },
-    #[error("no window: {0}")]
-    NoWindow(String),
-    #[error(
-        "this process was forked after NVML was initialised; look for the GPU before the fork and hand \
-         its UUID on, or in a new process (exec)"
-    )]
-    NvmlForked,
-    #[error("{function} answered {code}{}{}", Asked(asked), advice(kind_of(*code)))]
-    Driver {
-        function: &'static str,
-        code: CUresult,
-        asked: Option<String>,
-    },
-    #[error(
-        "{refusal}{}: {memory}. {}, then try again",
-        Asked(asked),
-        refusal.advice(memory)
-    )]
-    OutOfMemory {
-        refusal: Refusal,
-        asked: Option<String>,
-        memory: OutOfMemory,
-    },
-    #[error("{function} answered {code}{}. The compiler said: {log}", Asked(asked))]
-    Code {
-        function: &'static str,
-        code: CUresult,
-        asked: Option<String>,
-        log: String,
-    },
-    #[error("{text}")]
-    Told { kind: ErrorKind, text: String },
-    #[error("the host has no memory for a copy of {} back from the device", Bytes(*bytes))]
-    HostMemory { bytes: u64 },
-    #[error("{what} needs CUDA {since}, and the driver has {found}; install a newer driver")]
-    DriverTooOld {
-        what: &'static str,
-        since: CudaVersion,
-        found: CudaVersion,
-    },
-    #[error("{0}")]
-    NotSupported(String),
-    #[error("{0}")]
-    InvalidValue(String),
-    #[error("{0}")]
-    NotPermitted(String),
-    #[error("{0}")]
-    PeerGone(String),
-    #[error("{what} failed: {source}")]
-    System {
-        what: &'static str,
-        source: std::io::Error,
-    },
-    #[error("{function} answered {code}: {meaning}")]
-    Meant {
-        function: &'static str,
-        code: CUresult,
-        kind: ErrorKind,
-        meaning: &'static str,
-    },
-    #[error("{0}")]
-    Capturing(String),
-    #[error(
-        "the last launch left {blocks} blocks of {} allocated; free them, or instantiate the graph \
-         so that a launch frees them",
-        Bytes(*bytes)
-    )]
-    StillAllocated { blocks: usize, bytes: u64 },
-    #[error("{what} is still used by {users} other owners; drop them first")]
-    InUse { what: &'static str, users: usize },
-    #[error(
-        "memory of the pool is still handed out, or its free has not been seen done; drop the buffers \
-         and synchronise their streams first"
-    )]
-    MemoryInUse,
-    #[error(
-        "this process was forked after the driver was initialised; CUDA works only in the parent, \
-         so start a new process (exec) instead"
-    )]
-    Forked,
-}
-
-/// ` (asked …)`, or nothing.
-struct Asked<'a>(&'a Option<String>);
-
-impl fmt::Display for Asked<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(asked) => write!(f, " ({asked})"),
-            None => Ok(()),
-        }
-    }
-}
 
 impl Error {
     pub(crate) fn driver(function: &'static str, code: CUresult) -> Self {

@@ -37,7 +37,7 @@ pub(crate) fn pages(address: CUdeviceptr, bytes: usize) -> Option<(CUdeviceptr, 
     let end = address.checked_add(bytes as u64)?;
     let end = end.checked_add(GPU_PAGE_OFFSET)? & GPU_PAGE_MASK;
     let whole = usize::try_from(end - first).ok()?;
-    debug_assert!(whole as u64 % GPU_PAGE_SIZE == 0);
+    debug_assert!((whole as u64).is_multiple_of(GPU_PAGE_SIZE));
     Some((first, whole))
 }
 

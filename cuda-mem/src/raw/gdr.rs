@@ -50,8 +50,10 @@ pub(crate) unsafe fn open(table: &GdrTable) -> Result<gdr_t> {
 
 #[cfg(target_os = "linux")]
 fn clear_errno() {
-    // SAFETY: the number of this thread, which is there as long as the thread.
-    unsafe { *libc::__errno_location() = 0 };
+    // SAFETY: it takes nothing.
+    let number = unsafe { libc::__errno_location() };
+    // SAFETY: this thread's own number, which is there as long as the thread.
+    unsafe { number.write(0) };
 }
 
 #[cfg(not(target_os = "linux"))]

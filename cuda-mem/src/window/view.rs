@@ -115,7 +115,7 @@ impl View {
     /// One store if the place is a multiple of the size; else of bytes.
     pub(super) fn store<T: bytemuck::Pod>(&mut self, offset: usize, value: T) {
         let to = self.at(offset, size_of::<T>());
-        if to.addr() % size_of::<T>() == 0 {
+        if to.addr().is_multiple_of(size_of::<T>()) {
             // SAFETY: as in `write`, and the place is a multiple of the size.
             unsafe { mmio::store_once(to.cast::<T>(), value) };
             mmio::fence_after_store(Self::is_mixed());
@@ -127,7 +127,7 @@ impl View {
     /// One load if the place is a multiple of the size; else of bytes.
     pub(super) fn load<T: bytemuck::Pod>(&self, offset: usize) -> T {
         let from = self.at(offset, size_of::<T>());
-        if from.addr() % size_of::<T>() == 0 {
+        if from.addr().is_multiple_of(size_of::<T>()) {
             // SAFETY: as in `read`, and the place is a multiple of the size.
             return unsafe { mmio::load_once(from.cast::<T>()) };
         }

@@ -27,7 +27,7 @@ pub(super) fn run() -> Result<Calls> {
     let mut cargo = workspace::cargo();
     cargo
         .args(["test", "--quiet", "--package", "cuda-mem-tests"])
-        .args(["--test", "contract", "--test", "host"]);
+        .args(["--test", "contract", "--test", "host", "--test", "window"]);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if name.starts_with("CUDA_SIM_") || name.starts_with("CUDA_MEM_TEST_") {

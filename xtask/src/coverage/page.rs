@@ -96,7 +96,7 @@ fn head(total: usize, wrapped: usize, tested: usize, tests: usize) -> String {
          streams count as the same, and *since* is the oldest. A **wrapper** is a public item whose \
          documentation carries the function's name as an alias, if `cuda-mem/src/raw` calls the \
          function; *inside* means that no item is named after it. **Tests** are those of \
-         `tests/src/contract`, `tests/src/host` and `tests/src/peers.rs` that were seen to call the function on the simulated driver, with {MACHINE}: \
+         `tests/src/contract`, `tests/src/host`, `tests/src/window` and `tests/src/peers.rs` that were seen to call the function on the simulated driver, with {MACHINE}: \
          {tests} tests, each in a process of its own. Shown are the most special ones, those that call the \
          fewest functions. What other test programs call is not counted.\n"
     )

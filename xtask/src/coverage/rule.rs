@@ -218,10 +218,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "one question a call tells an unknown address apart (R62)",
     ),
     (
-        "cuPointerSetAttribute",
-        "sets whether copies are synchronous: nobody asked for it yet",
-    ),
-    (
         "cuMemBatchDecompressAsync",
         "waits for: decompression in hardware",
     ),
@@ -289,8 +285,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
         "for devices without concurrent managed access, on which `ManagedBuffer::host` is refused",
     ),
     ("cuMemRetainAllocationHandle", VIRTUAL),
-    ("cuMemGetHandleForAddressRange", OTHERS),
-    ("cuFlushGPUDirectRDMAWrites", OTHERS),
     ("cuImportExternalMemory", OTHERS),
     ("cuExternalMemoryGetMappedBuffer", OTHERS),
     ("cuDestroyExternalMemory", OTHERS),
