@@ -357,8 +357,8 @@ impl From<LoadError> for Error {
     }
 }
 
-impl From<NvmlLoadError> for Error {
-    fn from(error: NvmlLoadError) -> Self {
+impl From<cuda_driver_sys::nvml::NvmlLoadError> for Error {
+    fn from(error: cuda_driver_sys::nvml::NvmlLoadError) -> Self {
         Self::from(Cause::NvmlLoad(error))
     }
 }

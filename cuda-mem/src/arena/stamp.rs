@@ -103,7 +103,7 @@ mod tests {
         let stamp = Stamp::new(40, 7).and(Stamp::new(40, 9)).and(Stamp::FREE);
         assert_eq!((stamp.ticket, stamp.is_of(40)), (9, true));
         assert_eq!(lanes(stamp, 100, 3), [40]);
-        assert_eq!(lanes(stamp, 100, 40), []);
+        assert!(lanes(stamp, 100, 40).is_empty());
         assert_eq!(Stamp::FREE.and(stamp), stamp);
     }
 
@@ -121,7 +121,7 @@ mod tests {
             "2 may stand for 33: {many:?}"
         );
         assert!(Stamp::FREE.is_of(1));
-        assert_eq!(lanes(Stamp::FREE, 100, 1), []);
+        assert!(lanes(Stamp::FREE, 100, 1).is_empty());
     }
 
     #[test]

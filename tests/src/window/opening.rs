@@ -206,7 +206,8 @@ pub(super) fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
     for kind in kinds(lab, &stream)? {
         let mut buffer = memory::<u32>(lab, &stream, kind, 10)?;
         buffer.fill(1)?;
-        for range in [0..11, 11..11, 5..4, 3..usize::MAX] {
+        let backwards = std::ops::Range { start: 5, end: 4 };
+        for range in [0..11, 11..11, backwards, 3..usize::MAX] {
             let refused = WindowOptions::new().range(range.clone()).open(&mut buffer);
             let error = refused.map(drop).expect_err("no such range");
             ensure!(
