@@ -24,7 +24,7 @@ pub(super) fn require_possible(driver: Driver, who: Location, place: Location) -
 
 /// What was allowed. What cannot be where the memory is now counts again when it is moved.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Accesses(Vec<(Location, Access)>);
+pub(super) struct Accesses(pub(super) Vec<(Location, Access)>);
 
 impl Accesses {
     pub(super) fn set(&mut self, who: Location, access: Access) {

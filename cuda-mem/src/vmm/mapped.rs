@@ -340,10 +340,20 @@ impl MappedMemory {
         self.map()
     }
 
-    /// Whether threads of the host may read so many bytes at its address, or write them. The driver is asked: without
-    /// access a touch ends the process (R160), and access for any node is access for the host (R159).
+    /// Whether threads of the host may read so many bytes at its address, or write them. Without access a touch ends
+    /// the process (R160). What was given decides, and the driver must not say otherwise: asked for the host, it answers
+    /// yes as soon as any device has access (R171).
     pub(super) fn is_open_to_host(&self, bytes: u64, writes: bool) -> Result<bool> {
         if self.mapped_bytes() < bytes {
+            return Ok(false);
+        }
+        let given = |writes: bool| {
+            self.settings.accesses.0.iter().any(|(who, access)| {
+                let enough = *access == Access::ReadWrite || *access == Access::Read && !writes;
+                matches!(who, Location::Host | Location::HostNuma(_)) && enough
+            })
+        };
+        if !given(writes) {
             return Ok(false);
         }
         for part in &self.parts {

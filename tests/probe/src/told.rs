@@ -92,6 +92,60 @@ pub(crate) fn places(lab: &Lab) -> Result<()> {
 }
 
 /// How much of the memory a piece of advice is about.
+/// Advice that is taken back of a part of a page, and of blocks that share one.
+pub(crate) fn parts(lab: &Lab) -> Result<()> {
+    let at = managed(lab)?;
+    for (part, from, bytes) in [
+        ("a byte in it", 4096 + 5, 1),
+        ("its first byte", 4096, 1),
+        ("its last byte", 8191, 1),
+        ("its second half", 6144, 2048),
+        ("all of it", 4096, 4096),
+    ] {
+        for advice in [
+            (1, 2, "read mostly", 1),
+            (3, 4, "preferred", 2),
+            (5, 6, "accessed by", 3),
+        ] {
+            let (set, unset, what, attribute) = advice;
+            let label = |when: &str| format!("{what}, {part}, {when}");
+            lab.code(label("set"), advise(lab, at, 3 * 4096, set, 1, 0));
+            lab.code(label("unset"), advise(lab, at + from, bytes, unset, 1, 0));
+            lab.say(label("the byte"), one(lab, at + from, 1, attribute));
+            lab.say(label("the page"), one(lab, at + 4096, 4096, attribute));
+            lab.say(label("the page before"), one(lab, at, 4096, attribute));
+            lab.say(label("all three"), one(lab, at, 3 * 4096, attribute));
+            lab.code(label("all unset"), advise(lab, at, 3 * 4096, unset, 1, 0));
+        }
+    }
+    let mut blocks = Vec::new();
+    for _ in 0..9 {
+        let mut block = 0;
+        lab.fine(
+            "cuMemAllocManaged",
+            cu!(lab, cuMemAllocManaged(&raw mut block, 600, 1)),
+        )?;
+        blocks.push(block);
+    }
+    let step = blocks.windows(2).all(|pair| pair[1] == pair[0] + 1024);
+    lab.say("blocks of 600 B are 1 KiB apart", step);
+    for (number, block) in blocks.iter().enumerate() {
+        let label = |when: &str| format!("block {number}, {when}");
+        lab.say(label("its place in a page"), block % 4096);
+        lab.code(label("set"), advise(lab, *block, 600, 1, 1, 0));
+        lab.say(label("told"), one(lab, *block, 600, 1));
+        lab.code(
+            label("its last byte unset"),
+            advise(lab, block + 599, 1, 2, 1, 0),
+        );
+        lab.say(label("told then"), one(lab, *block, 600, 1));
+        lab.say(label("the last byte then"), one(lab, block + 599, 1, 1));
+        lab.code(label("unset"), advise(lab, *block, 600, 2, 1, 0));
+        lab.say(label("told at last"), one(lab, *block, 600, 1));
+    }
+    Ok(())
+}
+
 pub(crate) fn pages(lab: &Lab) -> Result<()> {
     let at = managed(lab)?;
     let middle = at + 4 * MIB;

@@ -4,6 +4,7 @@ use anyhow::Result;
 use cuda_driver_sys::*;
 
 use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
+use crate::two::and_synchronise;
 use crate::vmm::{
     STEP, access, allow, create, end, map, prop, release, reserve, steps, try_create, unmap,
 };
@@ -153,6 +154,187 @@ pub(crate) fn touches(lab: &Lab) -> Result<()> {
             // SAFETY: as above.
             let byte = unsafe { address.read_volatile() };
             Ok(format!("read back {byte}"))
+        });
+    }
+    Ok(())
+}
+
+/// Copies and fills from one mapping into the next, with a context current.
+pub(crate) fn borders(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for (kind, place) in [("host", HOST), ("node", NODE), ("device", 1)] {
+        let range = reserve(lab, 2 * STEP)?;
+        for at in [range, range + STEP] {
+            let (code, handle) = try_create(lab, STEP, &prop(place, 0), 0);
+            lab.fine("cuMemCreate", code)?;
+            lab.fine("cuMemMap", map(lab, at, STEP, handle))?;
+            lab.fine("cuMemSetAccess", allow(lab, (at, STEP), (1, 0), 3))?;
+        }
+        let mut bytes = vec![1_u8; 64];
+        let (other, len) = (lab.plain(64)?, bytes.len());
+        let memory = bytes.as_mut_ptr().cast();
+        let border = range + STEP - 16;
+        let say = |what: &str, code: CUresult| {
+            lab.say(
+                format!("{kind}, {what}"),
+                and_synchronise(lab, code, stream),
+            );
+        };
+        say(
+            "memset 8",
+            cu!(lab, cuMemsetD8Async(border, 1, len, stream)),
+        );
+        say(
+            "memset 16",
+            cu!(lab, cuMemsetD16Async(border, 1, len / 2, stream)),
+        );
+        say(
+            "memset 32",
+            cu!(lab, cuMemsetD32Async(border, 1, len / 4, stream)),
+        );
+        say(
+            "memset of a MiB",
+            cu!(
+                lab,
+                cuMemsetD8Async(range + MIB, 1, 2 * MIB as usize, stream)
+            ),
+        );
+        say(
+            "memset within one",
+            cu!(lab, cuMemsetD8Async(range, 1, len, stream)),
+        );
+        say(
+            "from there",
+            cu!(lab, cuMemcpyDtoDAsync_v2(other, border, len, stream)),
+        );
+        say(
+            "to there",
+            cu!(lab, cuMemcpyDtoDAsync_v2(border, other, len, stream)),
+        );
+        say(
+            "by address, to there",
+            cu!(lab, cuMemcpyAsync(border, other, len, stream)),
+        );
+        say(
+            "by address, from there",
+            cu!(lab, cuMemcpyAsync(other, border, len, stream)),
+        );
+        say(
+            "to the host",
+            cu!(lab, cuMemcpyDtoHAsync_v2(memory, border, len, stream)),
+        );
+        say(
+            "from the host",
+            cu!(lab, cuMemcpyHtoDAsync_v2(border, memory, len, stream)),
+        );
+    }
+    Ok(())
+}
+
+/// The same where the second mapping is larger, comes later, and the host has access too.
+pub(crate) fn later_borders(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for (kind, place) in [("host", HOST), ("node", NODE)] {
+        for (who, of_host) in [("device", false), ("device and host", true)] {
+            for more in [STEP, 9 * STEP] {
+                let range = reserve(lab, STEP + more)?;
+                let say = |what: &str, code: CUresult| {
+                    let part = format!("{kind}, {who}, {} behind, {what}", size(more));
+                    lab.say(part, and_synchronise(lab, code, stream));
+                };
+                for (at, bytes) in [(range, STEP), (range + STEP, more)] {
+                    let (code, handle) = try_create(lab, bytes, &prop(place, 0), 0);
+                    lab.fine("cuMemCreate", code)?;
+                    lab.fine("cuMemMap", map(lab, at, bytes, handle))?;
+                    if of_host {
+                        lab.fine("cuMemSetAccess", allow(lab, (at, bytes), (HOST, 0), 3))?;
+                    }
+                    lab.fine("cuMemSetAccess", allow(lab, (at, bytes), (1, 0), 3))?;
+                    if at == range {
+                        say("first", cu!(lab, cuMemsetD8Async(range, 1, 1000, stream)));
+                    }
+                }
+                let all = (STEP + more) as usize;
+                say(
+                    "small",
+                    cu!(lab, cuMemsetD8Async(range + STEP - 16, 1, 64, stream)),
+                );
+                say(
+                    "a MiB",
+                    cu!(
+                        lab,
+                        cuMemsetD8Async(range + MIB, 1, 2 * MIB as usize, stream)
+                    ),
+                );
+                say(
+                    "odd",
+                    cu!(lab, cuMemsetD8Async(range + 1000, 1, all - 1000, stream)),
+                );
+                say("whole", cu!(lab, cuMemsetD8Async(range, 1, all, stream)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is told of the host's access, before it is given and after it is taken.
+pub(crate) fn host_access(lab: &Lab) -> Result<()> {
+    for (part, kind) in [("host", HOST), ("node", NODE)] {
+        let (code, handle) = try_create(lab, STEP, &prop(kind, 0), 0);
+        lab.fine("cuMemCreate", code)?;
+        let range = reserve(lab, STEP)?;
+        lab.fine("cuMemMap", map(lab, range, STEP, handle))?;
+        let told = |when: &str| {
+            for (who, kind) in [("host", HOST), ("node 0", NODE), ("device", 1)] {
+                let mut flags = 99;
+                let mut place = CUmemLocation::default();
+                place.type_ = CUmemLocationType_enum(kind);
+                let code = cu!(lab, cuMemGetAccess(&raw mut flags, &raw const place, range));
+                lab.say(
+                    format!("{part}, {who} {when}"),
+                    format!("{}, {flags}", name(code)),
+                );
+            }
+        };
+        told("at first");
+        lab.code(
+            format!("{part}, for the device"),
+            allow(lab, (range, STEP), (1, 0), 3),
+        );
+        told("then");
+        lab.code(
+            format!("{part}, none for the host"),
+            allow(lab, (range, STEP), (HOST, 0), 0),
+        );
+        told("without");
+        lab.code(
+            format!("{part}, for the host"),
+            allow(lab, (range, STEP), (HOST, 0), 3),
+        );
+        told("with");
+        lab.code(
+            format!("{part}, taken from the host"),
+            allow(lab, (range, STEP), (HOST, 0), 0),
+        );
+        told("after that");
+    }
+    Ok(())
+}
+
+/// A touch of the host's after its access was taken.
+pub(crate) fn taken(lab: &Lab) -> Result<()> {
+    for (part, kind) in [("host", HOST), ("node", NODE)] {
+        lab.alone(&format!("{part}, touched after it was taken"), || {
+            let (code, handle) = try_create(lab, STEP, &prop(kind, 0), 0);
+            lab.fine("cuMemCreate", code)?;
+            let range = reserve(lab, STEP)?;
+            lab.fine("cuMemMap", map(lab, range, STEP, handle))?;
+            lab.fine("cuMemSetAccess", allow(lab, (range, STEP), (HOST, 0), 3))?;
+            let taken = allow(lab, (range, STEP), (HOST, 0), 0);
+            let address: *mut u8 = std::ptr::with_exposed_provenance_mut(range as usize);
+            // SAFETY: nothing of ours is there; if nothing is, this process ends.
+            unsafe { address.write_volatile(5) };
+            Ok(format!("taken {}, and written", name(taken)))
         });
     }
     Ok(())

@@ -144,7 +144,12 @@ pub(super) fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<
             }
             let last = buffer.range(len - 1..)?;
             last.unadvise(Advice::ReadMostly)?;
-            ensure!(!buffer.info()?.read_mostly, "not of the last byte");
+            let (all, end) = (buffer.info()?, last.info()?);
+            ensure!(
+                !all.read_mostly,
+                "not of the last of {len} bytes at {:#x}: {all:?}, {end:?}",
+                buffer.as_raw()
+            );
             buffer.unadvise(user)?;
             ensure!(last.info()?.accessed_by.is_empty());
             buffer.prefetch(device)?;

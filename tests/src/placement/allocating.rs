@@ -163,7 +163,9 @@ pub(super) fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
         let expected = pattern(20 * MIB);
         placed.copy_from(&expected[..1000])?;
         let buffer = placed.growable().context("it cannot grow")?;
-        buffer.resize_zeroed(20 * MIB)?;
+        buffer
+            .resize_zeroed(20 * MIB)
+            .with_context(|| format!("{kind:?}: {buffer:?}"))?;
         let (old, new) = expected.split_at(1000);
         let seen = placed.to_vec()?;
         ensure!(
