@@ -146,6 +146,37 @@ pub(crate) fn parts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// How lengths that are no whole pages are taken.
+pub(crate) fn lengths(lab: &Lab) -> Result<()> {
+    let at = managed(lab)?;
+    for bytes in [1, 4095, 4096, 4097, 6000, 8191, 8192, 8193, 12287] {
+        lab.code(
+            format!("advice, {bytes} B"),
+            advise(lab, at, bytes, 1, 1, 0),
+        );
+        let pages = (0..4).map(|page| one(lab, at + page * 4096, 4096, 1));
+        lab.say(
+            format!("pages of {bytes} B"),
+            pages.collect::<Vec<_>>().join(" "),
+        );
+        lab.fine("cuMemAdvise", advise(lab, at, 16 * 4096, 2, 1, 0))?;
+    }
+    for told in [1_u64, 2, 3] {
+        lab.fine(
+            "cuMemAdvise",
+            advise(lab, at, told as usize * 4096, 1, 1, 0),
+        )?;
+        for bytes in [1, 4096, 4097, 6000, 8191, 8192, 8193, 12287, 12288, 12289] {
+            lab.say(
+                format!("of {told} pages, {bytes} B"),
+                one(lab, at, bytes, 1),
+            );
+        }
+        lab.fine("cuMemAdvise", advise(lab, at, 16 * 4096, 2, 1, 0))?;
+    }
+    Ok(())
+}
+
 pub(crate) fn pages(lab: &Lab) -> Result<()> {
     let at = managed(lab)?;
     let middle = at + 4 * MIB;

@@ -6,7 +6,8 @@ use cuda_driver_sys::*;
 use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 use crate::two::and_synchronise;
 use crate::vmm::{
-    STEP, access, allow, create, end, map, prop, release, reserve, steps, try_create, unmap,
+    STEP, access, address_free, allow, create, end, map, prop, release, reserve, steps, try_create,
+    unmap,
 };
 
 /// The kinds of place, as the driver numbers them.
@@ -271,6 +272,107 @@ pub(crate) fn later_borders(lab: &Lab) -> Result<()> {
                     cu!(lab, cuMemsetD8Async(range + 1000, 1, all - 1000, stream)),
                 );
                 say("whole", cu!(lab, cuMemsetD8Async(range, 1, all, stream)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same in addresses for much more than there is.
+pub(crate) fn far_borders(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for (kind, place) in [("device", 1), ("host", HOST), ("node", NODE)] {
+        for reserved in [20 * MIB, 1 << 30, 64 << 30, 140 << 30] {
+            let range = reserve(lab, reserved)?;
+            let say = |what: &str, code: CUresult| {
+                let part = format!("{kind}, addresses for {}, {what}", size(reserved));
+                lab.say(part, and_synchronise(lab, code, stream));
+            };
+            for (at, bytes) in [(range, STEP), (range + STEP, 9 * STEP)] {
+                let (code, handle) = try_create(lab, bytes, &prop(place, 0), 0);
+                lab.fine("cuMemCreate", code)?;
+                lab.fine("cuMemMap", map(lab, at, bytes, handle))?;
+                lab.fine("cuMemSetAccess", allow(lab, (at, bytes), (1, 0), 3))?;
+            }
+            let all = 10 * STEP as usize;
+            say(
+                "small",
+                cu!(lab, cuMemsetD8Async(range + STEP - 16, 1, 64, stream)),
+            );
+            say(
+                "odd",
+                cu!(lab, cuMemsetD8Async(range + 1000, 1, all - 1000, stream)),
+            );
+            say("whole", cu!(lab, cuMemsetD8Async(range, 1, all, stream)));
+            lab.no_context()?;
+            let part = format!(
+                "{kind}, addresses for {}, odd without a context",
+                size(reserved)
+            );
+            let code = cu!(lab, cuMemsetD8Async(range + 1000, 1, all - 1000, stream));
+            lab.code(part, code);
+            lab.current(lab.context())?;
+        }
+    }
+    Ok(())
+}
+
+/// Borders at addresses where something else was before, and with access given in one call.
+pub(crate) fn used_borders(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for reserved in [1 << 30, 140 << 30] {
+        for (before, first) in [("a device's", 1), ("the host's", HOST), ("a node's", NODE)] {
+            for (kind, second) in [("device", 1), ("host", HOST), ("node", NODE)] {
+                let mut address = 0;
+                for place in [first, second] {
+                    let range = reserve(lab, reserved)?;
+                    let is_last = address != 0;
+                    let say = |what: &str, answer: String| {
+                        let part = format!(
+                            "{kind} after {before}, addresses for {}, {what}",
+                            size(reserved)
+                        );
+                        if is_last {
+                            lab.say(part, answer);
+                        }
+                    };
+                    say("the same address", yes(range == address).to_owned());
+                    address = range;
+                    let mut handles = Vec::new();
+                    for (at, bytes) in [(range, STEP), (range + STEP, 9 * STEP)] {
+                        let (code, handle) = try_create(lab, bytes, &prop(place, 0), 0);
+                        lab.fine("cuMemCreate", code)?;
+                        lab.fine("cuMemMap", map(lab, at, bytes, handle))?;
+                        let mut who = [CUmemAccessDesc::default(); 2];
+                        who[0].location.type_ = CUmemLocationType_enum(1);
+                        who[1].location.type_ = CUmemLocationType_enum(HOST);
+                        for one in &mut who {
+                            one.flags = CUmemAccess_flags_enum(3);
+                        }
+                        let count = if place == 1 { 1 } else { 2 };
+                        let code =
+                            cu!(lab, cuMemSetAccess(at, bytes as usize, who.as_ptr(), count));
+                        lab.fine("cuMemSetAccess", code)?;
+                        handles.push(handle);
+                    }
+                    let all = 10 * STEP as usize;
+                    for (what, at, bytes) in [
+                        ("small", range + STEP - 16, 64),
+                        ("odd", range + 1000, all - 1000),
+                        ("whole", range, all),
+                        ("the first", range, STEP as usize),
+                        ("the second", range + STEP, 9 * STEP as usize),
+                    ] {
+                        let code = cu!(lab, cuMemsetD8Async(at, 1, bytes, stream));
+                        say(what, and_synchronise(lab, code, stream));
+                    }
+                    lab.fine("cuMemUnmap", unmap(lab, range, STEP))?;
+                    lab.fine("cuMemUnmap", unmap(lab, range + STEP, 9 * STEP))?;
+                    lab.fine("cuMemAddressFree", address_free(lab, range, reserved))?;
+                    for handle in handles {
+                        lab.fine("cuMemRelease", release(lab, handle))?;
+                    }
+                }
             }
         }
     }
