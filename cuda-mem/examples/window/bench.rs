@@ -1,0 +1,151 @@
+//! The machine, and the kinds of windows that it has.
+
+use anyhow::{Result, ensure};
+use bytemuck::Pod;
+use cuda_mem::{
+    Context, Device, DeviceBuffer, ErrorKind, MappingKind, Stream, Support, Window, WindowKind,
+    WindowOptions,
+};
+
+use crate::backend::{self, Backend};
+use crate::timing::Plan;
+use crate::{Args, Misuse};
+
+/// Of the device, in bytes.
+const PAGE: usize = 64 << 10;
+
+/// Everything that measurements need.
+pub(crate) struct Bench {
+    pub(crate) backend: Backend,
+    pub(crate) device: Device,
+    pub(crate) context: Context,
+    pub(crate) stream: Stream,
+    /// The host and the devices have the same addresses for pinned memory.
+    pub(crate) unified: bool,
+    pub(crate) plan: Plan,
+    pub(crate) quick: bool,
+    /// Of the ping-pong.
+    pub(crate) rounds: u32,
+    /// Those that are asked for, the best first.
+    pub(crate) kinds: Vec<Kind>,
+    /// What a program that asks for nothing in particular gets.
+    pub(crate) usual: String,
+    /// The same where the memory has to be the device's.
+    pub(crate) usual_on_device: String,
+}
+
+/// A kind of window, and whether it can be had here.
+pub(crate) struct Kind {
+    pub(crate) kind: WindowKind,
+    pub(crate) mapping: Option<MappingKind>,
+    /// Why it cannot be had.
+    pub(crate) missing: Option<String>,
+}
+
+impl Bench {
+    pub(crate) fn open(args: &Args) -> Result<Self> {
+        let backend = backend::open()?;
+        if let Some(reason) = &backend.reason {
+            eprintln!("no GPU driver ({reason}); using the simulated driver");
+        }
+        let device = backend.driver.device(args.device);
+        let device = device.map_err(|error| match error.kind() {
+            ErrorKind::InvalidDevice => Misuse(format!("--device {}: {error}", args.device)).into(),
+            _ => anyhow::Error::from(error),
+        })?;
+        let context = device.primary_context()?;
+        let stream = context.stream()?;
+        let wanted = |kind: &WindowKind| args.kinds.is_empty() || args.kinds.contains(kind);
+        let kinds = WindowKind::ALL.into_iter().filter(wanted);
+        let kinds = kinds.map(|kind| Kind::find(&stream, kind));
+        let kinds = kinds.collect::<Result<Vec<_>>>()?;
+        let missing = kinds
+            .iter()
+            .filter_map(|kind| Some((kind.kind, kind.missing.as_ref()?)));
+        let missing: Vec<String> = missing
+            .map(|(kind, why)| format!("{kind}: {why}"))
+            .collect();
+        ensure!(
+            missing.len() < kinds.len(),
+            "no window of the kinds that are asked for: {}",
+            missing.join("; ")
+        );
+        let any = WindowOptions::new();
+        Ok(Self {
+            unified: device.capabilities()?.unified_addressing == Support::Yes,
+            usual: usual(&stream, &any)?,
+            usual_on_device: usual(&stream, &any.refuse([WindowKind::HostMapped]))?,
+            plan: Plan::new(args.quick, args.count),
+            quick: args.quick,
+            rounds: args.count.unwrap_or(if args.quick { 20 } else { 5000 }),
+            backend,
+            device,
+            context,
+            stream,
+            kinds,
+        })
+    }
+
+    /// Those that can be had.
+    pub(crate) fn had(&self) -> impl Iterator<Item = WindowKind> + '_ {
+        let had = self.kinds.iter().filter(|kind| kind.missing.is_none());
+        had.map(|kind| kind.kind)
+    }
+
+    /// Memory for a window of this kind: so many elements and more.
+    pub(crate) fn memory<T: Pod>(&self, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+        memory(&self.stream, kind, len)
+    }
+
+    /// Memory of the device, of just so many bytes.
+    pub(crate) fn device_memory(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
+        let of_device = WindowOptions::new().refuse([WindowKind::HostMapped]);
+        Ok(of_device.alloc(&self.stream, bytes)?)
+    }
+
+    /// A window of this kind and no other on the first elements, which leaves nothing to the driver, however much it is.
+    pub(crate) fn window<'a, T: Pod>(
+        &self,
+        buffer: &'a mut DeviceBuffer<T>,
+        len: usize,
+        kind: WindowKind,
+    ) -> cuda_mem::Result<Window<'a, T>> {
+        let options = WindowOptions::new().only([kind]).range(0..len);
+        options
+            .write_limit(usize::MAX)
+            .read_limit(usize::MAX)
+            .open(buffer)
+    }
+}
+
+impl Kind {
+    fn find(stream: &Stream, kind: WindowKind) -> Result<Self> {
+        let mut buffer = memory::<u8>(stream, kind, PAGE)?;
+        // Another one opens in its place, and knows why.
+        let window = WindowOptions::new().prefer([kind]).open(&mut buffer)?;
+        let mut left_out = window.choice().left_out().iter();
+        let missing = left_out.find(|(other, _)| *other == kind);
+        Ok(Self {
+            kind,
+            mapping: window.mapping().filter(|_| missing.is_none()),
+            missing: missing.map(|(_, reason)| reason.to_string()),
+        })
+    }
+}
+
+/// Whole pages of the device: gdrcopy pins nothing less, and dma-bufs show whole pages of the host.
+fn memory<T: Pod>(stream: &Stream, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+    let wish = match kind {
+        WindowKind::HostMapped => WindowOptions::new().only([kind]),
+        // The device's, also where nothing maps it.
+        _ => WindowOptions::new().refuse([WindowKind::HostMapped]),
+    };
+    let whole = len.next_multiple_of(PAGE / size_of::<T>());
+    Ok(wish.alloc(stream, whole)?)
+}
+
+fn usual(stream: &Stream, options: &WindowOptions) -> Result<String> {
+    let mut buffer = options.alloc::<u8>(stream, PAGE)?;
+    let window = options.clone().open(&mut buffer)?;
+    Ok(window.choice().to_string())
+}

@@ -1,0 +1,174 @@
+//! What each call on a window costs.
+
+use anyhow::{Context as _, Result};
+use cuda_mem::{Window, WindowKind};
+use serde_json::{Value, json};
+
+use crate::bench::Bench;
+use crate::figures::quantile;
+use crate::report::{self, Outcome};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Bytes of the memory.
+    #[arg(long, default_value_t = 64 << 10, value_parser = clap::value_parser!(u64).range(8192..=1 << 32))]
+    size: u64,
+}
+
+struct Row {
+    window: String,
+    call: &'static str,
+    median: f64,
+    p99: f64,
+    samples: usize,
+}
+
+pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
+    let words = usize::try_from(args.size)? / size_of::<u32>();
+    let mut rows = Vec::new();
+    for kind in bench.had() {
+        of_kind(bench, kind, words, &mut rows).with_context(|| kind.to_string())?;
+    }
+    let mut left_out = Vec::new();
+    if let Err(error) = of_dma_bufs(bench, words, &mut rows) {
+        left_out.push(format!("export_dma_buf: {error:#}"));
+    }
+    let header = ["window", "call", "median", "p99", "samples"];
+    let mut table = report::table(header.map(str::to_owned));
+    for row in &rows {
+        let (median, p99) = (report::time(row.median), report::time(row.p99));
+        let (call, samples) = (row.call.to_owned(), row.samples.to_string());
+        table.add_row([row.window.clone(), call, median, p99, samples]);
+    }
+    let mut title = format!("windows on {}", report::size(words * size_of::<u32>()));
+    for line in &left_out {
+        title += &format!("\nleft out: {line}");
+    }
+    Ok(Outcome {
+        method: format!(
+            "one thread of the host, everything warm. Medians: opening, closing and exporting by themselves, other calls \
+             as means of batches of about 100 µs; p99: of single calls, less {:.0} ns for the clock; {}",
+            bench.plan.clock_ns,
+            bench.plan.words(),
+        ),
+        fields: vec![
+            ("bytes", (words * size_of::<u32>()).into()),
+            ("rows", rows.iter().map(Row::json).collect()),
+            ("left_out", left_out.into()),
+        ],
+        tables: vec![(title, table)],
+    })
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        json!({
+            "window": self.window,
+            "call": self.call,
+            "median_ns": self.median,
+            "p99_ns": self.p99,
+            "samples": self.samples,
+        })
+    }
+
+    /// Of a call that takes long.
+    fn of_singles(window: String, call: &'static str, mut all: Vec<f64>) -> Self {
+        Self {
+            window,
+            call,
+            median: quantile(&mut all, 0.5),
+            p99: quantile(&mut all, 0.99),
+            samples: all.len(),
+        }
+    }
+}
+
+fn of_kind(bench: &Bench, kind: WindowKind, words: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let mut buffer = bench.memory::<u32>(kind, words)?;
+    buffer.zero()?;
+    let plan = &bench.plan;
+    let [opened, closed] = plan.repeat(|| {
+        let (window, opened) = plan.timed(|| Ok(bench.window(&mut buffer, words, kind)?))?;
+        let ((), closed) = plan.timed(|| Ok(window.close()?))?;
+        Ok([opened, closed])
+    })?;
+    rows.push(Row::of_singles(kind.to_string(), "open", opened));
+
+    let mut calls = Calls {
+        bench,
+        kind,
+        window: bench.window(&mut buffer, words, kind)?,
+        rows,
+    };
+    calls.time("store 4 B", |window| window.store(1, 7))?;
+    calls.time("load 4 B", |window| window.load(1).map(drop))?;
+    calls.time("flush", |window| window.flush())?;
+    calls.time("store 4 B, flush", |window| {
+        window.store(1, 7)?;
+        window.flush()
+    })?;
+    calls.time("write 8 B", |window| window.write(2, &[7; 2]))?;
+    calls.time("write 64 B", |window| window.write(16, &[7; 16]))?;
+    calls.time("write 4 KiB", |window| window.write(0, &[7; 1024]))?;
+    calls.time("read 8 B", |window| window.read(2, &mut [0; 2]))?;
+    calls.time("read 64 B", |window| window.read(16, &mut [0; 16]))?;
+    calls.time("read 4 KiB", |window| window.read(0, &mut [0; 1024]))?;
+    if kind == WindowKind::Gdrcopy {
+        calls.time("gdr_info", |window| window.gdr_info().map(drop))?;
+        calls.time("is_revoked", |window| window.is_revoked().map(drop))?;
+    }
+    rows.push(Row::of_singles(kind.to_string(), "close", closed));
+    Ok(())
+}
+
+/// An open window, and what was found of it.
+struct Calls<'a, 'w> {
+    bench: &'a Bench,
+    kind: WindowKind,
+    window: Window<'w, u32>,
+    rows: &'a mut Vec<Row>,
+}
+
+impl<'w> Calls<'_, 'w> {
+    fn time(
+        &mut self,
+        call: &'static str,
+        work: impl Fn(&mut Window<'w, u32>) -> cuda_mem::Result<()>,
+    ) -> Result<()> {
+        let mut once = || Ok(work(&mut self.window)?);
+        let median = self.bench.plan.batches(&mut once)?;
+        let mut all = self.bench.plan.singles(&mut once, || ())?;
+        self.rows.push(Row {
+            window: self.kind.to_string(),
+            call,
+            median,
+            p99: quantile(&mut all, 0.99),
+            samples: all.len(),
+        });
+        Ok(())
+    }
+}
+
+/// Descriptors of the device's memory for network cards.
+#[cfg(target_os = "linux")]
+fn of_dma_bufs(bench: &Bench, words: usize, rows: &mut Vec<Row>) -> Result<()> {
+    let buffer = bench.memory::<u32>(WindowKind::Copies, words)?;
+    let plan = &bench.plan;
+    let [exported, dropped] = plan.repeat(|| {
+        let (shown, exported) = plan.timed(|| Ok(buffer.export_dma_buf(false)?))?;
+        let ((), dropped) = plan.timed(|| {
+            drop(shown);
+            Ok(())
+        })?;
+        Ok([exported, dropped])
+    })?;
+    let device = || "(device)".to_owned();
+    rows.push(Row::of_singles(device(), "export_dma_buf", exported));
+    rows.push(Row::of_singles(device(), "drop of the dma-buf", dropped));
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn of_dma_bufs(_: &Bench, _: usize, _: &mut Vec<Row>) -> Result<()> {
+    anyhow::bail!("dma-bufs are Linux's")
+}
