@@ -59,6 +59,14 @@ pub(crate) fn plan(programs: &[String], data: &Path, only: &[String]) -> Plan {
             Expect::Nothing,
         )
     }));
+    for name in named("example-window") {
+        jobs.extend(
+            ["latency", "bandwidth", "calls", "ping-pong"].map(|tool| Job {
+                log: format!("{name}-{tool}.json.log"),
+                ..job(name, &[tool, "--json"], Expect::Json)
+            }),
+        );
+    }
     jobs.extend(named("bench-").map(|name| job(name, &["--json"], Expect::Json)));
 
     let wanted = |name: &str| only.is_empty() || only.iter().any(|text| name.contains(text));
@@ -130,6 +138,18 @@ mod tests {
         // The path that the example knows by itself is that of the machine that built it.
         assert_eq!(plan.jobs[2].arguments[2], format!("data/{TRACE}"));
         assert_eq!(plan.jobs[3].arguments[1], format!("data/{TRACE}"));
+    }
+
+    #[test]
+    fn each_tool_for_windows_has_a_log_of_its_own() {
+        let jobs = plan_of(&["example-window"], &["window"]).jobs;
+        let logs: Vec<_> = jobs.iter().map(|job| job.log.as_str()).collect();
+        assert_eq!(
+            logs,
+            ["latency", "bandwidth", "calls", "ping-pong"]
+                .map(|tool| format!("example-window-{tool}.json.log"))
+        );
+        assert!(jobs.iter().all(|job| job.expect == Expect::Json));
     }
 
     #[test]
