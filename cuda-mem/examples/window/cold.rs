@@ -9,6 +9,10 @@ pub(crate) const HOW: &str = if cfg!(target_arch = "x86_64") {
 
 /// Some memory of the host that a transfer uses.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "a walk asks for no addresses")
+)]
 pub(crate) struct Region {
     at: *const u8,
     bytes: usize,
