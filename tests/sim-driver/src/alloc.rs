@@ -102,7 +102,11 @@ impl State {
                     let start = self.slabs.take(context, kind, size);
                     (start.ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?, None)
                 } else {
-                    let (mapping, start) = Mapping::allocate_aligned(size, DEVICE_STEP)?;
+                    let whole = match kind {
+                        Kind::Device => size.next_multiple_of(DEVICE_STEP),
+                        Kind::Pinned | Kind::Managed => size,
+                    };
+                    let (mapping, start) = Mapping::allocate_aligned(whole, DEVICE_STEP)?;
                     (start, Some(mapping))
                 }
             }
@@ -144,6 +148,18 @@ impl State {
         let own = allocations.filter_map(|(_, allocation)| allocation.mapping.as_mut());
         let own = own.take(1).find(|mapping| mapping.contains(address));
         own.or_else(|| self.slabs.mapping_at(address))
+    }
+
+    /// From where to where the driver has taken memory of the device for a block that a range touches.
+    pub(crate) fn taken_around(&self, start: u64, end: u64) -> Option<(u64, u64)> {
+        let (&block, allocation) = self.allocations.range(..end).next_back()?;
+        let is_hit = block + allocation.size > start;
+        if !is_hit || allocation.kind != Kind::Device || allocation.freed.is_some() {
+            return None;
+        }
+        let first = block - block % DEVICE_STEP;
+        let len = allocation.taken().max(DEVICE_STEP);
+        Some((first, first + len))
     }
 
     /// Removes an allocation; its memory stays until no queue can touch it.

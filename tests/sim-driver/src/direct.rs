@@ -7,7 +7,6 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::CUresult;
 
-use crate::alloc::Kind;
 use crate::export::{Answer, INVALID_VALUE, Out};
 use crate::pieces::Part;
 use crate::state::{State, state};
@@ -35,12 +34,11 @@ pub(crate) fn tell_freed(start: u64, len: u64) {
 }
 
 impl State {
-    /// What memory of a device a range is, if all of it is one block, or mapped.
+    /// What memory of a device a range is: around one block outside the pools, in one of a pool, or mapped.
     pub(crate) fn device_range(&mut self, start: u64, len: u64) -> Option<Range> {
         let end = start.checked_add(len).filter(|_| len > 0)?;
-        if let Some((block, allocation)) = self.allocation(start) {
-            let is_usable = allocation.kind == Kind::Device && allocation.freed.is_none();
-            return (is_usable && end <= block + allocation.size).then_some(Range::Plain);
+        if let Some((taken_start, taken_end)) = self.taken_around(start, end) {
+            return (taken_start <= start && end <= taken_end).then_some(Range::Plain);
         }
         if self.mapped_directness(start, end).is_some() {
             return Some(Range::Mapped);

@@ -55,17 +55,22 @@ exports! {
         if kind != CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(INVALID_VALUE);
         }
-        let file = state()?.export_range(start, len as u64, flags)?;
+        let mut state = state()?;
+        // Measured.
+        state.current()?;
+        let file = state.export_range(start, len as u64, flags)?;
+        drop(state);
         out.write::<c_int>(file.into_raw_fd())
     }
 
     plain fn cuFlushGPUDirectRDMAWrites(
         _, target: CUflushGPUDirectRDMAWritesTarget_enum, scope: CUflushGPUDirectRDMAWritesScope_enum
     ) {
-        // What the host stores here is there at once.
+        // Measured: before anything else. What the host stores here is there at once.
+        state()?.current()?;
         if target.0 != 0 || !matches!(scope.0, 100 | 200) {
             return Err(INVALID_VALUE);
         }
-        state()?.current().map(drop)
+        Ok(())
     }
 }

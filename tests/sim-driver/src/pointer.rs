@@ -27,6 +27,8 @@ struct Facts {
     pool: u64,
     handle_types: u64,
     is_legacy_ipc: bool,
+    /// Whether others than devices may reach it.
+    is_direct: bool,
     /// Memory of a graph, between its launch and its free.
     is_graph: bool,
     access: c_uint,
@@ -51,6 +53,7 @@ const NOTHING: Facts = Facts {
     pool: 0,
     handle_types: 0,
     is_legacy_ipc: false,
+    is_direct: false,
     is_graph: false,
     access: 0,
     is_sync: false,
@@ -79,6 +82,7 @@ impl State {
                 is_managed: allocation.kind == Kind::Managed,
                 device,
                 is_legacy_ipc: allocation.kind == Kind::Device && self.knobs.has_legacy_sharing(),
+                is_direct: allocation.kind == Kind::Device && self.knobs.has_legacy_sharing(),
                 access: 3,
                 is_sync: allocation.is_sync,
                 reach,
@@ -153,6 +157,7 @@ impl State {
             pool: id,
             handle_types: pool.properties.handle_types.into(),
             is_legacy_ipc: false,
+            is_direct: false,
             is_graph: false,
             access: 3,
             is_sync,
@@ -182,6 +187,7 @@ impl State {
             // Measured: memory of the host is of device 0.
             device: c_int::try_from(found.device.unwrap_or(0)).unwrap_or(NO_DEVICE),
             handle_types: found.handle_types,
+            is_direct: self.mapped_directness(address, address + 1) == Some(true),
             access: found.access as c_uint,
             reach: match current {
                 Ok(_) if found.access == 0 => Err(INVALID_VALUE),
@@ -206,6 +212,10 @@ impl State {
         if let Some(allocation) = start.and_then(|start| self.allocations.get_mut(&start)) {
             allocation.is_sync = is_sync;
             return Ok(());
+        }
+        // Measured: also if it was made for GPUDirect.
+        if self.mapped_at(address, None).is_some() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let (id, base) = self
             .pool_at(address)
@@ -245,8 +255,8 @@ fn write(facts: &Facts, version: u32, attribute: CUpointer_attribute, out: Value
         19 => out.write::<CUdeviceptr>(facts.mapping.map_or(facts.start, |(start, _)| start)),
         13 => flag(facts.size > 0),
         14 => out.write(facts.handle_types),
-        // Of device memory, that of `cuMemAlloc` only.
-        15 => flag(facts.is_legacy_ipc),
+        // Measured: memory of `cuMemAlloc`, and mapped memory that was made for it.
+        15 => flag(facts.is_direct),
         16 => out.write(facts.access),
         17 => out.write::<CUmemoryPool>(to_handle(facts.pool)),
         21 if version >= 12080 => flag(facts.is_legacy_ipc),

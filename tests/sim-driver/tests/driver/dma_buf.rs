@@ -12,6 +12,7 @@ use crate::apart::{call, child_of, load};
 use crate::harness::{INVALID_VALUE, MIB, OK};
 use crate::vmm::{NOT_SUPPORTED, STEP};
 
+const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 const PAGE: u64 = 4096;
 const VERSION: &str = "CUDA_SIM_DRIVER_VERSION";
 const NEW: (&str, &str) = (VERSION, "13030");
@@ -119,11 +120,17 @@ fn attributes(table: &DriverTable) -> [Result<c_int, CUresult>; 2] {
 
 /// Mapped memory of device 0.
 fn mapped(table: &DriverTable, len: u64) -> (u64, u64) {
-    let prop = CUmemAllocationProp {
+    mapped_for(table, len, 0)
+}
+
+/// The same, made for GPUDirect or not.
+fn mapped_for(table: &DriverTable, len: u64, rdma: u8) -> (u64, u64) {
+    let mut prop = CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         location: location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0),
         ..CUmemAllocationProp::default()
     };
+    prop.allocFlags.gpuDirectRDMACapable = rdma;
     let mut handle = 0;
     let code = call!(table.cuMemCreate(&raw mut handle, len as usize, &raw const prop, 0));
     assert_eq!(code, OK);
@@ -215,10 +222,21 @@ fn small_blocks_share_pages_and_pools_give_theirs() {
             let small = window(table, inside, PAGE);
             small.set(0, 6);
             assert_eq!(byte(table, inside), 6);
+            // Whole pages, as far as the driver has taken memory for such blocks.
+            let around = window(table, first - first % PAGE, PAGE);
+            fill(table, first, 7, 100);
+            assert_eq!([around.get(0), around.get(99), around.get(600)], [7, 7, 5]);
+            let end = first + 2 * MIB;
             assert_eq!(
-                refusal(export(table, first.next_multiple_of(PAGE), PAGE, 0)),
+                refusal(export(table, first, 2 * MIB + PAGE, 0)),
                 INVALID_VALUE
             );
+            let nothing = refusal(export(table, end - PAGE, PAGE, 0));
+            assert_eq!(nothing, INVALID_VALUE, "no block is there");
+            let odd = plain(table, 2 * MIB + 1);
+            assert!(export(table, odd, 4 * MIB, 0).is_ok());
+            let beyond = refusal(export(table, odd, 4 * MIB + PAGE, 0));
+            assert_eq!(beyond, INVALID_VALUE);
 
             let mut stream = std::ptr::null_mut();
             assert_eq!(call!(table.cuStreamCreate(&raw mut stream, 1)), OK);
@@ -340,5 +358,44 @@ fn closed_kernel_modules_have_none() {
         assert_eq!(attributes(table), [Ok(0), Ok(0)]);
         let at = plain(table, 4 * MIB);
         assert_eq!(refusal(export(table, at, PAGE, 0)), NOT_SUPPORTED);
+    });
+}
+
+#[test]
+fn others_are_told_of_what_they_may_reach() {
+    machine("others_are_told_of_what_they_may_reach", &[], |table| {
+        let ask = |id, at| {
+            let mut value = 77_u32;
+            let place = (&raw mut value).cast::<c_void>();
+            let code = call!(table.cuPointerGetAttribute(place, CUpointer_attribute(id), at));
+            assert_eq!(code, OK);
+            value
+        };
+        let wait = |at, wanted: u32| {
+            let place = (&raw const wanted).cast::<c_void>();
+            call!(table.cuPointerSetAttribute(place, CUpointer_attribute(6), at))
+        };
+        let (mapped, _) = mapped_for(table, STEP, 0);
+        let (direct, _) = mapped_for(table, STEP, 1);
+        let plain = plain(table, 100);
+        assert_eq!([plain, mapped, direct].map(|at| ask(15, at)), [1, 0, 1]);
+        for at in [mapped, direct] {
+            assert_eq!([0, 1].map(|wanted| wait(at, wanted)), [NOT_SUPPORTED; 2]);
+            assert_eq!(ask(6, at), 0);
+        }
+        assert_eq!((wait(plain, 1), ask(6, plain)), (OK, 1));
+
+        let flush = |target, scope| {
+            let target = CUflushGPUDirectRDMAWritesTarget_enum(target);
+            let scope = CUflushGPUDirectRDMAWritesScope_enum(scope);
+            call!(table.cuFlushGPUDirectRDMAWrites(target, scope))
+        };
+        assert_eq!([100, 200].map(|scope| flush(0, scope)), [OK; 2]);
+        assert_eq!([0, 150].map(|scope| flush(0, scope)), [INVALID_VALUE; 2]);
+        assert_eq!(flush(1, 100), INVALID_VALUE);
+        assert_eq!(call!(table.cuCtxSetCurrent(std::ptr::null_mut())), OK);
+        assert_eq!([100, 0].map(|scope| flush(0, scope)), [INVALID_CONTEXT; 2]);
+        let range = plain - plain % PAGE;
+        assert_eq!(refusal(export(table, range, PAGE, 0)), INVALID_CONTEXT);
     });
 }
