@@ -8,7 +8,7 @@ use cuda_driver_sys::nvml::{
 };
 
 use crate::export::{Device, Out, Text, end, enter, exports, start};
-use crate::knobs::Knobs;
+use crate::knobs::{BAR1, Knobs};
 use crate::machine::{self, handle};
 
 /// The most MIG instances of a GPU.
@@ -124,10 +124,11 @@ exports! {
 
     fn nvmlDeviceGetBAR1MemoryInfo(device: Device, out: Out<nvmlBAR1Memory_t>) {
         device.gpu()?;
+        let free = Knobs::get().bar1_free;
         out.write(nvmlBAR1Memory_t {
-            bar1Total: 256 << 30,
-            bar1Free: (256 << 30) - (2 << 20),
-            bar1Used: 2 << 20,
+            bar1Total: BAR1,
+            bar1Free: free,
+            bar1Used: BAR1 - free,
         })
     }
 

@@ -5,6 +5,9 @@ use std::sync::OnceLock;
 /// A GPU, or one of its MIG instances.
 pub(crate) type Unit = (usize, Option<usize>);
 
+/// Bytes of each GPU's BAR1.
+pub(crate) const BAR1: u64 = 256 << 30;
+
 /// The settings of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Knobs {
@@ -16,6 +19,8 @@ pub(crate) struct Knobs {
     /// As `cuDriverGetVersion` counts.
     pub(crate) version: u32,
     pub(crate) used: Vec<(Unit, u64)>,
+    /// Bytes of each GPU's BAR1 that nobody uses.
+    pub(crate) bar1_free: u64,
     /// GPUs with MIG, and how many instances each has.
     pub(crate) mig: Vec<(usize, usize)>,
     /// GPU or instance, process, and its bytes if they are known.
@@ -60,6 +65,10 @@ impl Knobs {
                 let (at, bytes) = item.split_once(':')?;
                 Some((unit(at)?, size(bytes)?))
             }),
+            bar1_free: reader
+                .one("NVML_SIM_BAR1_FREE", size)
+                .unwrap_or(BAR1 - (2 << 20))
+                .min(BAR1),
             mig: reader.list("NVML_SIM_MIG", pair),
             processes: reader.list("NVML_SIM_PROCESSES", |item| {
                 let mut parts = item.splitn(3, ':');
@@ -155,6 +164,7 @@ mod tests {
                 "NVML_SIM_MIG" => "1:3",
                 "NVML_SIM_PROCESSES" => "0:4711:1K,2:12",
                 "NVML_SIM_ERROR" => "9",
+                "NVML_SIM_BAR1_FREE" => "64K",
                 _ => return None,
             };
             Some(value.to_owned())
@@ -174,7 +184,7 @@ mod tests {
             knobs.processes,
             [((0, None), 4711, Some(1024)), ((2, None), 12, None)]
         );
-        assert_eq!(knobs.error, Some(9));
+        assert_eq!((knobs.error, knobs.bar1_free), (Some(9), 64 << 10));
     }
 
     #[test]

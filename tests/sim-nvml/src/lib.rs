@@ -14,6 +14,7 @@
 //! | `CUDA_SIM_DRIVER_VERSION` | the CUDA version, as for the simulated driver |
 //! | `NVML_SIM_RESERVED` | bytes that each keeps for itself beside these; 512M unless told |
 //! | `NVML_SIM_USED` | bytes in use: `0:10G,3:70G`; of the second MIG instance of GPU 1: `1.1:5G` |
+//! | `NVML_SIM_BAR1_FREE` | bytes that are free of each BAR1, which has 256G; all but 2M unless told |
 //! | `NVML_SIM_MIG` | GPUs that are divided by MIG, and the instances of each: `1:3` |
 //! | `NVML_SIM_PROCESSES` | processes with a context, and their bytes if they are known: `0:4711:500M,1:12` |
 //! | `NVML_SIM_COMPUTE_MODE` | modes other than 0, by their numbers: `2:3` |
