@@ -134,6 +134,8 @@ impl<'a, T: Pod> Window<'a, T> {
                 let gdr = Gdr::load()?;
                 self.make_copies_wait()?;
                 let wanted = wanted(options.mapping);
+                // A library that maps dma-bufs asks the driver for them, which needs one (R166).
+                let _current = self.buffer.stream().context().bind()?;
                 // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
                 let mapping =
                     unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
