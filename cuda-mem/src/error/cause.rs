@@ -32,7 +32,7 @@ pub(super) enum Cause {
     GdrLoad(#[from] GdrLoadError),
     #[error("gdrcopy's library has no {0}; install a newer one")]
     GdrLacks(&'static str),
-    #[error("gdrcopy's library did not open /dev/gdrdrv: {0}. {hint}", hint = gdr::hint(.0))]
+    #[error("gdrcopy's library did not open /dev/gdrdrv: {words}. {hint}", words = gdr::words(.0), hint = gdr::hint(.0))]
     GdrClosed(#[source] std::io::Error),
     #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(source))]
     Errno {

@@ -57,6 +57,8 @@ pub(super) fn words(error: &io::Error) -> String {
         Some(ENOTSUPP) => {
             format!("ENOTSUPP ({ENOTSUPP}), the driver's kernel module does not do this")
         }
+        // A library that finds the module too old leaves none.
+        Some(0) => "no error number".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -119,6 +121,7 @@ mod tests {
             (libc::ENOENT, "gdrdrv)"),
             (libc::EACCES, "read and write"),
             (libc::EIO, "dmesg"),
+            (0, "gdrdrv: no error number. The kernel module is older"),
         ] {
             let error = Error::gdr_closed(errno);
             assert_eq!(error.kind(), ErrorKind::GdrMissing);
