@@ -36,7 +36,9 @@ pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
             .map(drop)
             .expect_err("or there would be such windows");
         ensure!(error.kind() == ErrorKind::GdrMissing, "{error}");
-        let window = WindowOptions::new().open(&mut buffer)?;
+        // It comes behind dma-bufs.
+        let others = WindowOptions::new().refuse([WindowKind::DmaBuf]);
+        let window = others.open(&mut buffer)?;
         let reasons = window.choice().left_out();
         let (_, reason) = reasons
             .iter()
@@ -45,7 +47,13 @@ pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
         let WindowReason::Failed(error) = reason else {
             anyhow::bail!("tried and failed, not {reason}");
         };
-        ensure!(error.kind() == ErrorKind::GdrMissing && error.to_string().contains("libgdrapi"));
+        ensure!(error.kind() == ErrorKind::GdrMissing);
+        // The library, or the device of its kernel module.
+        let text = error.to_string();
+        ensure!(
+            text.contains("libgdrapi") || text.contains("gdrdrv"),
+            "{text}"
+        );
     }
     let none = WindowOptions::new()
         .refuse(WindowKind::ALL)
