@@ -219,7 +219,7 @@ fn questions() -> Vec<Question> {
     all.extend(questions!(true vmm_use: mappings, accesses, borders, bytes, waits, contexts));
     all.extend(questions!(false vmm_use: odd));
     all.extend(questions!(true vmm_host: granularity, memory, accesses, moves, flags, borders));
-    all.extend(questions!(true vmm_host: host_access, later_borders, far_borders, used_borders));
+    all.extend(questions!(true vmm_host: host_access, later_borders, far_borders, given_borders));
     all.extend(questions!(false vmm_host: touches, taken));
     all.extend(questions!(true vmm_share: exports, hosts, retains, dma_bufs));
     all.extend(questions!(false vmm_share: wrong));

@@ -6,8 +6,7 @@ use cuda_driver_sys::*;
 use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 use crate::two::and_synchronise;
 use crate::vmm::{
-    STEP, access, address_free, allow, create, end, map, prop, release, reserve, steps, try_create,
-    unmap,
+    STEP, access, allow, create, end, map, prop, release, reserve, steps, try_create, unmap,
 };
 
 /// The kinds of place, as the driver numbers them.
@@ -317,63 +316,65 @@ pub(crate) fn far_borders(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Borders at addresses where something else was before, and with access given in one call.
-pub(crate) fn used_borders(lab: &Lab) -> Result<()> {
+/// Borders by the order in which device and host were given access.
+pub(crate) fn given_borders(lab: &Lab) -> Result<()> {
+    const DEVICE: u32 = 1;
     let stream = lab.stream()?;
-    for reserved in [1 << 30, 140 << 30] {
-        for (before, first) in [("a device's", 1), ("the host's", HOST), ("a node's", NODE)] {
-            for (kind, second) in [("device", 1), ("host", HOST), ("node", NODE)] {
-                let mut address = 0;
-                for place in [first, second] {
-                    let range = reserve(lab, reserved)?;
-                    let is_last = address != 0;
-                    let say = |what: &str, answer: String| {
-                        let part = format!(
-                            "{kind} after {before}, addresses for {}, {what}",
-                            size(reserved)
-                        );
-                        if is_last {
-                            lab.say(part, answer);
-                        }
-                    };
-                    say("the same address", yes(range == address).to_owned());
-                    address = range;
-                    let mut handles = Vec::new();
-                    for (at, bytes) in [(range, STEP), (range + STEP, 9 * STEP)] {
-                        let (code, handle) = try_create(lab, bytes, &prop(place, 0), 0);
-                        lab.fine("cuMemCreate", code)?;
-                        lab.fine("cuMemMap", map(lab, at, bytes, handle))?;
-                        let mut who = [CUmemAccessDesc::default(); 2];
-                        who[0].location.type_ = CUmemLocationType_enum(1);
-                        who[1].location.type_ = CUmemLocationType_enum(HOST);
-                        for one in &mut who {
-                            one.flags = CUmemAccess_flags_enum(3);
-                        }
-                        let count = if place == 1 { 1 } else { 2 };
-                        let code =
-                            cu!(lab, cuMemSetAccess(at, bytes as usize, who.as_ptr(), count));
-                        lab.fine("cuMemSetAccess", code)?;
-                        handles.push(handle);
-                    }
-                    let all = 10 * STEP as usize;
-                    for (what, at, bytes) in [
-                        ("small", range + STEP - 16, 64),
-                        ("odd", range + 1000, all - 1000),
-                        ("whole", range, all),
-                        ("the first", range, STEP as usize),
-                        ("the second", range + STEP, 9 * STEP as usize),
-                    ] {
-                        let code = cu!(lab, cuMemsetD8Async(at, 1, bytes, stream));
-                        say(what, and_synchronise(lab, code, stream));
-                    }
-                    lab.fine("cuMemUnmap", unmap(lab, range, STEP))?;
-                    lab.fine("cuMemUnmap", unmap(lab, range + STEP, 9 * STEP))?;
-                    lab.fine("cuMemAddressFree", address_free(lab, range, reserved))?;
-                    for handle in handles {
-                        lab.fine("cuMemRelease", release(lab, handle))?;
-                    }
+    let other = lab.plain(64)?;
+    let orders: [(&str, &[&[u32]]); 6] = [
+        ("the device", &[&[DEVICE]]),
+        ("host, device", &[&[HOST], &[DEVICE]]),
+        ("device, host", &[&[DEVICE], &[HOST]]),
+        ("device and host", &[&[DEVICE, HOST]]),
+        ("host and device", &[&[HOST, DEVICE]]),
+        ("device, host, device", &[&[DEVICE], &[HOST], &[DEVICE]]),
+    ];
+    for (kind, place) in [("host", HOST), ("node", NODE)] {
+        for (order, calls) in orders {
+            let range = reserve(lab, 10 * STEP)?;
+            let say = |what: &str, code: CUresult| {
+                let part = format!("{kind}, {order}, {what}");
+                lab.say(part, and_synchronise(lab, code, stream));
+            };
+            for (at, bytes) in [(range, STEP), (range + STEP, 9 * STEP)] {
+                let (code, handle) = try_create(lab, bytes, &prop(place, 0), 0);
+                lab.fine("cuMemCreate", code)?;
+                lab.fine("cuMemMap", map(lab, at, bytes, handle))?;
+                for call in calls {
+                    let who: Vec<CUmemAccessDesc> = call
+                        .iter()
+                        .map(|kind| CUmemAccessDesc {
+                            location: location(CUmemLocationType_enum(*kind), 0),
+                            flags: CUmemAccess_flags_enum(3),
+                        })
+                        .collect();
+                    let (bytes, count) = (bytes as usize, who.len());
+                    let code = cu!(lab, cuMemSetAccess(at, bytes, who.as_ptr(), count));
+                    lab.fine("cuMemSetAccess", code)?;
                 }
             }
+            let (border, all) = (range + STEP - 16, 10 * STEP as usize);
+            say("fill", cu!(lab, cuMemsetD8Async(border, 1, 64, stream)));
+            say(
+                "fill of all",
+                cu!(lab, cuMemsetD8Async(range, 1, all, stream)),
+            );
+            say(
+                "fill of one",
+                cu!(lab, cuMemsetD8Async(range, 1, 64, stream)),
+            );
+            say(
+                "from there",
+                cu!(lab, cuMemcpyDtoDAsync_v2(other, border, 64, stream)),
+            );
+            say(
+                "to there",
+                cu!(lab, cuMemcpyDtoDAsync_v2(border, other, 64, stream)),
+            );
+            say(
+                "by address",
+                cu!(lab, cuMemcpyAsync(border, other, 64, stream)),
+            );
         }
     }
     Ok(())
