@@ -25,6 +25,28 @@ pub(super) fn pieces(
     std::iter::once(head).chain(tail).map(piece)
 }
 
+/// The same to be asked about: a last page that the buffer does not fill is asked about by itself. Of small buffers
+/// the driver leaves it out of its answer otherwise (R162).
+pub(super) fn questions(
+    pieces: impl Iterator<Item = (CUdeviceptr, usize)>,
+    page: u64,
+) -> impl Iterator<Item = (CUdeviceptr, usize)> {
+    pieces.flat_map(move |(start, bytes)| {
+        let end = start + bytes as u64;
+        let last = end - end % page;
+        let is_split = last > start && last < end;
+        let first = (
+            start,
+            if is_split {
+                (last - start) as usize
+            } else {
+                bytes
+            },
+        );
+        std::iter::once(first).chain(is_split.then(|| (last, (end - last) as usize)))
+    })
+}
+
 /// The bytes of a page of the host.
 #[cfg(unix)]
 pub(super) fn page() -> u64 {
@@ -73,6 +95,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_last_page_that_is_not_whole_is_asked_about_by_itself() {
+        let asked = |start, bytes| Vec::from_iter(questions(std::iter::once((start, bytes)), PAGE));
+        assert_eq!(asked(PAGE, 100), [(PAGE, 100)]);
+        assert_eq!(asked(PAGE, 8192), [(PAGE, 8192)]);
+        assert_eq!(asked(PAGE, 4576), [(PAGE, 4096), (2 * PAGE, 480)]);
+        assert_eq!(asked(PAGE + 3072, 1024), [(PAGE + 3072, 1024)]);
+        assert_eq!(
+            asked(PAGE + 3072, 1100),
+            [(PAGE + 3072, 1024), (2 * PAGE, 76)]
+        );
     }
 
     #[test]

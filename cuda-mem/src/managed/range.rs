@@ -6,7 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
-use super::pages::{page, pieces};
+use super::pages::{page, pieces, questions};
 use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
@@ -256,7 +256,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         let devices = driver.device_count()?;
         let _current = self.buffer.stream().bind()?;
         let mut common: Option<RangeInfo> = None;
-        for piece in self.pieces() {
+        for piece in questions(self.pieces(), page()) {
             // SAFETY: the piece is of managed memory that the buffer has not freed.
             let found = unsafe { raw::managed::range(driver.table(), piece, devices) }
                 .map_err(|error| error.asked(|| format!("{self:?}")))?;

@@ -282,6 +282,12 @@ impl<T: Pod> GrowableBuffer<T> {
         )))
     }
 
+    /// The same as a buffer that keeps its size. The memory goes when that is dropped, as this one's would.
+    #[must_use]
+    pub fn into_buffer(self) -> DeviceBuffer<T> {
+        self.buffer
+    }
+
     /// The memory, when all work with it is done: waits for the stream.
     ///
     /// # Errors

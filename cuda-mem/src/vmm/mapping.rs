@@ -98,8 +98,13 @@ impl Mapping {
         for (who, _) in accesses {
             require_possible(driver, *who, place)?;
         }
-        let who: Vec<CUmemAccessDesc> = accesses
+        // The host before devices: given later, fills do not cross from one mapping into the next (R172).
+        let (hosts, devices): (Vec<_>, Vec<_>) = accesses
             .iter()
+            .partition(|(who, _)| !matches!(who, Location::Device(_)));
+        let who: Vec<CUmemAccessDesc> = hosts
+            .into_iter()
+            .chain(devices)
             .map(|(location, access)| CUmemAccessDesc {
                 location: location.to_raw(),
                 flags: access.to_raw(),

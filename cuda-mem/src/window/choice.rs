@@ -14,6 +14,8 @@ pub struct WindowFacts {
     pub memory: MemoryKind,
     /// Whether the driver says that others may reach the memory; `None` if it does not tell.
     pub gpu_direct: Option<bool>,
+    /// Whether the block has the pages of the GPU around the window for itself.
+    pub own_pages: bool,
     /// Whether the device says that dma-bufs of its memory can be mapped.
     pub dma_buf_mapping: bool,
     /// Bytes of BAR1 that a mapping would take.
@@ -29,6 +31,7 @@ impl WindowFacts {
         Self {
             memory,
             gpu_direct: None,
+            own_pages: true,
             dma_buf_mapping: false,
             bar1_needed: 0,
             bar1_free: None,
@@ -149,6 +152,7 @@ fn reason_against(
             .then_some(WindowReason::NoSuchMapping),
         _ if is_of_host => Some(WindowReason::MemoryOfHost),
         WindowKind::Gdrcopy if facts.gpu_direct == Some(false) => Some(WindowReason::NotGpuDirect),
+        WindowKind::Gdrcopy if !facts.own_pages => Some(WindowReason::SharedPages),
         WindowKind::DmaBuf if !facts.dma_buf_mapping => Some(WindowReason::NoDmaBufMapping),
         WindowKind::DmaBuf if options.mapping.is_some() => Some(WindowReason::NoSuchMapping),
         WindowKind::DmaBuf | WindowKind::Gdrcopy => facts
@@ -179,24 +183,25 @@ mod tests {
     ];
 
     /// Every combination of facts.
-    fn all_facts() -> impl Iterator<Item = WindowFacts> {
-        MEMORIES.into_iter().flat_map(|memory| {
-            [None, Some(false), Some(true)]
-                .into_iter()
-                .flat_map(move |gpu_direct| {
-                    [false, true].into_iter().flat_map(move |dma_buf_mapping| {
-                        [None, Some(1 << 16), Some((1 << 16) - 1)].into_iter().map(
-                            move |bar1_free| WindowFacts {
-                                memory,
-                                gpu_direct,
-                                dma_buf_mapping,
-                                bar1_needed: 1 << 16,
-                                bar1_free,
-                            },
-                        )
-                    })
-                })
-        })
+    fn all_facts() -> Vec<WindowFacts> {
+        let mut all = Vec::new();
+        for memory in MEMORIES {
+            for gpu_direct in [None, Some(false), Some(true)] {
+                for bar1_free in [None, Some(1 << 16), Some((1 << 16) - 1)] {
+                    for bits in 0..4 {
+                        all.push(WindowFacts {
+                            memory,
+                            gpu_direct,
+                            own_pages: bits & 1 == 1,
+                            dma_buf_mapping: bits & 2 == 2,
+                            bar1_needed: 1 << 16,
+                            bar1_free,
+                        });
+                    }
+                }
+            }
+        }
+        all
     }
 
     /// Every combination of one preference, refusals and a mapping.
@@ -256,7 +261,8 @@ mod tests {
                 let has = |kind| choice.candidates.contains(&kind);
                 let is_device = !matches!(facts.memory, MemoryKind::Host | MemoryKind::Managed);
                 let fits = facts.bar1_free.is_none_or(|free| free >= facts.bar1_needed);
-                let gdrcopy = is_device && facts.gpu_direct != Some(false) && fits;
+                let gdrcopy =
+                    is_device && facts.gpu_direct != Some(false) && facts.own_pages && fits;
                 assert_eq!(has(WindowKind::Gdrcopy), gdrcopy, "{facts:?}");
                 let dma_buf =
                     is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();

@@ -83,6 +83,9 @@ pub enum WindowReason {
     /// The driver says that others cannot reach this memory (pool memory before CUDA 13.4, and mapped memory that was
     /// not made for it).
     NotGpuDirect,
+    /// The block shares pages of the GPU (64 KiB) with others, and gdrcopy would lose the mapping when one of them is
+    /// freed.
+    SharedPages,
     /// The devices say that dma-bufs cannot be mapped: attribute 152 of CUDA 13.3 is not there or 0.
     NoDmaBufMapping,
     /// A kind of mapping was asked for that the back end cannot promise.
@@ -109,6 +112,9 @@ impl fmt::Display for WindowReason {
             Self::ManagedMemory => "managed memory moves; take `ManagedBuffer::host`",
             Self::NotGpuDirect => {
                 "the driver lets nobody else reach this memory; take memory of `WindowOptions::alloc`"
+            }
+            Self::SharedPages => {
+                "the block shares its pages with others; take memory of `WindowOptions::alloc`"
             }
             Self::NoDmaBufMapping => {
                 "the device's dma-bufs cannot be mapped (attribute 152, CUDA 13.3 and the open kernel modules)"

@@ -4,17 +4,18 @@ use bytemuck::Pod;
 
 use super::kind::WindowKind;
 use super::options::WindowOptions;
-use crate::buffer::DeviceBuffer;
+use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::error::Result;
 use crate::gdr::Gdr;
 use crate::resource::{DirectResource, PinnedResource, Resource};
 use crate::stream::Stream;
+use crate::vmm::MappedMemory;
 
 impl WindowOptions {
-    /// Memory for a window like this, in the order of the stream: memory of the device where a window opens on it, else
-    /// pinned memory of the host, which the processor and the devices both reach, and if that is
-    /// [refused](Self::refuse), memory of the device again. Its content is arbitrary. It is given back as that of a
-    /// [`DirectResource`] or [`PinnedResource`].
+    /// Memory for a window like this, in the order of the stream. Its content is arbitrary. Where a window opens on
+    /// memory of the device, it is [mapped memory](MappedMemory) made for others, in pages of its own (2 MiB at least),
+    /// or of a [`DirectResource`] where the device has no such. Else it is pinned memory of the host, which the processor
+    /// and the devices both reach; and if that is [refused](Self::refuse), of a [`DirectResource`].
     ///
     /// # Errors
     ///
@@ -41,6 +42,12 @@ impl WindowOptions {
             }
             if kind == WindowKind::HostMapped {
                 return Resource::new(PinnedResource::new(device.driver())).alloc(stream, len);
+            }
+            if len > 0 && size_of::<T>() > 0 && device.gpu_direct()?.rdma_with_mapped_memory {
+                let memory = MappedMemory::builder(&device).gpu_direct_rdma(true);
+                let memory = memory.map(bytes_of::<T>(len)? as u64)?;
+                let buffer = memory.into_buffer(stream, len);
+                return Ok(buffer.map_err(|failed| failed.error)?.into_buffer());
             }
             break;
         }

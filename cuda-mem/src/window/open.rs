@@ -77,9 +77,18 @@ impl<'a, T: Pod> Window<'a, T> {
         let device = self.buffer.device().unwrap_or(stream.device());
         let info = device.driver().pointer_info(self.address())?;
         let memory = info.as_ref().map_or(MemoryKind::Other(0), |info| info.kind);
-        let needed = crate::gdr::pages(self.address(), bytes).map_or(bytes, |(_, whole)| whole);
+        let around = crate::gdr::pages(self.address(), bytes);
+        let needed = around.map_or(bytes, |(_, whole)| whole);
+        let own_pages = info
+            .as_ref()
+            .zip(around)
+            .is_none_or(|(info, (first, whole))| {
+                let end = info.start.saturating_add(info.bytes);
+                first >= info.start && first.saturating_add(whole as u64) <= end
+            });
         let mut facts = WindowFacts {
             gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
+            own_pages,
             dma_buf_mapping: device.gpu_direct()?.dma_buf_mapping,
             bar1_needed: needed as u64,
             ..WindowFacts::of(memory)

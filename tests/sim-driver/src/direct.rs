@@ -34,7 +34,8 @@ pub(crate) fn tell_freed(start: u64, len: u64) {
 }
 
 impl State {
-    /// What memory of a device a range is: around one block outside the pools, in one of a pool, or mapped.
+    /// What memory of a device a range is: around one block outside the pools, at the beginning of a
+    /// pool's chunk, or mapped.
     pub(crate) fn device_range(&mut self, start: u64, len: u64) -> Option<Range> {
         let end = start.checked_add(len).filter(|_| len > 0)?;
         if let Some((taken_start, taken_end)) = self.taken_around(start, end) {
@@ -46,8 +47,12 @@ impl State {
         let (id, pool) = self.pool_at(start)?;
         let base = pool.base();
         let is_usable = !pool.is_host() && !pool.properties.is_managed();
-        let (block, found) = self.pools.get_mut(&id)?.space.block(start - base)?;
-        (is_usable && end <= base + block + found.size).then_some(Range::Pool)
+        // Measured: it begins where a chunk begins, and may go over several blocks.
+        let pool = self.pools.get_mut(&id)?;
+        let chunk = pool.space.chunk();
+        let is_first =
+            (start - base).is_multiple_of(chunk) && pool.space.block(start - base).is_some();
+        (is_usable && is_first && end <= start + chunk).then_some(Range::Pool)
     }
 
     /// A file that is just this range.

@@ -30,7 +30,7 @@ impl State {
             return Err(not_supported);
         }
         let is_known = flags == 0 || flags == OVER_PCIE && self.knobs.version >= OVER_PCIE_SINCE;
-        if !is_known || !start.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+        if !is_known {
             return Err(INVALID_VALUE);
         }
         let range = self.device_range(start, len).ok_or(INVALID_VALUE)?;
@@ -53,6 +53,9 @@ exports! {
     ) {
         out.required()?;
         if kind != CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
+            return Err(INVALID_VALUE);
+        }
+        if !start.is_multiple_of(PAGE) || !(len as u64).is_multiple_of(PAGE) {
             return Err(INVALID_VALUE);
         }
         let mut state = state()?;

@@ -4,7 +4,10 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::AsFd;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{ErrorKind, FlushOptions, FlushScope, Support, WindowKind, WritesOrdering};
+use cuda_mem::{
+    DirectResource, ErrorKind, FlushOptions, FlushScope, Resource, Support, WindowKind,
+    WritesOrdering,
+};
 
 use super::{mapped, memory};
 use crate::lab::{Backend, Lab, Skip};
@@ -117,7 +120,8 @@ pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result
 
 pub(super) fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    let mut buffer = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
+    let plain = Resource::new(DirectResource::new(lab.device()?));
+    let mut buffer = plain.alloc::<u8>(&stream, 2 << 20)?;
     ensure!(!buffer.sync_memops()?);
     buffer.set_sync_memops(true)?;
     ensure!(buffer.sync_memops()?);

@@ -16,7 +16,8 @@ pub(crate) fn missing(lab: &Lab) -> Result<()> {
     let error = Gdr::load().map(drop).err().context("it opened")?;
     let again = Gdr::load().map(drop).err().context("it opened later")?;
     ensure!(again.to_string() == error.to_string(), "{again}");
-    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 1000)?;
+    // In pages of its own.
+    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 1 << 20)?;
     let window = WindowOptions::new().open(&mut buffer)?;
     ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
     ensure!(window.gdr_info()?.is_none() && !window.is_revoked()?);

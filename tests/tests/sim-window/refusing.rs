@@ -115,11 +115,9 @@ pub(crate) fn no_dma_bufs(lab: &Lab) -> Result<()> {
 pub(crate) fn little_room(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let page = 65_536;
-    // What comes next to it does not begin at a page.
-    let _first = memory::<u8>(&stream, WindowKind::Gdrcopy, 100)?;
-    for (elements, fits) in [(1000, true), (128 << 10, false)] {
-        let mut buffer = memory::<u8>(&stream, WindowKind::Gdrcopy, elements)?;
-        let window = WindowOptions::new().open(&mut buffer)?;
+    let mut buffer = memory::<u8>(&stream, WindowKind::Gdrcopy, 2 << 20)?;
+    for (elements, fits) in [(0..1000, true), (65_000..132_000, false)] {
+        let window = WindowOptions::new().range(elements).open(&mut buffer)?;
         let (is_direct, choice) = (window.kind().is_direct(), window.choice().to_string());
         if fits {
             ensure!(is_direct, "{choice}");

@@ -86,6 +86,8 @@ struct View {
     /// What each device may do, and what the host; nobody anything at first.
     access: BTreeMap<usize, u64>,
     host_access: u64,
+    /// The host came after a device: then fills do not go on into the next mapping (measured).
+    ends_fills: bool,
     /// The last access of each stream.
     accesses: Vec<Point>,
 }
@@ -93,6 +95,11 @@ struct View {
 impl View {
     fn access_of(&self, device: usize) -> u64 {
         self.access.get(&device).copied().unwrap_or(0)
+    }
+
+    /// The most that any device may do.
+    fn access_of_devices(&self) -> u64 {
+        self.access.values().copied().max().unwrap_or(0)
     }
 }
 

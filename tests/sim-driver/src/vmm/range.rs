@@ -106,6 +106,7 @@ impl State {
             place,
             access: Default::default(),
             host_access: 0,
+            ends_fills: false,
             accesses: Vec::new(),
         };
         vmm.views.insert(start, view);
@@ -179,7 +180,10 @@ impl State {
                 for (who, flags) in checked.iter().copied() {
                     match who {
                         Some(device) => _ = view.access.insert(device, flags),
-                        None => view.host_access = flags,
+                        None => {
+                            view.ends_fills |= flags != 0 && view.access_of_devices() != 0;
+                            view.host_access = flags;
+                        }
                     }
                 }
             }
@@ -249,7 +253,10 @@ exports! {
             && is_host(kind)
             && view.place.device().is_none()
         {
-            return out.write(view.host_access);
+            // Measured: asked for the host, and not for a node, it tells what devices may do.
+            let is_node = kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+            let told = if is_node { 0 } else { view.access_of_devices() };
+            return out.write(view.host_access.max(told));
         }
         // Measured: otherwise the kind is not looked at, but for the node that a thread runs on.
         if kind == CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT {

@@ -48,7 +48,11 @@ impl State {
             starts.push(start);
             at = start + view.len;
         }
-        // Measured: fills may cross, and copies while some context is current or if they name theirs.
+        let ends_fills = |at| self.vmm.views.get(at).is_some_and(|view| view.ends_fills);
+        if starts.len() > 1 && access.what == "memset" && starts.iter().any(ends_fills) {
+            return Err(INVALID_VALUE);
+        }
+        // Measured: fills may cross otherwise, and copies while some context is current or if they name theirs.
         if starts.len() > 1 && matches!(by, By::Device(_)) && self.current().is_err() {
             return Err(INVALID_VALUE);
         }
