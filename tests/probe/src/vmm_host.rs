@@ -168,8 +168,7 @@ pub(crate) fn host_access(lab: &Lab) -> Result<()> {
         let told = |when: &str| {
             for (who, kind) in [("host", HOST), ("node 0", NODE), ("device", 1)] {
                 let mut flags = 99;
-                let mut place = CUmemLocation::default();
-                place.type_ = CUmemLocationType_enum(kind);
+                let place = location(CUmemLocationType_enum(kind), 0);
                 let code = cu!(lab, cuMemGetAccess(&raw mut flags, &raw const place, range));
                 lab.say(
                     format!("{part}, {who} {when}"),
