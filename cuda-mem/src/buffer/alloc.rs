@@ -9,7 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::DeviceBuffer;
 use super::home::Home;
 use super::listed;
-use crate::error::{Error, OutOfMemory, Result};
+use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -65,6 +65,10 @@ impl Pool {
         }
         if bytes == 0 {
             return Ok(0);
+        }
+        if bytes >= TOO_MUCH {
+            let error = too_much(bytes);
+            return Err(error.and_memory(|memory| *memory = report(bytes, self, stream)));
         }
         let table = self.driver().table();
         stream.give_back_waiting();
@@ -124,6 +128,9 @@ impl Stream {
     #[track_caller]
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>> {
         let bytes = bytes_of::<T>(len)?;
+        if bytes >= TOO_MUCH {
+            return Err(too_much(bytes));
+        }
         let address = if bytes == 0 {
             0
         } else {
@@ -180,22 +187,38 @@ pub(super) fn too_large(len: usize, size: usize) -> Error {
 fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
     error
         .asked(|| format!("{bytes} bytes from {pool:?}"))
-        .with_memory(|| {
-            let stats = pool.stats().ok();
-            let device = if pool.device() == Some(stream.device()) {
-                stream.context().memory_info().ok()
-            } else {
-                None
-            };
-            OutOfMemory {
-                asked: bytes as u64,
-                pool_used: stats.map(|stats| stats.used.current),
-                pool_used_high: stats.map(|stats| stats.used.high),
-                pool_reserved: stats.map(|stats| stats.reserved.current),
-                pool_reserved_high: stats.map(|stats| stats.reserved.high),
-                device_free: device.map(|device| device.free),
-                device_total: device.map(|device| device.total),
-                ..OutOfMemory::default()
-            }
-        })
+        .with_memory(|| report(bytes, pool, stream))
+}
+
+fn report(bytes: usize, pool: &Pool, stream: &Stream) -> OutOfMemory {
+    let stats = pool.stats().ok();
+    let device = if pool.device() == Some(stream.device()) {
+        stream.context().memory_info().ok()
+    } else {
+        None
+    };
+    OutOfMemory {
+        asked: bytes as u64,
+        pool_used: stats.map(|stats| stats.used.current),
+        pool_used_high: stats.map(|stats| stats.used.high),
+        pool_reserved: stats.map(|stats| stats.reserved.current),
+        pool_reserved_high: stats.map(|stats| stats.reserved.high),
+        device_free: device.map(|device| device.free),
+        device_total: device.map(|device| device.total),
+        ..OutOfMemory::default()
+    }
+}
+
+/// What no device has, in bytes: beyond its addresses. The driver is not asked for so much: it has given memory for a
+/// size near 2^63, at an address that was none (R173).
+const TOO_MUCH: usize = 1 << 48;
+
+/// Out of memory, without asking the driver.
+#[cold]
+pub(crate) fn too_much(bytes: usize) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!("{bytes} bytes are more than any device addresses"),
+    )
+    .with_asked(bytes as u64)
 }

@@ -14,7 +14,7 @@ impl<T: Pod> ManagedBuffer<T> {
     ///
     /// # Errors
     ///
-    /// [`NotSupported`](ErrorKind::NotSupported) if any visible device has no concurrent managed access
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if any visible device has no concurrent managed access
     /// (attribute 89): there the host must not touch managed memory while the device works on anything, and
     /// nobody can promise that. [`copy_to`](crate::DeviceBuffer::copy_to) works on all devices. Else as the
     /// driver answers.

@@ -25,9 +25,9 @@ pub(super) fn pieces(
     std::iter::once(head).chain(tail).map(piece)
 }
 
-/// The same to be asked about: a last page that the buffer does not fill is asked about by itself. Of small buffers
-/// the driver leaves it out of its answer otherwise (R162).
-pub(super) fn questions(
+/// The same with a last page that the range does not fill by itself: of small buffers the driver leaves it out
+/// otherwise, now and then (R162).
+pub(super) fn last_apart(
     pieces: impl Iterator<Item = (CUdeviceptr, usize)>,
     page: u64,
 ) -> impl Iterator<Item = (CUdeviceptr, usize)> {
@@ -98,8 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn a_last_page_that_is_not_whole_is_asked_about_by_itself() {
-        let asked = |start, bytes| Vec::from_iter(questions(std::iter::once((start, bytes)), PAGE));
+    fn a_last_page_that_is_not_whole_stands_by_itself() {
+        let asked =
+            |start, bytes| Vec::from_iter(last_apart(std::iter::once((start, bytes)), PAGE));
         assert_eq!(asked(PAGE, 100), [(PAGE, 100)]);
         assert_eq!(asked(PAGE, 8192), [(PAGE, 8192)]);
         assert_eq!(asked(PAGE, 4576), [(PAGE, 4096), (2 * PAGE, 480)]);

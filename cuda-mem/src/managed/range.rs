@@ -6,7 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
-use super::pages::{page, pieces, questions};
+use super::pages::{last_apart, page, pieces};
 use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
@@ -256,7 +256,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         let devices = driver.device_count()?;
         let _current = self.buffer.stream().bind()?;
         let mut common: Option<RangeInfo> = None;
-        for piece in questions(self.pieces(), page()) {
+        for piece in self.pieces() {
             // SAFETY: the piece is of managed memory that the buffer has not freed.
             let found = unsafe { raw::managed::range(driver.table(), piece, devices) }
                 .map_err(|error| error.asked(|| format!("{self:?}")))?;
@@ -293,7 +293,7 @@ impl<T: Pod> ManagedRange<'_, T> {
     fn pieces(&self) -> impl Iterator<Item = (CUdeviceptr, usize)> {
         let own = self.buffer.as_raw();
         let start = own + (self.start * size_of::<T>()) as u64;
-        pieces(own, (start, self.size_bytes()), page())
+        last_apart(pieces(own, (start, self.size_bytes()), page()), page())
     }
 }
 
