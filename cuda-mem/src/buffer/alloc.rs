@@ -209,16 +209,16 @@ fn report(bytes: usize, pool: &Pool, stream: &Stream) -> OutOfMemory {
     }
 }
 
-/// What no device has, in bytes: beyond its addresses. The driver is not asked for so much: it has given memory for a
+/// What no machine has, in bytes: its addresses have 57 bits at most. The driver is not asked for so much: it has given memory for a
 /// size near 2^63, at an address that was none (R173).
-const TOO_MUCH: usize = 1 << 48;
+const TOO_MUCH: usize = 1 << 57;
 
 /// Out of memory, without asking the driver.
 #[cold]
 pub(crate) fn too_much(bytes: usize) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
-        format!("{bytes} bytes are more than any device addresses"),
+        format!("{bytes} bytes are more than any machine has addresses for"),
     )
     .with_asked(bytes as u64)
 }

@@ -12,6 +12,9 @@ use super::mmio::{self, Routine};
 use crate::error::Result;
 use crate::gdr::GdrMapping;
 
+/// So many bytes are stored to memory of the host by ordinary stores.
+const CACHED: usize = 64 << 10;
+
 /// Kinds of mappings that this process had: a bit each. With several, stores need the greater fence.
 static KINDS: AtomicU8 = AtomicU8::new(0);
 
@@ -96,9 +99,15 @@ impl View {
 
     pub(super) fn write(&mut self, offset: usize, from: &[u8]) {
         let to = self.at(offset, from.len());
+        // Streaming stores go past the caches: right for what leaves them anyway, slow for a few bytes of the host's.
+        let routine = if self.is_host() && from.len() <= CACHED {
+            Routine::Plain
+        } else {
+            self.routine
+        };
         // SAFETY: the range is inside; a slice of the program does not overlap a mapping, nor memory of the host that a
         // buffer has for itself; the window has it exclusively but for devices; the fence follows.
-        unsafe { mmio::store(self.routine, to, from.as_ptr(), from.len()) };
+        unsafe { mmio::store(routine, to, from.as_ptr(), from.len()) };
         mmio::fence_after_store(Self::is_mixed());
     }
 
