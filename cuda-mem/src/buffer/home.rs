@@ -41,6 +41,12 @@ pub(crate) trait Keep: Send + Sync {
         None
     }
 
+    /// Whether threads of the host may read and write so many bytes at the buffer's address; `None` if that follows from
+    /// the kind of memory.
+    fn is_open_to_host(&self, _bytes: usize) -> Option<bool> {
+        None
+    }
+
     /// How many bytes the memory has, if that is more than the buffer shows.
     fn room_bytes(&self) -> Option<usize> {
         None
@@ -48,6 +54,14 @@ pub(crate) trait Keep: Send + Sync {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
+    /// See [`Keep::is_open_to_host`].
+    pub(crate) fn is_open_to_host(&self) -> Option<bool> {
+        match &self.home {
+            Home::Kept(keep) => keep.is_open_to_host(self.size_bytes()),
+            _ => None,
+        }
+    }
+
     /// How many elements the memory has room for, which may be more than the buffer shows.
     pub(crate) fn room(&self) -> usize {
         match &self.home {

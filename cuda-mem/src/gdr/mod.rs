@@ -39,6 +39,8 @@ pub struct Gdr(&'static Open);
 struct Open {
     library: &'static GdrLibrary,
     handle: Mutex<Handle>,
+    /// Where it was opened; a fork has nothing of it, and perhaps nobody left to unlock the handle.
+    process: u32,
 }
 
 /// The library's state, which only one thread may use at a time.
@@ -182,7 +184,7 @@ impl Gdr {
     /// The handle, for one thread at a time.
     fn handle(&self) -> Result<MutexGuard<'static, Handle>> {
         // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
+        if report::is_forked() || std::process::id() != self.0.process {
             return Err(Error::forked());
         }
         Ok(self.0.handle.lock().unwrap_or_else(PoisonError::into_inner))
@@ -196,6 +198,7 @@ impl Open {
         Ok(Self {
             library,
             handle: Mutex::new(Handle(handle)),
+            process: std::process::id(),
         })
     }
 }

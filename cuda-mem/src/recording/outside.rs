@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cuda_driver_sys::CUstream;
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
 
 use super::refuse_recorded;
 use crate::barrier::pair;
@@ -113,6 +113,9 @@ pub(super) fn is_held(stream: CUstream) -> bool {
 /// error if the stream is recorded by this crate.
 #[inline]
 pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
     let name = name(stream);
     let (place, seat) = match SEAT.try_with(|seat| note(seat.0, name)) {
         Ok(place) => (place, None),
@@ -123,8 +126,15 @@ pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
         _seat: seat,
         not_send: PhantomData,
     };
-    if outside.place.is_some() {
+    if let Some(place) = outside.place {
         pair::light();
+        if super::any() && place.load(Ordering::Relaxed) == EVERY_STREAM {
+            // What is deeper is not asked about, so no capture at all may go on meanwhile.
+            return Err(Error::capturing(
+                "calls lie in each other too deep to be kept out of the capture that is going on"
+                    .to_owned(),
+            ));
+        }
         if super::any() {
             refuse_recorded(table, stream)?;
         }
@@ -184,6 +194,10 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
             "this thread is in the middle of other work in the stream; begin the capture after it"
                 .to_owned(),
         ));
+    }
+    // A thread's own stream is used by nobody else, though all of them have one handle.
+    if stream == CU_STREAM_PER_THREAD {
+        return Ok(());
     }
     pair::heavy();
     let all = DESKS

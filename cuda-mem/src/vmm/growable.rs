@@ -65,6 +65,16 @@ impl Keep for Kept {
         Ok(())
     }
 
+    fn is_open_to_host(&self, bytes: usize) -> Option<bool> {
+        let memory = lock(&self.0);
+        let open = |memory: &MappedMemory| memory.is_open_to_host(bytes as u64, true);
+        Some(
+            memory
+                .as_ref()
+                .is_some_and(|memory| open(memory).unwrap_or(false)),
+        )
+    }
+
     fn room_bytes(&self) -> Option<usize> {
         let memory = look(&self.0)?;
         memory.as_ref().map(|memory| memory.mapped_bytes() as usize)

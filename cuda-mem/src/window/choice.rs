@@ -12,6 +12,8 @@ use crate::pointer::MemoryKind;
 pub struct WindowFacts {
     /// Where the memory is.
     pub memory: MemoryKind,
+    /// Whether threads of the host may touch the memory, if it is the host's.
+    pub host_access: bool,
     /// Whether the driver says that others may reach the memory; `None` if it does not tell.
     pub gpu_direct: Option<bool>,
     /// Whether the block has the pages of the GPU around the window for itself.
@@ -30,6 +32,7 @@ impl WindowFacts {
     pub fn of(memory: MemoryKind) -> Self {
         Self {
             memory,
+            host_access: true,
             gpu_direct: None,
             own_pages: true,
             dma_buf_mapping: false,
@@ -146,6 +149,7 @@ fn reason_against(
         WindowKind::Copies => None,
         _ if facts.memory == MemoryKind::Managed => Some(WindowReason::ManagedMemory),
         WindowKind::HostMapped if !is_of_host => Some(WindowReason::MemoryOfDevice),
+        WindowKind::HostMapped if !facts.host_access => Some(WindowReason::NoAccess),
         WindowKind::HostMapped => options
             .mapping
             .is_some_and(|wanted| wanted != MappingKind::Cached)
@@ -188,9 +192,10 @@ mod tests {
         for memory in MEMORIES {
             for gpu_direct in [None, Some(false), Some(true)] {
                 for bar1_free in [None, Some(1 << 16), Some((1 << 16) - 1)] {
-                    for bits in 0..4 {
+                    for bits in 0..8 {
                         all.push(WindowFacts {
                             memory,
+                            host_access: bits & 4 == 4,
                             gpu_direct,
                             own_pages: bits & 1 == 1,
                             dma_buf_mapping: bits & 2 == 2,
@@ -268,7 +273,7 @@ mod tests {
                     is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();
                 assert_eq!(has(WindowKind::DmaBuf), dma_buf, "{facts:?} {options:?}");
                 let cached = matches!(options.mapping, None | Some(MappingKind::Cached));
-                let host = facts.memory == MemoryKind::Host && cached;
+                let host = facts.memory == MemoryKind::Host && facts.host_access && cached;
                 assert_eq!(has(WindowKind::HostMapped), host, "{facts:?} {options:?}");
             }
         }

@@ -76,6 +76,8 @@ pub enum WindowReason {
     Refused,
     /// It is for memory of the host, and this is a device's.
     MemoryOfDevice,
+    /// Threads of the host have no access to this memory of the host; a touch would end the process.
+    NoAccess,
     /// It is for memory of a device, and this is the host's.
     MemoryOfHost,
     /// Managed memory moves about.
@@ -108,6 +110,7 @@ impl fmt::Display for WindowReason {
         f.write_str(match self {
             Self::Refused => "not wanted",
             Self::MemoryOfDevice => "the memory is the device's",
+            Self::NoAccess => "the host was given no access to it; see `MappedMemory::set_access`",
             Self::MemoryOfHost => "the memory is the host's",
             Self::ManagedMemory => "managed memory moves; take `ManagedBuffer::host`",
             Self::NotGpuDirect => {

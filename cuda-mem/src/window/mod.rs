@@ -68,7 +68,10 @@ use view::{View, Way};
 /// **Errors.** A direct window answers no errors but for places that it has not. One of
 /// [`Copies`](WindowKind::Copies) answers as the driver does.
 ///
-/// The buffer is borrowed as long as the window is open, so that its memory cannot go away below it:
+/// A fork has no mappings: a window that is used there ends it.
+///
+/// The buffer is borrowed as long as the window is open, so that its memory cannot go away below it (gdrcopy's
+/// `invalidation_access_after_free`):
 ///
 /// ```compile_fail,E0505
 /// # use cuda_mem::{DeviceBuffer, WindowOptions};
@@ -80,7 +83,7 @@ use view::{View, Way};
 /// # }
 /// ```
 ///
-/// and a closed window has no name any more:
+/// and a closed window has no name any more (`invalidation_access_after_gdr_close`):
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::{DeviceBuffer, WindowOptions};

@@ -23,6 +23,7 @@ use crate::gdr::{Gdr, GdrMapping};
 use crate::ledger;
 use crate::nvml::Nvml;
 use crate::pointer::MemoryKind;
+use crate::resource::HostFlags;
 use crate::{raw, recording};
 
 impl<'a, T: Pod> Window<'a, T> {
@@ -69,7 +70,7 @@ impl<'a, T: Pod> Window<'a, T> {
         }
         self.buffer.settle()?;
         let stream = self.buffer.stream();
-        recording::kept_out(stream.device().driver().table(), || stream.synchronize())
+        recording::harmlessly(stream.device().driver().table(), || stream.synchronize())
     }
 
     fn facts(&self, bytes: usize) -> Result<WindowFacts> {
@@ -88,6 +89,7 @@ impl<'a, T: Pod> Window<'a, T> {
             });
         let mut facts = WindowFacts {
             gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
+            host_access: self.buffer.is_open_to_host().unwrap_or(true),
             own_pages,
             dma_buf_mapping: device.gpu_direct()?.dma_buf_mapping,
             bar1_needed: needed as u64,
@@ -127,7 +129,11 @@ impl<'a, T: Pod> Window<'a, T> {
         let device = self.buffer.stream().device();
         match kind {
             WindowKind::Copies => Ok(None),
-            WindowKind::HostMapped => host_pointer(&device, address).map(|at| Some(Way::Host(at))),
+            WindowKind::HostMapped => {
+                let at = host_pointer(&device, address)?;
+                let _current = self.buffer.stream().context().bind()?;
+                Ok(Some(Way::Host(at, host_mapping(&device, at))))
+            }
             WindowKind::DmaBuf => {
                 #[cfg(target_os = "linux")]
                 {
@@ -190,6 +196,16 @@ fn host_pointer(device: &Device, address: CUdeviceptr) -> Result<NonNull<u8>> {
     let at = ptr::with_exposed_provenance_mut(at as usize);
     NonNull::new(at)
         .ok_or_else(|| Error::not_supported(format!("the host has no address for {address:#x}")))
+}
+
+/// Memory of the host is cached, unless it was made otherwise. What is not pinned was not.
+fn host_mapping(device: &Device, at: NonNull<u8>) -> MappingKind {
+    let combined = HostFlags::WRITE_COMBINED.bits();
+    // SAFETY: the address is that of memory that the driver knows, and a context is current.
+    match unsafe { raw::host::flags(device.driver().table(), at.as_ptr().cast()) } {
+        Ok(flags) if flags & combined != 0 => MappingKind::WriteCombining,
+        _ => MappingKind::Cached,
+    }
 }
 
 fn wanted(kind: Option<MappingKind>) -> gdr_mapping_type_t {

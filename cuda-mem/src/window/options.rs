@@ -109,7 +109,8 @@ impl WindowOptions {
         self
     }
 
-    /// Opens the window. Waits for what streams do with the buffer.
+    /// Opens the window. Waits for what streams do with the buffer. A window into a device's memory
+    /// [makes its copies wait](DeviceBuffer::set_sync_memops), for the whole allocation and for good.
     ///
     /// # Errors
     ///

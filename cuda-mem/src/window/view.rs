@@ -21,7 +21,7 @@ static KINDS: AtomicU8 = AtomicU8::new(0);
 #[derive(Debug)]
 pub(super) enum Way {
     /// It is the host's, at this address.
-    Host(NonNull<u8>),
+    Host(NonNull<u8>, MappingKind),
     #[cfg(target_os = "linux")]
     DmaBuf(DmaBufMapping),
     Gdr(GdrMapping),
@@ -43,7 +43,7 @@ unsafe impl Send for View {}
 impl View {
     pub(super) fn new(way: Way, bytes: usize) -> Self {
         let at = match &way {
-            Way::Host(at) => *at,
+            Way::Host(at, _) => *at,
             #[cfg(target_os = "linux")]
             Way::DmaBuf(mapping) => mapping.start(),
             Way::Gdr(mapping) => mapping.start(),
@@ -61,7 +61,7 @@ impl View {
     /// What the processor does with accesses.
     pub(super) fn kind(&self) -> MappingKind {
         match &self.way {
-            Way::Host(_) => MappingKind::Cached,
+            Way::Host(_, kind) => *kind,
             #[cfg(target_os = "linux")]
             Way::DmaBuf(_) => MappingKind::Unknown,
             Way::Gdr(mapping) => match mapping.kind() {
@@ -94,7 +94,7 @@ impl View {
 
     /// Ordinary memory for the processor, where one access more does no harm.
     fn is_host(&self) -> bool {
-        matches!(self.way, Way::Host(_))
+        matches!(self.way, Way::Host(_, MappingKind::Cached))
     }
 
     pub(super) fn write(&mut self, offset: usize, from: &[u8]) {
@@ -138,7 +138,14 @@ impl View {
         let from = self.at(offset, size_of::<T>());
         if from.addr().is_multiple_of(size_of::<T>()) {
             // SAFETY: as in `read`, and the place is a multiple of the size.
-            return unsafe { mmio::load_once(from.cast::<T>()) };
+            let value = unsafe { mmio::load_once(from.cast::<T>()) };
+            // What is loaded next is not older than this.
+            if self.is_host() {
+                std::sync::atomic::fence(Ordering::Acquire);
+            } else {
+                mmio::fence_around_load();
+            }
+            return value;
         }
         let mut value = T::zeroed();
         self.read(offset, bytemuck::bytes_of_mut(&mut value));
@@ -157,7 +164,7 @@ impl View {
 
     pub(super) fn close(self) -> Result<()> {
         match self.way {
-            Way::Host(_) => Ok(()),
+            Way::Host(..) => Ok(()),
             #[cfg(target_os = "linux")]
             Way::DmaBuf(mapping) => mapping.close(),
             Way::Gdr(mapping) => mapping.close(),

@@ -29,6 +29,7 @@ fn ensure_all(lab: &Lab, seen: &[PlacementKind]) -> Result<()> {
 }
 
 pub(super) fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
+    lab.need(13, 0)?;
     let (devices, machine) = alone(lab)?;
     let mut seen = Vec::new();
     for size in SIZES {
@@ -149,6 +150,7 @@ pub(super) fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
+    lab.need(13, 0)?;
     const MIB: usize = 1 << 20;
     let (devices, machine) = alone(lab)?;
     let mut grown = Vec::new();
@@ -285,6 +287,7 @@ pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
 }
 
 pub(super) fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
+    lab.need(13, 0)?;
     let (devices, machine) = alone(lab)?;
     let stream = lab.stream()?;
     let placement = PlacementRequest::bytes(1000).place(&machine)?;

@@ -1,7 +1,10 @@
 //! What cannot be had is said, and nothing is lost.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{CaptureMode, ErrorKind, Gdr, MappingKind, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::{
+    Access, CaptureMode, ErrorKind, Gdr, HostFlags, Location, MappedMemory, MappingKind,
+    PinnedResource, Resource, WindowKind, WindowOptions, WindowReason,
+};
 
 use super::{kinds, memory, open};
 use crate::lab::Lab;
@@ -132,5 +135,48 @@ pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
         Ok(refused.expect_err("its stream is captured").kind())
     });
     ensure!(refused?.1 == ErrorKind::Capturing);
+    Ok(())
+}
+
+pub(super) fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let stream = lab.stream()?;
+    for (of_host, expected) in [
+        (None, WindowKind::Copies),
+        (Some(Access::ReadWrite), WindowKind::HostMapped),
+    ] {
+        let mut memory = MappedMemory::builder_at(lab.driver, Location::HostNuma(0))
+            .accessible_from([Location::Device(lab.device()?)])
+            .map(1)?;
+        if let Some(access) = of_host {
+            memory.set_access(Location::Host, access)?;
+        }
+        let mut buffer = memory
+            .into_buffer::<u32>(&stream, 100)
+            .map_err(|failed| failed.error)?;
+        let mut window = WindowOptions::new().open(&mut buffer)?;
+        ensure!(window.kind() == expected, "{}", window.choice());
+        window.store(3, 33)?;
+        ensure!(window.load(3)? == 33);
+    }
+    Ok(())
+}
+
+pub(super) fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    for (flags, expected) in [
+        (HostFlags::PORTABLE, MappingKind::Cached),
+        (HostFlags::WRITE_COMBINED, MappingKind::WriteCombining),
+    ] {
+        let pinned = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+        let mut buffer = pinned.alloc::<u32>(&stream, 1000)?;
+        let mut window = WindowOptions::new().open(&mut buffer)?;
+        ensure!(window.mapping() == Some(expected), "{flags:?}: {window:?}");
+        window.write(0, &[7; 1000])?;
+        window.flush()?;
+        let mut seen = [0; 1000];
+        window.read(0, &mut seen)?;
+        ensure!(seen == [7; 1000] && window.load(999)? == 7);
+    }
     Ok(())
 }
