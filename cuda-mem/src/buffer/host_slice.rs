@@ -45,7 +45,7 @@ impl<T: Pod> DeviceBuffer<T> {
     }
 
     /// Waits for the stream. A capture of another stream is not disturbed.
-    fn wait_for_stream(&self) -> Result<()> {
+    pub(crate) fn wait_for_stream(&self) -> Result<()> {
         if self.address == 0 {
             return Ok(());
         }

@@ -23,8 +23,8 @@ use crate::gdr::{Gdr, GdrMapping};
 use crate::ledger;
 use crate::nvml::Nvml;
 use crate::pointer::MemoryKind;
+use crate::raw;
 use crate::resource::HostFlags;
-use crate::{raw, recording};
 
 impl<'a, T: Pod> Window<'a, T> {
     #[track_caller]
@@ -69,8 +69,7 @@ impl<'a, T: Pod> Window<'a, T> {
             return Ok(());
         }
         self.buffer.settle()?;
-        let stream = self.buffer.stream();
-        recording::harmlessly(stream.device().driver().table(), || stream.synchronize())
+        self.buffer.wait_for_stream()
     }
 
     fn facts(&self, bytes: usize) -> Result<WindowFacts> {
