@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Result, ensure};
 use cuda_mem_tests::lab::{Backend, DEVICE, Lab};
 use cuda_mem_tests::run::{self, Options, Test};
-use cuda_mem_tests::{arena, contract, host, managed, modules, resources, untouched, vmm};
+use cuda_mem_tests::{arena, contract, host, managed, modules, resources, untouched, vmm, window};
 
 /// Everything that runs on one device in one process.
 fn all() -> Vec<Test> {
@@ -16,6 +16,7 @@ fn all() -> Vec<Test> {
     all.extend(vmm::all());
     all.extend(managed::all());
     all.extend(host::all());
+    all.extend(window::all());
     all
 }
 
