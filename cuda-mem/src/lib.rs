@@ -69,6 +69,7 @@ mod managed;
 mod module;
 mod nvml;
 mod origin;
+mod pages;
 mod placement;
 mod pointer;
 mod pool;

@@ -59,6 +59,11 @@ impl Location {
         }
     }
 
+    /// The host's, on any node or no particular one.
+    pub(crate) fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::HostNuma(_))
+    }
+
     /// The device, if it is one.
     pub(crate) fn device(self) -> Option<Device> {
         match self {

@@ -384,7 +384,8 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn wait_elsewhere(&self) -> Result<()> {
         if recording::any() {
             return Err(Error::capturing(format!(
-                "{self:?} is the own stream of another thread, so all of its context would have to be waited for,                  and that would spoil the capture that is going on; do it after the capture, or on that thread"
+                "{self:?} is the own stream of another thread, so all of its context would have to be waited for, \
+                 and that would spoil the capture that is going on; do it after the capture, or on that thread"
             )));
         }
         self.context.synchronize()

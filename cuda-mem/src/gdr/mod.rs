@@ -4,7 +4,7 @@ mod kernel;
 mod pinned;
 
 pub use kernel::GdrKernelFacts;
-pub(crate) use pinned::{GdrMapping, pages};
+pub(crate) use pinned::GdrMapping;
 
 use std::fmt;
 use std::path::Path;

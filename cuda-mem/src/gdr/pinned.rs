@@ -5,13 +5,13 @@ use std::ptr::NonNull;
 
 use cuda_driver_sys::CUdeviceptr;
 use cuda_driver_sys::gdr::{
-    GDR_MAP_FLAG_DEFAULT, GDR_PIN_FLAG_DEFAULT, GDR_PIN_FLAG_FORCE_PCIE, GPU_PAGE_MASK,
-    GPU_PAGE_OFFSET, GPU_PAGE_SIZE, gdr_info_v2_t, gdr_mapping_type_t, gdr_mh_t,
+    GDR_MAP_FLAG_DEFAULT, GDR_PIN_FLAG_DEFAULT, GDR_PIN_FLAG_FORCE_PCIE, GPU_PAGE_SIZE,
+    gdr_info_v2_t, gdr_mapping_type_t, gdr_mh_t,
 };
 
 use super::Gdr;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{pages, raw, report};
 
 /// Device memory, pinned and mapped. Dropping it unmaps and unpins, in this order.
 #[derive(Debug)]
@@ -31,16 +31,6 @@ pub(crate) struct GdrMapping {
 // SAFETY: what is mapped is the process's, and each call of the library holds its lock.
 unsafe impl Send for GdrMapping {}
 
-/// The whole pages of the GPU around a range: where they begin, and their bytes.
-pub(crate) fn pages(address: CUdeviceptr, bytes: usize) -> Option<(CUdeviceptr, usize)> {
-    let first = address & GPU_PAGE_MASK;
-    let end = address.checked_add(bytes as u64)?;
-    let end = end.checked_add(GPU_PAGE_OFFSET)? & GPU_PAGE_MASK;
-    let whole = usize::try_from(end - first).ok()?;
-    debug_assert!((whole as u64).is_multiple_of(GPU_PAGE_SIZE));
-    Some((first, whole))
-}
-
 impl GdrMapping {
     /// Pins the pages around a range and maps them. `wanted` is the kind of mapping, which fails if it is another;
     /// 0 takes any.
@@ -55,7 +45,8 @@ impl GdrMapping {
         force_pcie: bool,
     ) -> Result<Self> {
         let too_large = || Error::invalid(format!("{bytes} bytes at {address:#x} are too many"));
-        let (first, whole) = pages(address, bytes).ok_or_else(too_large)?;
+        let (first, whole) =
+            pages::around((address, bytes), GPU_PAGE_SIZE).ok_or_else(too_large)?;
         let flags = if force_pcie {
             GDR_PIN_FLAG_FORCE_PCIE
         } else {
@@ -142,19 +133,5 @@ impl GdrMapping {
 impl Drop for GdrMapping {
     fn drop(&mut self) {
         report::release("window", || self.end());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_are_whole_and_around_the_range() {
-        assert_eq!(pages(0x10000, 1), Some((0x10000, 0x10000)));
-        assert_eq!(pages(0x1ffff, 2), Some((0x10000, 0x20000)));
-        assert_eq!(pages(0x20004, 0x10000), Some((0x20000, 0x20000)));
-        assert_eq!(pages(u64::MAX - 4, 4), None);
-        assert_eq!(pages(u64::MAX, 2), None);
     }
 }

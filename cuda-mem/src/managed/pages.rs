@@ -47,28 +47,11 @@ pub(super) fn last_apart(
     })
 }
 
-/// The bytes of a page of the host.
-#[cfg(unix)]
-pub(super) fn page() -> u64 {
-    // SAFETY: asks for a number.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(page).unwrap_or(SMALLEST).max(SMALLEST)
-}
-
-/// The bytes of a page of the host.
-#[cfg(not(unix))]
-pub(super) fn page() -> u64 {
-    SMALLEST
-}
-
-/// What every host has, in bytes.
-const SMALLEST: u64 = 4096;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PAGE: u64 = SMALLEST;
+    const PAGE: u64 = 4096;
 
     /// The pages that the driver takes.
     fn taken(start: u64, bytes: usize) -> std::ops::Range<u64> {
@@ -109,10 +92,5 @@ mod tests {
             asked(PAGE + 3072, 1100),
             [(PAGE + 3072, 1024), (2 * PAGE, 76)]
         );
-    }
-
-    #[test]
-    fn a_page_of_the_host_is_a_power_of_two() {
-        assert!(page().is_power_of_two());
     }
 }

@@ -6,10 +6,11 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
-use super::pages::{last_apart, page, pieces};
+use super::pages::{last_apart, pieces};
 use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
+use crate::pages::host_page;
 use crate::stream::Stream;
 use crate::traffic::{self, Traffic};
 use crate::{raw, recording};
@@ -293,7 +294,10 @@ impl<T: Pod> ManagedRange<'_, T> {
     fn pieces(&self) -> impl Iterator<Item = (CUdeviceptr, usize)> {
         let own = self.buffer.as_raw();
         let start = own + (self.start * size_of::<T>()) as u64;
-        last_apart(pieces(own, (start, self.size_bytes()), page()), page())
+        last_apart(
+            pieces(own, (start, self.size_bytes()), host_page()),
+            host_page(),
+        )
     }
 }
 

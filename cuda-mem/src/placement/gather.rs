@@ -33,7 +33,7 @@ impl Machine {
     #[doc(alias("cuDeviceGetAttribute", "cuMemGetAllocationGranularity"))]
     pub fn gather(devices: &[Device]) -> Result<Self> {
         let mut machine = Self::new([]);
-        machine.host_page = host_page();
+        machine.host_page = crate::pages::host_page();
         for device in devices {
             let mut record = DeviceCapabilities::gather(device)?;
             for (place, other) in devices.iter().enumerate() {
@@ -96,16 +96,4 @@ fn granularities(device: &Device, place: Location) -> Result<[u64; 2]> {
     // SAFETY: as above.
     let recommended = unsafe { raw::vmm::recommended_granularity(table, &prop) }?;
     Ok([least as u64, recommended as u64])
-}
-
-#[cfg(unix)]
-fn host_page() -> u64 {
-    // SAFETY: sysconf takes any number and only reads.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    u64::try_from(bytes).unwrap_or(4096)
-}
-
-#[cfg(not(unix))]
-fn host_page() -> u64 {
-    4096
 }

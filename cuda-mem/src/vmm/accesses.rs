@@ -7,8 +7,7 @@ use crate::pool::Access;
 
 /// Whether somebody can have access to memory there: the host has none to that of a device (R141).
 fn can_have(who: Location, place: Location) -> bool {
-    let is_host = matches!(who, Location::Host | Location::HostNuma(_));
-    !(is_host && matches!(place, Location::Device(_)))
+    !(who.is_host() && matches!(place, Location::Device(_)))
 }
 
 /// `Ok` if somebody can have access to memory there, as far as is known without asking.
@@ -24,7 +23,7 @@ pub(super) fn require_possible(driver: Driver, who: Location, place: Location) -
 
 /// What was allowed. What cannot be where the memory is now counts again when it is moved.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Accesses(pub(super) Vec<(Location, Access)>);
+pub(super) struct Accesses(Vec<(Location, Access)>);
 
 impl Accesses {
     pub(super) fn set(&mut self, who: Location, access: Access) {

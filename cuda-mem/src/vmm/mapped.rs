@@ -348,19 +348,16 @@ impl MappedMemory {
             return Ok(false);
         }
         let given = |writes: bool| {
-            self.settings.accesses.0.iter().any(|(who, access)| {
+            self.settings.accesses.list().iter().any(|(who, access)| {
                 let enough = *access == Access::ReadWrite || *access == Access::Read && !writes;
-                matches!(who, Location::Host | Location::HostNuma(_)) && enough
+                who.is_host() && enough
             })
         };
         if !given(writes) {
             return Ok(false);
         }
         for part in &self.parts {
-            let is_host = matches!(
-                part.memory.location(),
-                Location::Host | Location::HostNuma(_)
-            );
+            let is_host = part.memory.location().is_host();
             let Some(mapping) = part.mapping.as_ref().filter(|_| is_host) else {
                 return Ok(false);
             };

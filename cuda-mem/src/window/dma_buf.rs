@@ -9,7 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::{pages, raw, report};
 
 /// A descriptor of device memory that drivers of other devices take: a network card reads and writes the memory
 /// through it. From [`DeviceBuffer::export_dma_buf`].
@@ -98,7 +98,7 @@ fn descriptor(
     if bytes == 0 {
         return Err(Error::invalid("a dma-buf of no bytes".to_owned()));
     }
-    let (first, whole) = pages(address, bytes, rustix::param::page_size() as u64)
+    let (first, whole) = pages::around((address, bytes), pages::host_page())
         .ok_or_else(|| Error::invalid(format!("{bytes} bytes at {address:#x} are too many")))?;
     let table = context.driver().table();
     let _current = context.bind()?;
@@ -108,14 +108,6 @@ fn descriptor(
     // SAFETY: the descriptor was made for us just now.
     let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
     Ok((descriptor, (address - first) as usize, whole))
-}
-
-fn pages(address: CUdeviceptr, bytes: usize, page: u64) -> Option<(CUdeviceptr, usize)> {
-    let first = address - address % page;
-    let end = address
-        .checked_add(bytes as u64)?
-        .checked_next_multiple_of(page)?;
-    Some((first, usize::try_from(end - first).ok()?))
 }
 
 /// Device memory mapped through its dma-buf. Dropping it unmaps.
@@ -181,18 +173,5 @@ impl DmaBufMapping {
 impl Drop for DmaBufMapping {
     fn drop(&mut self) {
         report::release("window", || self.unmap());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pages_are_whole_and_around_the_range() {
-        assert_eq!(pages(0x1000, 1, 4096), Some((0x1000, 4096)));
-        assert_eq!(pages(0x1fff, 2, 4096), Some((0x1000, 8192)));
-        assert_eq!(pages(0x1200, 0x1000, 4096), Some((0x1000, 8192)));
-        assert_eq!(pages(u64::MAX - 1, 2, 4096), None);
     }
 }

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use cuda_driver_sys::gdr::gdr_mapping_type_t;
+use cuda_driver_sys::gdr::{GPU_PAGE_SIZE, gdr_mapping_type_t};
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
 use super::Window;
@@ -23,23 +23,22 @@ use crate::gdr::{Gdr, GdrMapping};
 use crate::ledger;
 use crate::nvml::Nvml;
 use crate::pointer::MemoryKind;
-use crate::raw;
 use crate::resource::HostFlags;
+use crate::{pages, raw};
 
 impl<'a, T: Pod> Window<'a, T> {
     #[track_caller]
     pub(super) fn open(buffer: &'a mut DeviceBuffer<T>, options: &WindowOptions) -> Result<Self> {
         let elements = elements(buffer.len(), options)?;
         let bytes = elements.len() * size_of::<T>();
+        // What no bytes have.
+        let copies = WindowOptions::new().only([WindowKind::Copies]);
         let mut window = Self {
             view: None,
             copies: RefCell::new(None),
             buffer,
             elements,
-            choice: WindowChoice::new(
-                &WindowFacts::of(MemoryKind::Other(0)),
-                &WindowOptions::new(),
-            ),
+            choice: WindowChoice::new(&WindowFacts::of(MemoryKind::Device), &copies),
             write_limit: usize::MAX,
             read_limit: usize::MAX,
         };
@@ -54,11 +53,6 @@ impl<'a, T: Pod> Window<'a, T> {
             let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
             window.write_limit = options.write_limit.unwrap_or(unlimited(WRITE_LIMIT));
             window.read_limit = options.read_limit.unwrap_or(unlimited(READ_LIMIT));
-        } else {
-            window.choice = WindowChoice::new(
-                &WindowFacts::of(MemoryKind::Device),
-                &WindowOptions::new().only([WindowKind::Copies]),
-            );
         }
         Ok(window)
     }
@@ -77,7 +71,7 @@ impl<'a, T: Pod> Window<'a, T> {
         let device = self.buffer.device().unwrap_or(stream.device());
         let info = device.driver().pointer_info(self.address())?;
         let memory = info.as_ref().map_or(MemoryKind::Other(0), |info| info.kind);
-        let around = crate::gdr::pages(self.address(), bytes);
+        let around = pages::around((self.address(), bytes), GPU_PAGE_SIZE);
         let needed = around.map_or(bytes, |(_, whole)| whole);
         let own_pages = info
             .as_ref()

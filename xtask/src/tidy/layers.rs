@@ -8,10 +8,11 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 39] = [
+const LAYERS: [&str; 40] = [
     "error",
     "report",
     "origin",
+    "pages",
     "table",
     "later",
     "barrier",
