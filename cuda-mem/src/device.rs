@@ -134,6 +134,11 @@ impl Device {
         }
     }
 
+    /// Whether a yes-or-no attribute is yes; a driver that does not know it says no.
+    pub(crate) fn has_attribute(&self, attribute: CUdevice_attribute) -> Result<bool> {
+        Ok(self.attribute(attribute)?.unwrap_or(0) != 0)
+    }
+
     fn query(&self, attribute: CUdevice_attribute) -> Result<i32> {
         // SAFETY: the handle came from this driver.
         unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) }

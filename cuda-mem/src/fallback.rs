@@ -166,7 +166,7 @@ impl Device {
     #[doc(alias = "CU_DEVICE_ATTRIBUTE_TCC_DRIVER")]
     pub fn driver_model(&self) -> Result<DriverModel> {
         let tcc = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_TCC_DRIVER;
-        Ok(if self.attribute(tcc)?.unwrap_or(0) != 0 {
+        Ok(if self.has_attribute(tcc)? {
             DriverModel::Tcc
         } else if cfg!(windows) {
             DriverModel::Wddm

@@ -38,6 +38,11 @@ pub enum WritesOrdering {
 }
 
 impl WritesOrdering {
+    fn of(device: &Device) -> Result<Self> {
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
+        Ok(Self::from_raw(device.attribute(attribute)?.unwrap_or(0)))
+    }
+
     /// Numbers that are not known yet promise what the next lower one does.
     fn from_raw(raw: i32) -> Self {
         match raw {
@@ -45,6 +50,15 @@ impl WritesOrdering {
             100..200 => Self::Owner,
             200.. => Self::AllDevices,
         }
+    }
+}
+
+impl FlushOptions {
+    fn of(device: &Device) -> Result<Self> {
+        let attribute =
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS;
+        let bits = device.attribute(attribute)?.unwrap_or(0);
+        Ok(Self::from_bits_retain(bits.cast_unsigned()))
     }
 }
 
@@ -58,6 +72,16 @@ pub enum FlushScope {
     /// All devices.
     #[doc(alias = "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES")]
     AllDevices,
+}
+
+impl FlushScope {
+    /// The least ordering with which this scope needs no flush.
+    fn enough(self) -> WritesOrdering {
+        match self {
+            Self::Owner => WritesOrdering::Owner,
+            Self::AllDevices => WritesOrdering::AllDevices,
+        }
+    }
 }
 
 /// What a device offers to network cards and others that reach its memory. From [`Device::gpu_direct`].
@@ -84,11 +108,7 @@ impl GpuDirect {
     /// Whether such a flush is needed at all.
     #[must_use]
     pub fn needs_flush(&self, scope: FlushScope) -> bool {
-        self.ordering
-            < match scope {
-                FlushScope::Owner => WritesOrdering::Owner,
-                FlushScope::AllDevices => WritesOrdering::AllDevices,
-            }
+        self.ordering < scope.enough()
     }
 }
 
@@ -109,8 +129,7 @@ impl Device {
     #[doc(alias = "cuDeviceGetAttribute")]
     pub fn gpu_direct(&self) -> Result<GpuDirect> {
         use CUdevice_attribute as A;
-        let value = |attribute| Ok::<_, Error>(self.attribute(attribute)?.unwrap_or(0));
-        let has = |attribute| Ok::<_, Error>(value(attribute)? != 0);
+        let has = |attribute| self.has_attribute(attribute);
         Ok(GpuDirect {
             rdma: has(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)?,
             rdma_with_mapped_memory: has(
@@ -119,12 +138,8 @@ impl Device {
             dma_buf: has(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)?,
             dma_buf_mapping: has(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)?,
             host_dma_buf: has(A::CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED)?,
-            flush: FlushOptions::from_bits_retain(
-                value(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?.cast_unsigned(),
-            ),
-            ordering: WritesOrdering::from_raw(value(
-                A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
-            )?),
+            flush: FlushOptions::of(self)?,
+            ordering: WritesOrdering::of(self)?,
         })
     }
 }
@@ -139,15 +154,14 @@ impl Context {
     /// ([`FlushOptions::HOST`]); else as the driver answers.
     #[doc(alias = "cuFlushGPUDirectRDMAWrites")]
     pub fn flush_gpu_direct_writes(&self, scope: FlushScope) -> Result<()> {
-        let offers = self.device().gpu_direct()?;
-        if !offers.needs_flush(scope) {
+        let device = self.device();
+        if WritesOrdering::of(&device)? >= scope.enough() {
             return Ok(());
         }
-        if !offers.flush.contains(FlushOptions::HOST) {
+        let options = FlushOptions::of(&device)?;
+        if !options.contains(FlushOptions::HOST) {
             return Err(Error::not_supported(format!(
-                "{:?} lets the host flush no writes of others ({:?}); use a stream's memory operations",
-                self.device(),
-                offers.flush
+                "{device:?} lets the host flush no writes of others ({options:?}); use a stream's memory operations"
             )));
         }
         let raw = match scope {
@@ -160,7 +174,7 @@ impl Context {
         };
         let _current = self.bind()?;
         // SAFETY: the context is current.
-        unsafe { raw::gpu_direct::flush_writes(self.device().driver().table(), raw) }
+        unsafe { raw::gpu_direct::flush_writes(device.driver().table(), raw) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Memory that suits a window.
 
 use bytemuck::Pod;
+use cuda_driver_sys::CUdevice_attribute as Attribute;
 
 use super::kind::WindowKind;
 use super::options::WindowOptions;
@@ -25,7 +26,9 @@ impl WindowOptions {
         let device = stream.device();
         let can_map = |kind| -> Result<bool> {
             match kind {
-                WindowKind::DmaBuf => Ok(device.gpu_direct()?.dma_buf_mapping),
+                WindowKind::DmaBuf => {
+                    device.has_attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)
+                }
                 WindowKind::Gdrcopy => Ok(Gdr::load().is_ok()),
                 WindowKind::HostMapped | WindowKind::Copies => Ok(true),
             }
@@ -43,7 +46,12 @@ impl WindowOptions {
             if kind == WindowKind::HostMapped {
                 return Resource::new(PinnedResource::new(device.driver())).alloc(stream, len);
             }
-            if len > 0 && size_of::<T>() > 0 && device.gpu_direct()?.rdma_with_mapped_memory {
+            if len > 0
+                && size_of::<T>() > 0
+                && device.has_attribute(
+                    Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+                )?
+            {
                 let memory = MappedMemory::builder(&device).gpu_direct_rdma(true);
                 let memory = memory.map(bytes_of::<T>(len)? as u64)?;
                 let buffer = memory.into_buffer(stream, len);

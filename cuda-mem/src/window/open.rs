@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use cuda_driver_sys::gdr::{GPU_PAGE_SIZE, gdr_mapping_type_t};
-use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
+use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CUpointer_attribute};
 
 use super::Window;
 use super::choice::{WindowChoice, WindowFacts};
@@ -84,7 +84,8 @@ impl<'a, T: Pod> Window<'a, T> {
             gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
             host_access: self.buffer.is_open_to_host().unwrap_or(true),
             own_pages,
-            dma_buf_mapping: device.gpu_direct()?.dma_buf_mapping,
+            dma_buf_mapping: device
+                .has_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)?,
             bar1_needed: needed as u64,
             ..WindowFacts::of(memory)
         };

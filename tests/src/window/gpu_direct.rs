@@ -37,8 +37,8 @@ fn need_dma_bufs(lab: &Lab) -> Result<()> {
 pub(super) fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
     need_dma_bufs(lab)?;
     let stream = lab.stream()?;
-    let plain = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
-    let small = memory::<u8>(lab, &stream, WindowKind::Copies, 1000)?;
+    let plain = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
+    let small = memory::<u8>(&stream, WindowKind::Copies, 1000)?;
     let mapped = mapped(lab, &stream, 5 << 20)?;
     // Whole pages, since those around a block of a pool are not always given.
     let pooled = lab.pool()?.alloc::<u8>(&stream, 2 << 20)?;
@@ -62,7 +62,7 @@ pub(super) fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
     let none = lab.pool()?.alloc::<u8>(&stream, 0)?;
     let error = none.export_dma_buf(false).map(drop).expect_err("no bytes");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
-    let host = memory::<u8>(lab, &stream, WindowKind::HostMapped, 1 << 20)?;
+    let host = memory::<u8>(&stream, WindowKind::HostMapped, 1 << 20)?;
     let error = host
         .export_dma_buf(false)
         .map(drop)
@@ -104,7 +104,7 @@ fn map(shown: &impl AsFd, bytes: usize) -> Result<i32> {
 pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
     need_dma_bufs(lab)?;
     let stream = lab.stream()?;
-    let buffer = memory::<u8>(lab, &stream, WindowKind::Copies, 2 << 20)?;
+    let buffer = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
     let shown = buffer.export_dma_buf(false)?;
     let errno = map(&shown, shown.size_bytes())?;
     let says_so = lab.device()?.gpu_direct()?.dma_buf_mapping;

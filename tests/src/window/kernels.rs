@@ -19,7 +19,7 @@ const REPLY: usize = 16;
 fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
     let context = lab.context()?;
     let (answer, stream) = (kernel(&context, "answer")?, context.stream()?);
-    let mut buffer = memory::<u32>(lab, &stream, kind, 32)?;
+    let mut buffer = memory::<u32>(&stream, kind, 32)?;
     buffer.zero()?;
     let mut window = open(&mut buffer, kind)?;
     // The window's own stream and memory are made now: making them might wait for the kernel.
@@ -50,7 +50,7 @@ fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
 
 pub(super) fn a_running_kernel_answers_stores(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    let direct = kinds(lab, &stream)?.into_iter();
+    let direct = kinds(&stream)?.into_iter();
     for kind in direct.filter(|kind| kind.is_direct()) {
         ask(lab, kind)?;
     }

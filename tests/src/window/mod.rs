@@ -36,10 +36,10 @@ pub fn all() -> Vec<Test> {
 }
 
 /// Every kind of window that can be had here, with memory that suits it.
-fn kinds(lab: &Lab, stream: &Stream) -> Result<Vec<WindowKind>> {
+fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {
     let mut kinds = Vec::new();
     for kind in WindowKind::ALL {
-        let mut buffer = memory::<u8>(lab, stream, kind, 4096)?;
+        let mut buffer = memory::<u8>(stream, kind, 4096)?;
         match WindowOptions::new().only([kind]).open(&mut buffer) {
             Ok(window) => {
                 anyhow::ensure!(window.kind() == kind);
@@ -55,17 +55,15 @@ fn kinds(lab: &Lab, stream: &Stream) -> Result<Vec<WindowKind>> {
 }
 
 /// Memory for a window of this kind.
-fn memory<T: Pod>(
-    _: &Lab,
-    stream: &Stream,
-    kind: WindowKind,
-    len: usize,
-) -> Result<DeviceBuffer<T>> {
-    let wish = if kind == WindowKind::HostMapped {
-        WindowOptions::new().only([kind])
-    } else {
+///
+/// # Errors
+///
+/// As [`WindowOptions::alloc`].
+pub fn memory<T: Pod>(stream: &Stream, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+    let wish = match kind {
+        WindowKind::HostMapped => WindowOptions::new().only([kind]),
         // Memory of the device, also where nothing maps it.
-        WindowOptions::new().refuse([WindowKind::HostMapped])
+        _ => WindowOptions::new().refuse([WindowKind::HostMapped]),
     };
     Ok(wish.alloc(stream, len)?)
 }

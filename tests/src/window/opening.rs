@@ -11,8 +11,8 @@ use crate::lab::Lab;
 
 pub(super) fn basic(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u32>(lab, &stream, kind, 1000)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u32>(&stream, kind, 1000)?;
         buffer.fill(5)?;
         let address = buffer.as_raw();
         let mut window = open(&mut buffer, kind)?;
@@ -53,8 +53,8 @@ pub(super) fn basic(lab: &Lab) -> Result<()> {
 
 pub(super) fn unaligned_mapping(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u8>(lab, &stream, kind, 300_000)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u8>(&stream, kind, 300_000)?;
         for start in [0, 1, 4, 511, 4096, 65_535, 65_536, 65_540, 131_073] {
             buffer.zero()?;
             let options = WindowOptions::new().only([kind]).range(start..start + 1001);
@@ -80,10 +80,10 @@ pub(super) fn unaligned_mapping(lab: &Lab) -> Result<()> {
 
 pub(super) fn small_buffers_mapping(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
+    for kind in kinds(&stream)? {
         let mut buffers = Vec::new();
         for _ in 0..32 {
-            buffers.push(memory::<u32>(lab, &stream, kind, 1)?);
+            buffers.push(memory::<u32>(&stream, kind, 1)?);
         }
         // All of them at a time: what is mapped are whole pages, which they may share.
         let windows = buffers.iter_mut().map(|buffer| open(buffer, kind));
@@ -104,11 +104,11 @@ pub(super) fn small_buffers_mapping(lab: &Lab) -> Result<()> {
 
 pub(super) fn mix_mappings(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    let kinds = kinds(lab, &stream)?;
+    let kinds = kinds(&stream)?;
     let mut buffers = Vec::new();
     for kind in &kinds {
         // Large enough to share no page with another.
-        buffers.push(memory::<u8>(lab, &stream, *kind, 2 << 20)?);
+        buffers.push(memory::<u8>(&stream, *kind, 2 << 20)?);
     }
     let part = WindowOptions::new().range(0..70_000);
     let both = buffers.iter_mut().zip(&kinds);
@@ -136,8 +136,8 @@ pub(super) fn mix_mappings(lab: &Lab) -> Result<()> {
 
 pub(super) fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u64>(lab, &stream, kind, 100)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u64>(&stream, kind, 100)?;
         let child = std::thread::scope(|scope| {
             let child = scope.spawn(|| {
                 let mut window = open(&mut buffer, kind)?;
@@ -158,7 +158,7 @@ pub(super) fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
 
 pub(super) fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
-    let mut buffer = memory::<u32>(lab, &stream, WindowKind::HostMapped, 1000)?;
+    let mut buffer = memory::<u32>(&stream, WindowKind::HostMapped, 1000)?;
     for value in 1..20 {
         buffer.on(&other)?.fill(value)?;
         // It is lent and back: both streams have work.
@@ -189,8 +189,8 @@ pub(super) fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
 pub(super) fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let scope = Ledger::scope();
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u32>(lab, &stream, kind, 10)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u32>(&stream, kind, 10)?;
         let window = open(&mut buffer, kind)?;
         ensure!(format!("{window:?}").contains("Window"));
         drop(window);
@@ -205,8 +205,8 @@ pub(super) fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
 
 pub(super) fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u32>(lab, &stream, kind, 10)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u32>(&stream, kind, 10)?;
         buffer.fill(1)?;
         let backwards = std::ops::Range { start: 5, end: 4 };
         for range in [0..11, 11..11, backwards, 3..usize::MAX] {
@@ -262,8 +262,8 @@ pub(super) fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
 
 pub(super) fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    for kind in kinds(lab, &stream)? {
-        let mut buffer = memory::<u32>(lab, &stream, kind, 100)?;
+    for kind in kinds(&stream)? {
+        let mut buffer = memory::<u32>(&stream, kind, 100)?;
         let mut target = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
         let mut window = open(&mut buffer, kind)?;
         for value in 0..50 {

@@ -11,10 +11,10 @@ use crate::lab::Lab;
 
 pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    let has = kinds(lab, &stream)?;
+    let has = kinds(&stream)?;
     // Large enough to have pages of its own.
     let len = (2 << 20) / 4;
-    let mut buffer = memory::<u32>(lab, &stream, WindowKind::Copies, len)?;
+    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, len)?;
     buffer.fill(3)?;
     // Each kind that is not here says why, also in words.
     for kind in [
@@ -71,7 +71,7 @@ pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
 
 pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
-    let mut host = memory::<u32>(lab, &stream, WindowKind::HostMapped, 100)?;
+    let mut host = memory::<u32>(&stream, WindowKind::HostMapped, 100)?;
     ensure!(WindowOptions::new().open(&mut host)?.kind() == WindowKind::HostMapped);
     for (options, expected) in [
         (
@@ -112,8 +112,8 @@ pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
 
 pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
-    let mut host = memory::<u32>(lab, &other, WindowKind::HostMapped, 100)?;
-    let mut device = memory::<u32>(lab, &other, WindowKind::Copies, 100)?;
+    let mut host = memory::<u32>(&other, WindowKind::HostMapped, 100)?;
+    let mut device = memory::<u32>(&other, WindowKind::Copies, 100)?;
     let mut copies = open(&mut device, WindowKind::Copies)?;
     copies.store(0, 1)?;
     for mode in [

@@ -4,9 +4,10 @@ use std::ffi::{CString, c_void};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{DeviceBuffer, ErrorKind, Stream, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::{ErrorKind, Window, WindowKind, WindowOptions, WindowReason};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options, Test};
+use cuda_mem_tests::window::memory;
 
 use crate::{EXPECTED, closing, libraries, refusing};
 
@@ -79,19 +80,6 @@ fn kinds_are_had(lab: &Lab) -> Result<()> {
     }
     ensure!(had == expected(), "{had:?}");
     Ok(())
-}
-
-/// Memory of the device, or of the host if the kind is for that.
-pub(crate) fn memory<T: bytemuck::Pod>(
-    stream: &Stream,
-    kind: WindowKind,
-    len: usize,
-) -> Result<DeviceBuffer<T>> {
-    let wish = match kind {
-        WindowKind::HostMapped => WindowOptions::new().only([kind]),
-        _ => WindowOptions::new().refuse([WindowKind::HostMapped]),
-    };
-    Ok(wish.alloc(stream, len)?)
 }
 
 /// Why a kind of window was not taken.

@@ -8,8 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{ErrorKind, Gdr, WindowKind, WindowOptions, drop_counts};
 use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::window::memory;
 
-use crate::child::{live, memory};
+use crate::child::live;
 
 const DIRECT: [WindowKind; 2] = [WindowKind::DmaBuf, WindowKind::Gdrcopy];
 

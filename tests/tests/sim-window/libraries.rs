@@ -7,8 +7,9 @@ use cuda_mem::{
     WindowKind, WindowOptions, WindowReason,
 };
 use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::window::memory;
 
-use crate::child::{expected, live, memory, reason};
+use crate::child::{expected, live, reason};
 
 /// `Gdr::load` fails, says what is missing in the words that are expected, and every window goes on without.
 pub(crate) fn missing(lab: &Lab) -> Result<()> {

@@ -3,8 +3,9 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{ErrorKind, MappingKind, Window, WindowKind, WindowOptions, WindowReason};
 use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::window::memory;
 
-use crate::child::{expected, live, memory, reason};
+use crate::child::{expected, live, reason};
 
 const KINDS: [MappingKind; 3] = [
     MappingKind::WriteCombining,

@@ -72,7 +72,7 @@ impl Vmm {
     ) -> Result<Option<Self>> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         let table = device.driver().table();
-        if device.attribute(attribute)?.unwrap_or(0) == 0 || !device.driver().has("cuMemMap") {
+        if !device.has_attribute(attribute)? || !device.driver().has("cuMemMap") {
             return Ok(None);
         }
         let location = Location::Device(device).to_raw();
