@@ -36,8 +36,6 @@ mod trim;
 /// What the lock is made of; a checker of the memory model puts its own in place.
 mod sync {
     pub(super) use std::cell::UnsafeCell;
-    #[cfg(miri)]
-    pub(super) use std::sync::atomic::fence;
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard};
 
