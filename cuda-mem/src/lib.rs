@@ -57,6 +57,7 @@ mod error;
 mod event;
 mod fallback;
 mod gdr;
+mod gpu_direct;
 mod graph;
 mod host;
 #[cfg(target_os = "linux")]
@@ -103,6 +104,9 @@ pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
 pub use event::Event;
 pub use fallback::{DriverModel, Fallback, Strategy};
 pub use gdr::{Gdr, GdrKernelFacts};
+#[cfg(target_os = "linux")]
+pub use gpu_direct::DmaBuf;
+pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
 pub use graph::{
     Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
     Instantiate, Left, LeftBuffer, Node, NodeMemory,
@@ -147,9 +151,6 @@ pub use vmm::{
     AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
     PhysicalMemory, PhysicalMemoryBuilder,
 };
-#[cfg(target_os = "linux")]
-pub use window::DmaBuf;
 pub use window::{
-    FlushOptions, FlushScope, GpuDirect, MappingKind, Window, WindowChoice, WindowFacts,
-    WindowKind, WindowOptions, WindowReason, WritesOrdering,
+    MappingKind, Window, WindowChoice, WindowFacts, WindowKind, WindowOptions, WindowReason,
 };

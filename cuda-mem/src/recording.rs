@@ -178,7 +178,7 @@ pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> 
     // SAFETY: there is a driver, or there would be no table of it.
     let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }.map_err(|error| {
         Error::capturing(format!(
-            "a stream is being captured into a graph, and this cannot be kept from disturbing it: {error}"
+            "this could not be kept from disturbing captures into graphs, so it was not done: {error}"
         ))
     })?;
     let answer = call();

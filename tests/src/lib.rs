@@ -7,6 +7,7 @@
 
 pub mod arena;
 pub mod contract;
+mod foreign;
 pub mod hold;
 pub mod host;
 pub mod lab;

@@ -146,6 +146,6 @@ fn memory<T: Pod>(stream: &Stream, kind: WindowKind, len: usize) -> Result<Devic
 
 fn usual(stream: &Stream, options: &WindowOptions) -> Result<String> {
     let mut buffer = options.alloc::<u8>(stream, PAGE)?;
-    let window = options.clone().open(&mut buffer)?;
+    let window = options.open(&mut buffer)?;
     Ok(window.choice().to_string())
 }

@@ -155,7 +155,7 @@ fn of_dma_bufs(bench: &Bench, words: usize, rows: &mut Vec<Row>) -> Result<()> {
     let buffer = bench.memory::<u32>(WindowKind::Copies, words)?;
     let plan = &bench.plan;
     let [exported, dropped] = plan.repeat(|| {
-        let (shown, exported) = plan.timed(|| Ok(buffer.export_dma_buf(false)?))?;
+        let (shown, exported) = plan.timed(|| Ok(buffer.export_dma_buf()?))?;
         let ((), dropped) = plan.timed(|| {
             drop(shown);
             Ok(())

@@ -5,8 +5,7 @@ use std::ptr::NonNull;
 use bytemuck::Pod;
 
 use super::DeviceBuffer;
-use crate::error::{ErrorKind, Result};
-use crate::recording;
+use crate::error::Result;
 
 impl<T: Pod> DeviceBuffer<T> {
     /// The elements, for the host to read. Synchronises the stream, after it waits for what other streams still
@@ -44,19 +43,12 @@ impl<T: Pod> DeviceBuffer<T> {
         NonNull::new(first).unwrap_or(NonNull::dangling())
     }
 
-    /// Waits for the stream. A capture of another stream is not disturbed.
+    /// Waits for the stream. Nobody's capture is disturbed: if it is that of the stream itself, that is the error.
     pub(crate) fn wait_for_stream(&self) -> Result<()> {
         if self.address == 0 {
             return Ok(());
         }
-        let table = self.stream.device().driver().table();
-        recording::refuse(table, self.stream.as_raw())?;
-        match recording::kept_out(table, || self.stream.synchronize()) {
-            // Somebody else's capture.
-            Err(error) if error.kind() == ErrorKind::Capturing => {
-                recording::harmlessly(table, || self.stream.synchronize())
-            }
-            waited => waited,
-        }
+        self.stream.give_back_waiting();
+        self.stream.as_ref().wait_quietly()
     }
 }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemoryPool, CUresult};
-use rustix::io::{FdFlags, fcntl_setfd};
 
 use super::handles::FabricHandle;
 use super::registry;
@@ -57,12 +56,7 @@ impl MemoryPool {
     pub fn export_fd(&self) -> Result<OwnedFd> {
         self.export("POSIX_FILE_DESCRIPTOR", || {
             // SAFETY: the pool is live, and no pool ends meanwhile.
-            let number = unsafe { raw::ipc::export_fd(self.driver().table(), self.as_raw()) }?;
-            // SAFETY: the driver made it for this call; nobody else has it (R51).
-            let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-            fcntl_setfd(&descriptor, FdFlags::CLOEXEC)
-                .map_err(|error| Error::system("setting close-on-exec", error.into()))?;
-            Ok(descriptor)
+            unsafe { raw::ipc::export_fd(self.driver().table(), self.as_raw()) }
         })
     }
 

@@ -1,6 +1,8 @@
 //! What lets others reach a device's memory: dma-bufs, and the order of their accesses.
 
 use std::ffi::{c_int, c_uint, c_void};
+#[cfg(target_os = "linux")]
+use std::os::fd::OwnedFd;
 
 use cuda_driver_sys::{
     CUdeviceptr, CUflushGPUDirectRDMAWritesScope, CUflushGPUDirectRDMAWritesTarget,
@@ -10,15 +12,16 @@ use cuda_driver_sys::{
 use super::{Table, call};
 use crate::error::Result;
 
-/// The descriptor is the caller's to close.
+/// A dma-buf of whole pages of device memory.
 ///
 /// # Safety
 /// A context must be current (R166). Whatever the range is, the driver checks it.
+#[cfg(target_os = "linux")]
 pub(crate) unsafe fn dma_buf(
     table: &Table,
     (address, bytes): (CUdeviceptr, usize),
     over_pcie: bool,
-) -> Result<c_int> {
+) -> Result<OwnedFd> {
     let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
     let flag = CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE;
     let flags = if over_pcie { u64::from(flag.0) } else { 0 };
@@ -31,7 +34,8 @@ pub(crate) unsafe fn dma_buf(
             cuMemGetHandleForAddressRange(out, address, bytes, kind, flags)
         )
     }?;
-    Ok(descriptor)
+    // SAFETY: the driver made it for this call.
+    unsafe { super::descriptor(descriptor) }
 }
 
 /// # Safety

@@ -1,6 +1,7 @@
 //! Sharing with other processes. Pools and pointers need no current context (measured), events do.
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::OwnedFd;
 
 use cuda_driver_sys::{
     CUdeviceptr, CUevent, CUipcEventHandle, CUmemAllocationHandleType, CUmemFabricHandle,
@@ -14,11 +15,11 @@ const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
 
-/// The descriptor is the caller's to close, and is not close-on-exec (measured).
+/// A descriptor of the pool, for other processes.
 ///
 /// # Safety
 /// `pool` must be a live pool that no other thread destroys meanwhile (R28).
-pub(crate) unsafe fn export_fd(table: &Table, pool: CUmemoryPool) -> Result<c_int> {
+pub(crate) unsafe fn export_fd(table: &Table, pool: CUmemoryPool) -> Result<OwnedFd> {
     let mut descriptor: c_int = -1;
     let out: *mut c_void = (&raw mut descriptor).cast();
     // SAFETY: for this kind the driver writes an `int` to `out` (R51); the flags must be 0.
@@ -28,7 +29,8 @@ pub(crate) unsafe fn export_fd(table: &Table, pool: CUmemoryPool) -> Result<c_in
             cuMemPoolExportToShareableHandle(out, pool, DESCRIPTOR, 0)
         )
     }?;
-    Ok(descriptor)
+    // SAFETY: the driver made it for this call (R51).
+    unsafe { super::descriptor(descriptor) }
 }
 
 /// # Safety

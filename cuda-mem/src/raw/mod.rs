@@ -26,6 +26,11 @@ pub(crate) mod vmm;
 
 pub(crate) use cuda_driver_sys::DriverTable as Table;
 
+#[cfg(target_os = "linux")]
+use std::ffi::c_int;
+#[cfg(target_os = "linux")]
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use cuda_driver_sys::{CUresult, MissingSymbol};
 
 use crate::error::{Error, Result};
@@ -70,6 +75,25 @@ fn done(function: &'static str, code: CUresult) -> Result<bool> {
         return Ok(false);
     }
     check(function, code).map(|()| true)
+}
+
+/// A descriptor that the driver has made for this process just now. The driver leaves it open for programs that are
+/// started (measured); this does not.
+///
+/// # Safety
+/// Nobody else may have it.
+#[cfg(target_os = "linux")]
+unsafe fn descriptor(number: c_int) -> Result<OwnedFd> {
+    if number < 0 {
+        return Err(Error::invalid(format!(
+            "the driver gave the descriptor {number}"
+        )));
+    }
+    // SAFETY: the caller's, and it is one.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|error| Error::system("closing a descriptor on exec", error.into()))?;
+    Ok(descriptor)
 }
 
 #[cold]

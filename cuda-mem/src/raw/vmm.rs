@@ -4,7 +4,7 @@ use std::ffi::c_ulonglong;
 #[cfg(target_os = "linux")]
 use std::ffi::{c_int, c_void};
 #[cfg(target_os = "linux")]
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
 #[cfg(target_os = "linux")]
 use cuda_driver_sys::CUmemAllocationHandleType;
@@ -208,8 +208,8 @@ pub(crate) unsafe fn export_fd(
             cuMemExportToShareableHandle(place, handle, kind, NO_FLAGS)
         )
     }?;
-    // SAFETY: the driver has made it just now, for this process.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    // SAFETY: the driver made it for this call.
+    unsafe { super::descriptor(descriptor) }
 }
 
 /// The memory behind a descriptor of another process.

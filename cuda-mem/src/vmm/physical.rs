@@ -244,12 +244,8 @@ impl PhysicalMemory {
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         // SAFETY: the handle is live.
-        let descriptor = unsafe { raw::vmm::export_fd(self.0.driver.table(), self.0.raw) }
-            .map_err(|error| error.asked(|| format!("a descriptor of {self:?}")))?;
-        // The driver leaves it open for programs that are started.
-        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
-            .map_err(|error| Error::system("closing a descriptor on exec", error.into()))?;
-        Ok(descriptor)
+        unsafe { raw::vmm::export_fd(self.0.driver.table(), self.0.raw) }
+            .map_err(|error| error.asked(|| format!("a descriptor of {self:?}")))
     }
 
     /// The memory that another process exported as this descriptor. `bytes` is how much it is there, which the

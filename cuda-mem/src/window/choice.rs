@@ -14,6 +14,8 @@ pub struct WindowFacts {
     pub memory: MemoryKind,
     /// Whether threads of the host may touch the memory, if it is the host's.
     pub host_access: bool,
+    /// What the processor does with accesses to the memory, if it is the host's.
+    pub host_mapping: MappingKind,
     /// Whether the driver says that others may reach the memory; `None` if it does not tell.
     pub gpu_direct: Option<bool>,
     /// Whether the block has the pages of the GPU around the window for itself.
@@ -33,6 +35,7 @@ impl WindowFacts {
         Self {
             memory,
             host_access: true,
+            host_mapping: MappingKind::Cached,
             gpu_direct: None,
             own_pages: true,
             dma_buf_mapping: false,
@@ -152,7 +155,7 @@ fn reason_against(
         WindowKind::HostMapped if !facts.host_access => Some(WindowReason::NoAccess),
         WindowKind::HostMapped => options
             .mapping
-            .is_some_and(|wanted| wanted != MappingKind::Cached)
+            .is_some_and(|wanted| wanted != facts.host_mapping)
             .then_some(WindowReason::NoSuchMapping),
         _ if is_of_host => Some(WindowReason::MemoryOfHost),
         WindowKind::Gdrcopy if facts.gpu_direct == Some(false) => Some(WindowReason::NotGpuDirect),
@@ -192,10 +195,15 @@ mod tests {
         for memory in MEMORIES {
             for gpu_direct in [None, Some(false), Some(true)] {
                 for bar1_free in [None, Some(1 << 16), Some((1 << 16) - 1)] {
-                    for bits in 0..8 {
+                    for bits in 0..16 {
                         all.push(WindowFacts {
                             memory,
                             host_access: bits & 4 == 4,
+                            host_mapping: if bits & 8 == 8 {
+                                MappingKind::WriteCombining
+                            } else {
+                                MappingKind::Cached
+                            },
                             gpu_direct,
                             own_pages: bits & 1 == 1,
                             dma_buf_mapping: bits & 2 == 2,
@@ -272,8 +280,10 @@ mod tests {
                 let dma_buf =
                     is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();
                 assert_eq!(has(WindowKind::DmaBuf), dma_buf, "{facts:?} {options:?}");
-                let cached = matches!(options.mapping, None | Some(MappingKind::Cached));
-                let host = facts.memory == MemoryKind::Host && facts.host_access && cached;
+                let suits = options
+                    .mapping
+                    .is_none_or(|wish| wish == facts.host_mapping);
+                let host = facts.memory == MemoryKind::Host && facts.host_access && suits;
                 assert_eq!(has(WindowKind::HostMapped), host, "{facts:?} {options:?}");
             }
         }

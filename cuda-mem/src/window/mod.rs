@@ -3,7 +3,6 @@
 mod choice;
 #[cfg(target_os = "linux")]
 mod dma_buf;
-mod gpu_direct;
 mod kind;
 mod memory;
 mod mmio;
@@ -13,9 +12,6 @@ mod staged;
 mod view;
 
 pub use choice::{WindowChoice, WindowFacts};
-#[cfg(target_os = "linux")]
-pub use dma_buf::DmaBuf;
-pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
 pub use kind::{MappingKind, WindowKind, WindowReason};
 pub use options::WindowOptions;
 
@@ -65,6 +61,11 @@ use view::{View, Way};
 /// promised order and, beyond one aligned element of up to 8 bytes, not all at once. Write the message, then the flag
 /// that says it is there.
 ///
+/// **Waiting.** Loads and stores wait for nothing. A copy, of a window that is open for
+/// [copies](WindowKind::Copies) or of what is beyond a [limit](WindowOptions::write_limit), waits for itself only,
+/// but what it needs (a stream and pinned memory) is made by the first one that goes beyond a limit and may wait for a
+/// kernel that runs; and the [end](Self::close) of such a window does.
+///
 /// **Errors.** A direct window answers no errors but for places that it has not. One of
 /// [`Copies`](WindowKind::Copies) answers as the driver does.
 ///
@@ -99,7 +100,7 @@ use view::{View, Way};
 pub struct Window<'a, T: Pod> {
     /// `None` for copies, and for no bytes. Ends before the borrow of the memory.
     view: Option<View>,
-    /// Made when it is needed.
+    /// Made when the window opens if that is all that it has, else when it is needed.
     copies: RefCell<Option<Staged>>,
     buffer: &'a mut DeviceBuffer<T>,
     elements: Range<usize>,
@@ -272,7 +273,8 @@ impl<T: Pod> Window<'_, T> {
         }
     }
 
-    /// Ends the window, as dropping it does, and says how it went.
+    /// Ends the window, as dropping it does, and says how it went. One that had the driver copy gives pinned memory
+    /// back, which waits for all work of the device, also for that of other streams (R131).
     ///
     /// # Errors
     ///
@@ -341,9 +343,14 @@ impl<T: Pod> Window<'_, T> {
         if let Some(copies) = &mut *copies {
             return copy(copies);
         }
-        let context = self.buffer.stream().context();
-        let made = Staged::new(context, self.buffer.device().is_some())?;
-        copy(copies.insert(made))
+        copy(copies.insert(self.stage()?))
+    }
+
+    fn stage(&self) -> Result<Staged> {
+        Staged::new(
+            self.buffer.stream().context(),
+            self.buffer.device().is_some(),
+        )
     }
 
     fn item(&self) -> Item {

@@ -46,9 +46,9 @@ impl<'a, T: Pod> Window<'a, T> {
         ledger::born(window.item());
         window.wait()?;
         if bytes > 0 {
-            let facts = window.facts(bytes)?;
+            let facts = window.facts(bytes, options)?;
             window.choice = WindowChoice::new(&facts, options);
-            window.try_all(bytes, options)?;
+            window.try_all(bytes, &facts, options)?;
             let is_of_host = facts.memory == MemoryKind::Host;
             let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
             window.write_limit = options.write_limit.unwrap_or(unlimited(WRITE_LIMIT));
@@ -57,7 +57,7 @@ impl<'a, T: Pod> Window<'a, T> {
         Ok(window)
     }
 
-    /// For everything that uses the buffer. A capture of another stream is not disturbed.
+    /// For everything that uses the buffer. Nobody's capture is disturbed.
     fn wait(&mut self) -> Result<()> {
         if self.buffer.as_raw() == 0 {
             return Ok(());
@@ -66,7 +66,7 @@ impl<'a, T: Pod> Window<'a, T> {
         self.buffer.wait_for_stream()
     }
 
-    fn facts(&self, bytes: usize) -> Result<WindowFacts> {
+    fn facts(&self, bytes: usize, options: &WindowOptions) -> Result<WindowFacts> {
         let stream = self.buffer.stream();
         let device = self.buffer.device().unwrap_or(stream.device());
         let info = device.driver().pointer_info(self.address())?;
@@ -89,16 +89,23 @@ impl<'a, T: Pod> Window<'a, T> {
             bar1_needed: needed as u64,
             ..WindowFacts::of(memory)
         };
-        if memory != MemoryKind::Host {
+        if memory == MemoryKind::Host {
+            facts.host_mapping = self.host_mapping(&device)?;
+        } else if may_take_bar1(&facts, options) {
             facts.bar1_free = bar1_free(&device);
         }
         Ok(facts)
     }
 
     /// Takes the first that works.
-    fn try_all(&mut self, bytes: usize, options: &WindowOptions) -> Result<()> {
+    fn try_all(
+        &mut self,
+        bytes: usize,
+        facts: &WindowFacts,
+        options: &WindowOptions,
+    ) -> Result<()> {
         while let Some(kind) = self.choice.kind() {
-            match self.try_one(kind, bytes, options) {
+            match self.try_one(kind, bytes, facts, options) {
                 Ok(way) => {
                     self.view = way.map(|way| View::new(way, bytes));
                     self.choice.take();
@@ -117,43 +124,58 @@ impl<'a, T: Pod> Window<'a, T> {
         &mut self,
         kind: WindowKind,
         bytes: usize,
+        facts: &WindowFacts,
         options: &WindowOptions,
     ) -> Result<Option<Way>> {
         let address = self.address();
         let device = self.buffer.stream().device();
         match kind {
-            WindowKind::Copies => Ok(None),
+            WindowKind::Copies => {
+                // Now, because it might wait for a kernel that later waits for the window.
+                *self.copies.get_mut() = Some(self.stage()?);
+                Ok(None)
+            }
             WindowKind::HostMapped => {
                 let at = host_pointer(&device, address)?;
-                let _current = self.buffer.stream().context().bind()?;
-                Ok(Some(Way::Host(at, host_mapping(&device, at))))
+                Ok(Some(Way::Host(at, facts.host_mapping)))
             }
             WindowKind::DmaBuf => {
                 #[cfg(target_os = "linux")]
                 {
-                    self.make_copies_wait()?;
                     let context = self.buffer.stream().context();
-                    DmaBufMapping::new(context, address, bytes, options.force_pcie)
-                        .map(|mapping| Some(Way::DmaBuf(mapping)))
+                    let mapping = DmaBufMapping::new(context, address, bytes, options.force_pcie)?;
+                    self.make_copies_wait()?;
+                    Ok(Some(Way::DmaBuf(mapping)))
                 }
                 #[cfg(not(target_os = "linux"))]
                 Err(Error::not_supported("dma-bufs are Linux's".to_owned()))
             }
             WindowKind::Gdrcopy => {
                 let gdr = Gdr::load()?;
-                self.make_copies_wait()?;
                 let wanted = wanted(options.mapping);
                 // A library that maps dma-bufs asks the driver for them, which needs one (R166).
-                let _current = self.buffer.stream().context().bind()?;
+                let current = self.buffer.stream().context().bind()?;
                 // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
                 let mapping =
                     unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
+                drop(current);
+                self.make_copies_wait()?;
                 Ok(Some(Way::Gdr(mapping)))
             }
         }
     }
 
-    /// As third parties want it. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
+    /// What the processor does with accesses to this memory of the host.
+    fn host_mapping(&self, device: &Device) -> Result<MappingKind> {
+        let Ok(at) = host_pointer(device, self.address()) else {
+            // The try says why.
+            return Ok(MappingKind::Cached);
+        };
+        let _current = self.buffer.stream().context().bind()?;
+        Ok(host_mapping(device, at))
+    }
+
+    /// As third parties want it, once there is a mapping: it cannot be taken back. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
     fn make_copies_wait(&mut self) -> Result<()> {
         match self.buffer.set_sync_memops(true) {
             Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
@@ -172,6 +194,13 @@ fn elements(len: usize, options: &WindowOptions) -> Result<Range<usize>> {
         "elements {} to {} are no range of a buffer of {len}",
         range.start, range.end
     )))
+}
+
+/// Whether anything that could be tried takes BAR1: NVML is not asked in vain.
+fn may_take_bar1(facts: &WindowFacts, options: &WindowOptions) -> bool {
+    let choice = WindowChoice::new(facts, options);
+    let may_be = |kind| choice.candidates().contains(&kind);
+    may_be(WindowKind::DmaBuf) || may_be(WindowKind::Gdrcopy) && Gdr::load().is_ok()
 }
 
 /// What NVML tells, if it is there and knows the device.

@@ -8,6 +8,7 @@ use super::Window;
 use super::kind::{MappingKind, WindowKind};
 use crate::buffer::DeviceBuffer;
 use crate::error::Result;
+use crate::placement::Placed;
 
 /// Up to here a store through a window is taken for faster than a copy by the driver.
 ///
@@ -71,7 +72,8 @@ impl WindowOptions {
     }
 
     /// Only a mapping of this kind. gdrcopy from version 2.5 on takes the wish; memory of the host is
-    /// [`Cached`](MappingKind::Cached); dma-bufs promise nothing.
+    /// [`Cached`](MappingKind::Cached), or [`WriteCombining`](MappingKind::WriteCombining) if it was
+    /// [made so](crate::HostFlags::WRITE_COMBINED); dma-bufs promise nothing.
     #[doc(alias("gdr_map_v2", "GDR_MAP_FLAG_REQ_WC_MAPPING"))]
     pub fn mapping(mut self, kind: MappingKind) -> Self {
         self.mapping = (kind != MappingKind::Unknown).then_some(kind);
@@ -119,7 +121,33 @@ impl WindowOptions {
     /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; else as the driver answers to
     /// the wait.
     #[track_caller]
-    pub fn open<T: Pod>(self, buffer: &mut DeviceBuffer<T>) -> Result<Window<'_, T>> {
-        Window::open(buffer, &self)
+    pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<Window<'a, T>> {
+        Window::open(buffer, self)
+    }
+    /// As [`open`](Self::open), on memory that a [placement](crate::Placement) decided on.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```
+    /// use cuda_mem::{AccessPattern, Driver, Machine, PlacementRequest, WindowOptions};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let devices = Driver::load()?.devices()?;
+    /// let stream = devices[0].primary_context()?.stream()?;
+    /// let machine = Machine::gather(&devices)?;
+    ///
+    /// // A flag that both sides use at any time.
+    /// let request = PlacementRequest::bytes(4).access(AccessPattern::Shared).zeroed();
+    /// let mut flag = request.place(&machine)?.allocate::<u32>(&devices, &stream, 1)?;
+    /// let mut window = WindowOptions::new().open_placed(&mut flag)?;
+    /// assert_eq!(window.load(0)?, 0);
+    /// window.store(0, 1)?; // a kernel that runs sees it
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn open_placed<'a, T: Pod>(&self, placed: &'a mut Placed<T>) -> Result<Window<'a, T>> {
+        Window::open(placed.inner(), self)
     }
 }

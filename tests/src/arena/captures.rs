@@ -1,13 +1,12 @@
 //! Arenas beside captures, which forbid things to the whole process, so these bodies run alone.
 
 use std::alloc::Layout;
-use std::ptr::null_mut;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
-use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, Stream, drop_counts};
+use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, drop_counts};
 
 use super::ends::overlap;
+use crate::foreign::{begin, end_well};
 use crate::hold::hold;
 use crate::lab::Lab;
 
@@ -21,35 +20,6 @@ const MODES: [CaptureMode; 3] = [
 
 /// The mode of a capture in which other streams may do anything.
 const RELAXED: u32 = 2;
-
-/// Begins a capture as a program without this crate does.
-fn begin(stream: &Stream, mode: u32) -> Result<()> {
-    let table = stream.device().driver().table();
-    let begin = table.cuStreamBeginCapture_v2.context("no capture")?;
-    // SAFETY: the stream is live.
-    let code = unsafe { begin(stream.as_raw(), CUstreamCaptureMode(mode)) };
-    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-    Ok(())
-}
-
-/// Ends such a capture, which must be as good as before; the graph is destroyed.
-fn end(stream: &Stream) -> Result<()> {
-    let table = stream.device().driver().table();
-    let (end, destroy) = (table.cuStreamEndCapture, table.cuGraphDestroy);
-    let (end, destroy) = (end.context("no capture")?, destroy.context("no graphs")?);
-    let mut graph: CUgraph = null_mut();
-    // SAFETY: the stream is live, and `graph` is valid for a write.
-    let code = unsafe { end(stream.as_raw(), &raw mut graph) };
-    if !graph.is_null() {
-        // SAFETY: the graph was handed out just now.
-        unsafe { destroy(graph) };
-    }
-    ensure!(
-        code == CUresult::CUDA_SUCCESS,
-        "the capture is lost: {code}"
-    );
-    Ok(())
-}
 
 pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
@@ -170,7 +140,7 @@ pub(super) fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()
         for (stream, bytes) in [(&new, 1000), (&new, 8 * MIB), (&known, 32 * MIB)] {
             begin(stream, mode)?;
             let refused = resource.alloc::<u8>(stream, bytes);
-            end(stream).with_context(|| format!("mode {mode}, {bytes} bytes"))?;
+            end_well(stream).with_context(|| format!("mode {mode}, {bytes} bytes"))?;
             let Err(error) = refused else {
                 bail!("mode {mode}: {bytes} bytes on a captured stream");
             };
@@ -179,7 +149,7 @@ pub(super) fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()
         begin(&new, mode)?;
         // SAFETY: allocated as this layout, and not used.
         let freed = unsafe { arena.deallocate(address, layout, &new) };
-        end(&new).with_context(|| format!("mode {mode}, a free"))?;
+        end_well(&new).with_context(|| format!("mode {mode}, a free"))?;
         let Err(error) = freed else {
             bail!("mode {mode}: freed on a captured stream");
         };
@@ -206,7 +176,7 @@ pub(super) fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) 
     begin(&captured, RELAXED)?;
     // To ask the captured stream would be the end of the capture.
     let meanwhile = resource.alloc::<u8>(&other, 8 * MIB);
-    end(&captured)?;
+    end_well(&captured)?;
     let meanwhile = meanwhile?;
     ensure!(
         !overlap(place, (meanwhile.as_raw(), 8 * MIB)),

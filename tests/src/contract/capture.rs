@@ -6,36 +6,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Barrier;
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
-use cuda_mem::sys::{CUgraph, CUresult, CUstreamCaptureMode};
-use cuda_mem::{CaptureMode, ErrorKind, Instantiate, Stream};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{CaptureMode, ErrorKind, Instantiate};
 
 use super::graph::MODES;
+use crate::foreign::{begin, end};
 use crate::lab::Lab;
-
-/// Begins a capture as a program without this crate does.
-fn begin(stream: &Stream, mode: u32) -> Result<()> {
-    let table = stream.device().driver().table();
-    let begin = table.cuStreamBeginCapture_v2.context("no capture")?;
-    // SAFETY: the stream is live.
-    let code = unsafe { begin(stream.as_raw(), CUstreamCaptureMode(mode)) };
-    ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-    Ok(())
-}
-
-/// Ends such a capture, and says how; the graph is destroyed.
-fn end(stream: &Stream) -> Result<CUresult> {
-    let table = stream.device().driver().table();
-    let (end, destroy) = (table.cuStreamEndCapture, table.cuGraphDestroy);
-    let (end, destroy) = (end.context("no capture")?, destroy.context("no graphs")?);
-    let mut graph: CUgraph = std::ptr::null_mut();
-    // SAFETY: the stream is live, and `graph` is valid for a write.
-    let code = unsafe { end(stream.as_raw(), &raw mut graph) };
-    if !graph.is_null() {
-        // SAFETY: the graph was handed out just now.
-        unsafe { destroy(graph) };
-    }
-    Ok(code)
-}
 
 pub(super) fn a_capture_that_fails_leaves_nothing(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;

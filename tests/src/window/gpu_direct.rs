@@ -1,7 +1,7 @@
 //! What is around windows: dma-bufs, and the order of what others write.
 
 use std::io::{Seek, SeekFrom};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{
@@ -48,28 +48,31 @@ pub(super) fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
         ("mapped", &*mapped),
         ("pooled", &pooled),
     ] {
-        let shown = buffer.export_dma_buf(false)?;
+        let shown = buffer.export_dma_buf()?;
         let whole = (shown.offset() + buffer.size_bytes()).next_multiple_of(PAGE);
         ensure!(shown.size_bytes() == whole, "{what}: {shown:?}");
         ensure!(
             buffer.as_raw() as usize % PAGE == shown.offset(),
             "{what}: {shown:?}"
         );
+        // SAFETY: the descriptor is open, and this call only reads.
+        let flags = unsafe { libc::fcntl(shown.as_fd().as_raw_fd(), libc::F_GETFD) };
+        ensure!(
+            flags & libc::FD_CLOEXEC != 0,
+            "{what}: programs that are started have it too"
+        );
         let mut file = std::fs::File::from(shown.as_fd().try_clone_to_owned()?);
         let end = file.seek(SeekFrom::End(0))?;
         ensure!(end == shown.size_bytes() as u64, "{what}: {end}");
     }
     let none = lab.pool()?.alloc::<u8>(&stream, 0)?;
-    let error = none.export_dma_buf(false).map(drop).expect_err("no bytes");
+    let error = none.export_dma_buf().map(drop).expect_err("no bytes");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     let host = memory::<u8>(&stream, WindowKind::HostMapped, 1 << 20)?;
-    let error = host
-        .export_dma_buf(false)
-        .map(drop)
-        .expect_err("of the host");
+    let error = host.export_dma_buf().map(drop).expect_err("of the host");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     // A machine with one way to the device knows no other.
-    match plain.export_dma_buf(true) {
+    match plain.export_dma_buf_over_pcie() {
         Ok(shown) => ensure!(shown.size_bytes() == 2 << 20),
         Err(error) => ensure!(error.kind() == ErrorKind::NotSupported, "{error}"),
     }
@@ -105,7 +108,7 @@ pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result
     need_dma_bufs(lab)?;
     let stream = lab.stream()?;
     let buffer = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
-    let shown = buffer.export_dma_buf(false)?;
+    let shown = buffer.export_dma_buf()?;
     let errno = map(&shown, shown.size_bytes())?;
     let says_so = lab.device()?.gpu_direct()?.dma_buf_mapping;
     match (says_so, lab.backend) {

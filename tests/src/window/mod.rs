@@ -24,6 +24,7 @@ pub fn all() -> Vec<Test> {
             no_bytes_are_a_window_too, other_buffers_go_on_beside_it;
         data: data_validation, elements_of_all_sizes_arrive_at_once, beyond_the_limits_the_driver_copies;
         refusals: what_cannot_be_had_is_said, preferences_are_kept, a_capture_is_not_disturbed,
+            a_wish_for_a_mapping_holds_for_memory_of_the_host,
             memory_that_the_host_may_not_touch_is_copied, combined_memory_is_told_so;
         gpu_direct: a_device_says_what_it_offers, a_dma_buf_is_as_long_as_its_pages,
             a_dma_buf_can_be_mapped_if_the_device_says_so, memory_is_told_to_wait_for_copies,
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Test> {
     };
     all.extend(tests_alone! {
         kernels: a_running_kernel_answers_stores, a_running_kernel_answers_copies;
+        refusals: a_capture_of_somebody_else_is_not_disturbed;
     });
     all
 }

@@ -7,6 +7,7 @@ use cuda_mem::{
 };
 
 use super::{kinds, memory, open};
+use crate::foreign;
 use crate::lab::Lab;
 
 pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
@@ -95,7 +96,7 @@ pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
             WindowKind::Copies,
         ),
     ] {
-        let window = options.clone().open(&mut host)?;
+        let window = options.open(&mut host)?;
         ensure!(
             window.kind() == expected,
             "{options:?}: {}",
@@ -177,6 +178,59 @@ pub(super) fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
         let mut seen = [0; 1000];
         window.read(0, &mut seen)?;
         ensure!(seen == [7; 1000] && window.load(999)? == 7);
+    }
+    Ok(())
+}
+
+pub(super) fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let kinds = [MappingKind::WriteCombining, MappingKind::Cached];
+    for kind in kinds {
+        let only = WindowOptions::new().only([WindowKind::HostMapped]);
+        let mut buffer = only.clone().mapping(kind).alloc::<u32>(&stream, 100)?;
+        ensure!(only.open(&mut buffer)?.mapping() == Some(kind));
+        for wish in kinds {
+            let wished = only.clone().mapping(wish).open(&mut buffer);
+            match wished {
+                Ok(mut window) => {
+                    ensure!(wish == kind && window.mapping() == Some(kind));
+                    window.store(99, 7)?;
+                    window.write(0, &[1, 2, 3])?;
+                }
+                Err(error) => {
+                    ensure!(
+                        wish != kind && error.kind() == ErrorKind::NoWindow,
+                        "{error}"
+                    );
+                }
+            }
+        }
+        let all = buffer.to_vec()?;
+        ensure!(all[..3] == [1, 2, 3] && all[99] == 7, "{kind}");
+    }
+    Ok(())
+}
+
+pub(super) fn a_capture_of_somebody_else_is_not_disturbed(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (captured, stream) = (lab.stream()?, lab.stream()?);
+    let options = WindowOptions::new().only([WindowKind::HostMapped]);
+    let mut buffer = options.alloc::<u32>(&stream, 100)?;
+    for mode in 0..3 {
+        buffer.fill(7)?;
+        foreign::begin(&captured, mode)?;
+        let mut window = options.open(&mut buffer)?;
+        ensure!(window.load(99)? == 7, "what the stream did is waited for");
+        window.store(5, mode)?;
+        window.close()?;
+        foreign::end_well(&captured)?;
+        ensure!(buffer.to_vec()?[5] == mode);
+        // The buffer's own stream cannot be waited for.
+        foreign::begin(&stream, mode)?;
+        let refused = options.open(&mut buffer).map(drop);
+        foreign::end_well(&stream)?;
+        let error = refused.expect_err("its stream is captured");
+        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! What cannot be had, and what is taken in its place.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{ErrorKind, MappingKind, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::{
+    DirectResource, ErrorKind, MappingKind, Resource, Window, WindowKind, WindowOptions,
+    WindowReason,
+};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::window::memory;
 
@@ -98,6 +101,14 @@ pub(crate) fn broken_dma_bufs(lab: &Lab) -> Result<()> {
     );
     window.store(3, 5)?;
     ensure!(window.load(3)? == 5);
+    // What nobody else reaches is left as it was: copies wait only for those who asked for it.
+    let direct = Resource::new(DirectResource::new(lab.device()?));
+    let mut plain = direct.alloc::<u8>(&stream, 2 << 20)?;
+    let options = WindowOptions::new().refuse([WindowKind::Gdrcopy]);
+    let window = options.open(&mut plain)?;
+    ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
+    window.close()?;
+    ensure!(!plain.sync_memops()?);
     Ok(())
 }
 
@@ -117,6 +128,10 @@ pub(crate) fn little_room(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let page = 65_536;
     let mut buffer = memory::<u8>(&stream, WindowKind::Gdrcopy, 2 << 20)?;
+    // NVML is asked how much is free only where that counts.
+    let copies = WindowOptions::new().only([WindowKind::Copies]);
+    copies.open(&mut buffer)?.close()?;
+    ensure!(!nvml_is_loaded()?);
     for (elements, fits) in [(0..1000, true), (65_000..132_000, false)] {
         let window = WindowOptions::new().range(elements).open(&mut buffer)?;
         let (is_direct, choice) = (window.kind().is_direct(), window.choice().to_string());
@@ -138,5 +153,16 @@ pub(crate) fn little_room(lab: &Lab) -> Result<()> {
         );
         ensure!(live()? == [0, 0], "it was not tried");
     }
+    ensure!(nvml_is_loaded()?);
     Ok(())
+}
+
+fn nvml_is_loaded() -> Result<bool> {
+    let path = nvidia_ml_sim::library_path().context("the simulated NVML was not built")?;
+    let name = path
+        .file_name()
+        .context("a file")?
+        .to_string_lossy()
+        .into_owned();
+    Ok(std::fs::read_to_string("/proc/self/maps")?.contains(&name))
 }

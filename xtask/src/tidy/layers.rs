@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 40] = [
+const LAYERS: [&str; 41] = [
     "error",
     "report",
     "origin",
@@ -36,6 +36,7 @@ const LAYERS: [&str; 40] = [
     "resource",
     "copy",
     "buffer",
+    "gpu_direct",
     "ipc",
     "graph",
     "adaptor",

@@ -1,5 +1,13 @@
 //! What a device offers to others that reach its memory, and the order of their accesses.
 
+#[cfg(target_os = "linux")]
+mod dma_buf;
+
+#[cfg(target_os = "linux")]
+pub use dma_buf::DmaBuf;
+#[cfg(target_os = "linux")]
+pub(crate) use dma_buf::descriptor;
+
 use bitflags::bitflags;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdevice_attribute, CUflushGPUDirectRDMAWritesScope, CUpointer_attribute};
