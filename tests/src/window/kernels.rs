@@ -22,9 +22,6 @@ fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
     let mut buffer = memory::<u32>(&stream, kind, 32)?;
     buffer.zero()?;
     let mut window = open(&mut buffer, kind)?;
-    // The window's own stream and memory are made now: making them might wait for the kernel.
-    window.store(31, 1)?;
-    ensure!(window.load(31)? == 1);
     let (bell, reply) = (window.address(), window.address() + REPLY as u64 * 4);
     let patience = PATIENCE.as_nanos() as u64;
     // SAFETY: both are words of a buffer that stays until the stream was waited for, and the kernel takes them so.
