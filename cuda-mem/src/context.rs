@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::stage::Stage;
 use crate::{later, raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
@@ -39,7 +40,12 @@ struct Retained {
     is_primary: bool,
     /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
     events: Mutex<Vec<CUevent>>,
+    /// For copies of windows. At most [`MAX_STAGES`].
+    stages: Mutex<Vec<Stage>>,
 }
+
+/// So many windows that copy may come and go at one moment without making any.
+const MAX_STAGES: usize = 8;
 
 /// More than the joins that a program issues at one moment need; beyond it events are destroyed.
 const MAX_EVENTS: usize = 64;
@@ -69,6 +75,8 @@ impl Drop for Retained {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
         }
+        let stages = self.stages.get_mut();
+        stages.unwrap_or_else(PoisonError::into_inner).clear();
         if !self.is_primary {
             return;
         }
@@ -120,7 +128,8 @@ impl Device {
             device: *self,
             raw,
             is_primary: true,
-            events: Mutex::new(Vec::new()),
+            events: Mutex::default(),
+            stages: Mutex::default(),
         });
         ledger::born(retained.item());
         Ok(Context(retained))
@@ -199,7 +208,8 @@ impl Driver {
             device,
             raw,
             is_primary: false,
-            events: Mutex::new(Vec::new()),
+            events: Mutex::default(),
+            stages: Mutex::default(),
         })))
     }
 }
@@ -313,6 +323,39 @@ impl Context {
         let table = self.driver().table();
         // SAFETY: the event came from `take_event` and its owner is done with it.
         report::release("event", || unsafe { raw::event::destroy(table, event) });
+    }
+
+    /// What small copies go through, from the cache or new. Give it back with [`Self::give_stage`], when its stream is
+    /// done.
+    pub(crate) fn take_stage(&self) -> Result<Stage> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if let Some(stage) = self.stages().pop() {
+            return Ok(stage);
+        }
+        let _current = self.bind()?;
+        // SAFETY: this context is current, and outlives what it keeps and what is borrowed from it.
+        unsafe { Stage::new(self.driver().table()) }
+    }
+
+    pub(crate) fn give_stage(&self, stage: Stage) {
+        // In a fork nobody may be left to unlock the list.
+        if report::is_forked() {
+            return;
+        }
+        let mut stages = self.stages();
+        if stages.len() < MAX_STAGES {
+            stages.push(stage);
+        } else {
+            // Before the stage, which waits for the device.
+            drop(stages);
+            drop(stage);
+        }
+    }
+
+    fn stages(&self) -> std::sync::MutexGuard<'_, Vec<Stage>> {
+        self.0.stages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn events(&self) -> std::sync::MutexGuard<'_, Vec<CUevent>> {

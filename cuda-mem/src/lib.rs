@@ -78,6 +78,7 @@ mod raw;
 mod recording;
 mod report;
 mod resource;
+mod stage;
 mod stats;
 mod stream;
 mod table;

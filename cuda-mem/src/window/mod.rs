@@ -62,9 +62,9 @@ use view::{View, Way};
 /// that says it is there.
 ///
 /// **Waiting.** Loads and stores wait for nothing. A copy, of a window that is open for
-/// [copies](WindowKind::Copies) or of what is beyond a [limit](WindowOptions::write_limit), waits for itself only,
-/// but what it needs (a stream and pinned memory) is made by the first one that goes beyond a limit and may wait for a
-/// kernel that runs; and the [end](Self::close) of such a window does.
+/// [copies](WindowKind::Copies) or of what is beyond a [limit](WindowOptions::write_limit), waits for itself only. What
+/// it goes through, a stream and 64 KiB of pinned memory, is made when a window for copies opens or at the first copy
+/// beyond a limit, which may wait for a kernel that runs. The context keeps it for the next window.
 ///
 /// **Errors.** A direct window answers no errors but for places that it has not. One of
 /// [`Copies`](WindowKind::Copies) answers as the driver does.
@@ -273,8 +273,7 @@ impl<T: Pod> Window<'_, T> {
         }
     }
 
-    /// Ends the window, as dropping it does, and says how it went. One that had the driver copy gives pinned memory
-    /// back, which waits for all work of the device, also for that of other streams (R131).
+    /// Ends the window, as dropping it does, and says how it went. Waits for nothing.
     ///
     /// # Errors
     ///

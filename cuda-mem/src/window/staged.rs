@@ -5,35 +5,28 @@ use cuda_driver_sys::CUdeviceptr;
 use crate::context::Context;
 use crate::copy::Span;
 use crate::error::Result;
-use crate::host::PinnedBuffer;
+use crate::stage::Stage;
 use crate::stream::Stream;
 
-/// Up to so many bytes go through pinned memory of ours; the driver does as well with more.
-const STAGE: usize = 64 << 10;
-
-/// A stream and pinned memory of a window's own: copies must not queue up behind a kernel that waits for them.
+/// What a window's copies go through, borrowed from the context.
 #[derive(Debug)]
 pub(super) struct Staged {
+    /// `None` only at the end. Ends after the stream, which is a name of the one in it.
+    stage: Option<Stage>,
     stream: Stream,
-    pinned: PinnedBuffer<u8>,
     on_device: bool,
 }
 
 impl Staged {
     pub(super) fn new(context: &Context, on_device: bool) -> Result<Self> {
+        let stage = context.take_stage()?;
+        // SAFETY: the stage goes back to the context after the last use of this, and lives as long as that.
+        let stream = unsafe { Stream::borrow_raw(context, stage.stream(), ()) };
         Ok(Self {
-            stream: context.stream()?,
-            pinned: context.pinned(STAGE)?,
+            stage: Some(stage),
+            stream,
             on_device,
         })
-    }
-
-    /// # Safety
-    ///
-    /// As [`Span::new`], for every stream and until the host has seen this done.
-    unsafe fn span(&self, address: CUdeviceptr, bytes: usize) -> Span<'_, u8> {
-        // SAFETY: the caller's.
-        unsafe { Span::new(address, bytes, &self.stream, self.on_device) }
     }
 
     /// Returns when it is done.
@@ -42,12 +35,16 @@ impl Staged {
     ///
     /// The bytes at `address` are memory that is valid in every stream meanwhile.
     pub(super) unsafe fn write(&mut self, address: CUdeviceptr, from: &[u8]) -> Result<()> {
-        if let Some(stage) = self.pinned.get_mut(..from.len()) {
-            stage.copy_from_slice(from);
-        }
-        let staged = self.pinned.get(..from.len()).unwrap_or(from);
         // SAFETY: the caller's.
-        unsafe { self.span(address, from.len()) }.copy_from(staged)
+        let span = unsafe { Span::new(address, from.len(), &self.stream, self.on_device) };
+        let stage = self.stage.as_mut().map(Stage::bytes_mut);
+        match stage.and_then(|stage| stage.get_mut(..from.len())) {
+            Some(stage) => {
+                stage.copy_from_slice(from);
+                span.copy_from(stage)
+            }
+            None => span.copy_from(from),
+        }
     }
 
     /// Returns when it is done.
@@ -58,11 +55,23 @@ impl Staged {
     pub(super) unsafe fn read(&mut self, address: CUdeviceptr, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's.
         let span = unsafe { Span::new(address, to.len(), &self.stream, self.on_device) };
-        let Some(stage) = self.pinned.get_mut(..to.len()) else {
-            return span.copy_to(to);
-        };
-        span.copy_to(stage)?;
-        to.copy_from_slice(stage);
-        Ok(())
+        let stage = self.stage.as_mut().map(Stage::bytes_mut);
+        match stage.and_then(|stage| stage.get_mut(..to.len())) {
+            Some(stage) => {
+                span.copy_to(stage)?;
+                to.copy_from_slice(stage);
+                Ok(())
+            }
+            None => span.copy_to(to),
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Every copy was waited for.
+        if let Some(stage) = self.stage.take() {
+            self.stream.context().give_stage(stage);
+        }
     }
 }

@@ -32,6 +32,7 @@ pub fn all() -> Vec<Test> {
     };
     all.extend(tests_alone! {
         kernels: a_running_kernel_answers_stores, a_running_kernel_answers_copies;
+        opening: windows_for_copies_come_and_go_beside_other_work;
         refusals: a_capture_of_somebody_else_is_not_disturbed;
     });
     all

@@ -1,5 +1,8 @@
 //! What a window opens on, and what becomes of it.
 
+use std::sync::mpsc;
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use cuda_mem::{
     ErrorKind, Ledger, ManagedBuffer, MappingKind, MemoryKind, WindowKind, WindowOptions,
@@ -281,5 +284,34 @@ pub(super) fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
         let is_host = info.is_some_and(|info| info.kind == MemoryKind::Host);
         ensure!(is_host == (kind == WindowKind::HostMapped));
     }
+    Ok(())
+}
+
+pub(super) fn windows_for_copies_come_and_go_beside_other_work(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 100)?;
+    // The first one makes what they all copy through.
+    open(&mut buffer, WindowKind::Copies)?.close()?;
+    let held = hold(&other)?;
+    let (is_over, over) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        // Whatever is wrong, the stream is let go.
+        scope.spawn(move || {
+            let _ = over.recv_timeout(Duration::from_secs(10));
+            drop(held);
+        });
+        for value in 1..5 {
+            let mut window = open(&mut buffer, WindowKind::Copies)?;
+            window.store(3, value)?;
+            ensure!(window.load(3)? == value);
+            window.close()?;
+        }
+        let has_waited = other.is_done()?;
+        drop(is_over);
+        ensure!(!has_waited, "a window waited for work of another stream");
+        Ok(())
+    })?;
+    ensure!(buffer.to_vec()?[3] == 4);
     Ok(())
 }

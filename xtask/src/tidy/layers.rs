@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::Rust;
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 41] = [
+const LAYERS: [&str; 42] = [
     "error",
     "report",
     "origin",
@@ -26,6 +26,7 @@ const LAYERS: [&str; 41] = [
     "location",
     "pointer",
     "visible",
+    "stage",
     "context",
     "stream",
     "event",
