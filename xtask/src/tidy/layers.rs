@@ -5,7 +5,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Ident, ItemMod, ItemUse, Macro, Path, UseTree, VisRestricted};
 
 use super::Finding;
-use super::source::Rust;
+use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
 const LAYERS: [&str; 42] = [
@@ -99,6 +99,50 @@ pub(super) fn check(file: &Rust) -> Vec<Finding> {
         .into_iter()
         .filter_map(|(target, line)| judge(&file.path, &layer, height, &target, line))
         .collect()
+}
+
+/// The page on the architecture has a table of all layers, the lowest first.
+pub(super) fn check_page(file: &Text) -> Vec<Finding> {
+    if file.path != "docs/src/architecture.md" {
+        return Vec::new();
+    }
+    let rows = rows(&file.text);
+    let told = rows.iter().map(|(name, _)| *name);
+    let wrong = told
+        .zip(LAYERS)
+        .position(|(told, layer)| told != layer)
+        .or((rows.len() != LAYERS.len()).then_some(rows.len().min(LAYERS.len())));
+    let Some(at) = wrong else {
+        return Vec::new();
+    };
+    let found = rows.get(at).map_or("nothing", |(name, _)| name);
+    let expected = LAYERS.get(at).copied().unwrap_or("nothing");
+    vec![Finding::new(
+        &file.path,
+        rows.get(at).or(rows.last()).map_or(1, |(_, line)| *line),
+        format!("the table of layers has `{found}` in the place of `{expected}`"),
+        format!("write all of them in the order of {LIST}"),
+    )]
+}
+
+/// The modules in the first column of the table below the heading `cuda-mem`, with their lines.
+fn rows(text: &str) -> Vec<(&str, usize)> {
+    let lines = text.lines().zip(1..);
+    let table = lines
+        .skip_while(|(line, _)| *line != "### cuda-mem")
+        .skip(1)
+        .take_while(|(line, _)| !line.starts_with('#'));
+    let mut rows = Vec::new();
+    for (line, number) in table.filter(|(line, _)| line.starts_with("| `")) {
+        let cell = line[1..].split('|').next().unwrap_or_default();
+        for name in cell.split('`').skip(1).step_by(2) {
+            let name = name.trim_end_matches('/').trim_end_matches(".rs");
+            rows.push((name, number));
+        }
+    }
+    // A file and its folder are one module.
+    rows.dedup_by_key(|(name, _)| *name);
+    rows
 }
 
 fn height(layer: &str) -> Option<usize> {
@@ -286,6 +330,29 @@ mod tests {
             lines("cuda-mem/src/stream/owned.rs", text),
             [1, 2, 2, 3, 4, 5, 5, 6]
         );
+    }
+
+    #[test]
+    fn the_page_lists_all_layers_in_their_order() {
+        let page = |names: &[&str]| Text {
+            path: "docs/src/architecture.md".to_owned(),
+            text: format!(
+                "# Layers\n| `x.rs` | of another crate |\n### cuda-mem\n\n| file | content |\n|---|---|\n{}\n### More\n| `y` |",
+                names
+                    .iter()
+                    .map(|name| format!("| `{name}.rs`, `{name}/` | its `content` |\n"))
+                    .collect::<String>()
+            ),
+        };
+        assert_eq!(check_page(&page(&LAYERS)), []);
+        let last = LAYERS.len() - 1;
+        let mut swapped = LAYERS;
+        swapped.swap(3, 4);
+        for (names, line) in [(&swapped[..], 10), (&LAYERS[..last], 6 + last)] {
+            let findings = check_page(&page(names));
+            assert_eq!(findings.len(), 1);
+            assert_eq!(findings[0].line, line);
+        }
     }
 
     #[test]

@@ -87,6 +87,7 @@ fn check(root: &Path) -> Result<(usize, Vec<Finding>)> {
         findings.extend(words::check(file));
         findings.extend(links::check(file, &tree.paths));
         findings.extend(lock::check(file));
+        findings.extend(layers::check_page(file));
     }
     let (rust, unparsed) = source::parse_all(&tree.texts);
     findings.extend(unparsed);
