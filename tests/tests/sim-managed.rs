@@ -5,7 +5,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Advice, Driver, Error, ErrorKind, Location, ManagedBuffer};
+use cuda_mem::{
+    AccessPattern, Advice, Driver, Error, ErrorKind, Location, Machine, ManagedBuffer,
+    PlacementKind, PlacementRequest,
+};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::sweep::{self, Tour};
@@ -134,6 +137,7 @@ mod managed {
         let output = Command::new(std::env::current_exe()?)
             .env(CHILD, "1")
             .env("CUDA_SIM_DRIVER_MODEL", "wddm")
+            .env("CUDA_SIM_DEVICES", "2")
             .env_remove("CUDA_VISIBLE_DEVICES")
             .output()?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -166,6 +170,20 @@ mod refused {
         buffer.fill(4)?;
         ensure!(buffer.to_vec()? == [4; 3]);
         ensure!(ManagedBuffer::<u8>::uninit(&stream, 0)?.host()?.is_empty());
+        // What is to be used in turns is therefore placed elsewhere, also if the device that refuses was not gathered,
+        // or only it.
+        let devices = lab.driver.devices()?;
+        ensure!(devices.len() == 2);
+        let request = PlacementRequest::bytes(1).access(AccessPattern::SharedInTurns);
+        for devices in [&devices[..1], &devices] {
+            let mut machine = Machine::gather(devices)?;
+            ensure!(machine.others_concurrent_managed_access == (devices.len() == 2));
+            for device in &mut machine.devices {
+                device.concurrent_managed_access |= devices.len() == 1;
+            }
+            let placement = request.place(&machine)?;
+            ensure!(placement.kind != PlacementKind::Managed, "{placement}");
+        }
         Ok(())
     }
 }

@@ -209,6 +209,10 @@ pub struct Machine {
     pub devices: Vec<DeviceCapabilities>,
     /// Bytes of a page of the host; a power of two. 4 KiB unless set.
     pub host_page: u64,
+    /// Whether all visible devices that are not among [`devices`](Self::devices) have
+    /// [concurrent managed access](Capability::ConcurrentManagedAccess), too: without it on a single one the host may
+    /// not touch managed memory while that works. True unless set.
+    pub others_concurrent_managed_access: bool,
 }
 
 impl Machine {
@@ -218,7 +222,14 @@ impl Machine {
         Self {
             devices: devices.into_iter().collect(),
             host_page: 4096,
+            others_concurrent_managed_access: true,
         }
+    }
+
+    /// Whether the host may touch managed memory whatever devices do, also those that do not use it.
+    pub(super) fn shares_managed_memory(&self) -> bool {
+        let can = Capability::ConcurrentManagedAccess;
+        self.others_concurrent_managed_access && self.devices.iter().all(|device| device.has(can))
     }
 
     /// Whether device `from` can use memory of device `to`. A device reaches itself.

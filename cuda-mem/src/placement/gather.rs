@@ -4,13 +4,15 @@ use cuda_driver_sys::{CUdevice_attribute, CUmemAllocationProp, CUmemAllocationTy
 
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
 use crate::device::{Device, HandleTypes};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::raw;
 
 impl Machine {
     /// Asks the driver what these devices can do. A request then names them by their places in
-    /// `devices`. About two dozen queries a device, and one for each pair; keep the answer.
+    /// `devices`. About two dozen queries a device, and one for each pair; keep the answer. Of visible devices that
+    /// are not given one thing is asked:
+    /// [whether they let the host touch managed memory](Self::others_concurrent_managed_access).
     ///
     /// No context is made, so [`free`](DeviceCapabilities::free) is `None`. Set it, for example from
     /// [`Context::memory_info`](crate::Context::memory_info), if a full device should
@@ -42,6 +44,16 @@ impl Machine {
                 }
             }
             machine.devices.push(record);
+        }
+        if let Some(device) = devices.first() {
+            let attribute = Capability::ConcurrentManagedAccess.attribute();
+            for other in device.driver().devices()? {
+                let is_concurrent =
+                    || Ok::<_, Error>(other.attribute(attribute)?.unwrap_or(0) != 0);
+                if !devices.contains(&other) && !is_concurrent()? {
+                    machine.others_concurrent_managed_access = false;
+                }
+            }
         }
         Ok(machine)
     }

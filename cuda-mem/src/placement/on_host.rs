@@ -21,13 +21,9 @@ impl Case<'_> {
         if self.request.access != AccessPattern::SharedInTurns {
             return self.pinned(Step::Shared, false);
         }
-        let managed = [
-            Capability::ManagedMemory,
-            Capability::ConcurrentManagedAccess,
-        ];
         // Pages of managed memory are the driver's.
-        let has_managed = managed.into_iter().all(|bit| self.all_have(bit));
-        if has_managed && self.request.page_size.is_none() {
+        let has_managed = self.all_have(Capability::ManagedMemory);
+        if has_managed && self.machine.shares_managed_memory() && self.request.page_size.is_none() {
             let page = PageClass::of(self.request.bytes).bytes();
             let step = Step::SharedInTurns;
             return Ok(Chosen::new(PlacementKind::Managed, step, page));

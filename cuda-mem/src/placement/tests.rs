@@ -137,6 +137,15 @@ fn step_2a_what_goes_to_and_fro_is_managed_if_all_may_touch_it_at_once() {
             expect(&request, &machine, "2a", PINNED);
         }
     }
+    // Also a device that does not use the memory forbids the host to touch it, whether it is known or not.
+    let mut mixed = machine(3);
+    mixed.devices[2].managed_memory = false;
+    expect(&request, &mixed, "2a", K::Managed);
+    mixed.devices[2].concurrent_managed_access = false;
+    expect(&request, &mixed, "2a", PINNED);
+    let mut others = machine(2);
+    others.others_concurrent_managed_access = false;
+    expect(&request, &others, "2a", PINNED);
 }
 
 #[test]

@@ -93,6 +93,10 @@ pub(super) fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
     if let [.., last] = devices[..] {
         let alone = Machine::gather(&[last])?;
         ensure!(alone.devices.len() == 1 && alone.devices[0].reaches.is_empty());
+        let mut others = machine.devices.iter().take(devices.len() - 1);
+        let concurrent = others.all(|other| other.concurrent_managed_access);
+        ensure!(alone.others_concurrent_managed_access == concurrent);
+        ensure!(machine.others_concurrent_managed_access, "there are none");
         PlacementRequest::bytes(1).home(0).place(&alone)?;
     }
     Ok(())

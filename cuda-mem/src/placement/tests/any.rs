@@ -72,6 +72,9 @@ fn richer(machine: &Machine) -> Vec<Machine> {
             add(&|device| device.reaches.push(to));
         }
     }
+    let mut others = machine.clone();
+    others.others_concurrent_managed_access = true;
+    all.push(others);
     all
 }
 
@@ -155,13 +158,14 @@ fn any_size_on_any_machine_keeps_the_invariants() {
         proptest::sample::select(&EXPORTS[..]),
     );
     let page = prop_oneof![3 => Just(None), 1 => (0u32..64).prop_map(|shift| Some(1u64 << shift))];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let all = (size(), machines, who, what, page, flags);
     cases(
         5_000,
         &all,
         |(bytes, devices, (home, peers), (access, lifetime, export), page_size, flags)| {
-            let machine = Machine::new(devices);
+            let mut machine = Machine::new(devices);
+            machine.others_concurrent_managed_access = flags.3;
             let request = PlacementRequest {
                 bytes,
                 home,

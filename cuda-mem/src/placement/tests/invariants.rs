@@ -72,7 +72,12 @@ fn is_supported(placement: &Placement, machine: &Machine) -> bool {
         }
         (K::HostVmm, Export::None) => all(&[C::HostVirtualMemory]),
         (K::HostPool, Export::None) => all(&[C::HostPools]),
-        (K::Managed, Export::None) => all(&[C::ManagedMemory, C::ConcurrentManagedAccess]),
+        (K::Managed, Export::None) => {
+            // The host may touch it only if no device of the machine forbids that, whether it uses it or not.
+            let mut devices = machine.devices.iter();
+            let concurrent = devices.all(|device| device.concurrent_managed_access);
+            all(&[C::ManagedMemory]) && concurrent && machine.others_concurrent_managed_access
+        }
         _ => false,
     }
 }
