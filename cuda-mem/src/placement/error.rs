@@ -91,10 +91,10 @@ pub enum PlaceError {
     },
     /// The device has less memory than asked for, used or not.
     #[error(
-        "device {device} has {}, which is less than the {} asked for, and {}",
+        "device {device} has {}, which is less than the {} asked for{}",
         Bytes(*capacity),
         Bytes(*asked),
-        NotStriped(striping.as_deref())
+        NotStriped(striping.as_deref(), remedy)
     )]
     NoRoom {
         /// The device.
@@ -105,11 +105,12 @@ pub enum PlaceError {
         capacity: u64,
         /// Why the memory was not spread over several devices; `None` if there was nothing to try.
         striping: Option<Box<PlaceError>>,
+        /// What to change. Each of it would do.
+        remedy: String,
     },
     /// A device cannot hold its part of memory that is spread over several.
     #[error(
-        "device {device} has room for {}, which is less than its part of {}; ask for less, or name more \
-         peers",
+        "device {device} has room for {}, which is less than its part of {}",
         Bytes(*capacity),
         Bytes(*share)
     )]
@@ -150,16 +151,21 @@ impl fmt::Display for Sizes<'_> {
     }
 }
 
-struct NotStriped<'a>(Option<&'a PlaceError>);
+struct NotStriped<'a>(Option<&'a PlaceError>, &'a str);
 
 impl fmt::Display for NotStriped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            None => f.write_str(
-                "it is not spread over several; ask for less, name peers to spread it over, or do not \
-                 export it",
-            ),
-            Some(why) => write!(f, "it is not spread over its peers: {why}"),
+            None => write!(f, "; {}", self.1),
+            Some(why @ PlaceError::NoRoomForShare { .. }) => {
+                write!(
+                    f,
+                    ", and it is not spread over its peers: {why}; {}",
+                    self.1
+                )
+            }
+            // That says what to change.
+            Some(why) => write!(f, ", and it is not spread over its peers: {why}"),
         }
     }
 }

@@ -10,6 +10,7 @@ mod pages;
 mod placed;
 mod policy;
 mod reason;
+mod remedies;
 mod request;
 #[cfg(test)]
 mod tests;

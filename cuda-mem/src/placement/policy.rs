@@ -12,6 +12,11 @@ use super::{Grant, Placement, PlacementKind};
 type Result<T> = std::result::Result<T, PlaceError>;
 
 pub(super) fn place(request: &PlacementRequest, machine: &Machine) -> Result<Placement> {
+    decide(request, machine).map_err(|error| error.advised(request, machine))
+}
+
+/// As [`place`], without advice to those who are told that there is no room.
+pub(super) fn decide(request: &PlacementRequest, machine: &Machine) -> Result<Placement> {
     if request.bytes == 0 {
         return Err(PlaceError::NoBytes);
     }
@@ -273,6 +278,7 @@ impl Case<'_> {
             asked,
             capacity,
             striping: striping().filter(|_| self.has_peers()).map(Box::new),
+            remedy: String::new(),
         })
     }
 

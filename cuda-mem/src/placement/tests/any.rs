@@ -126,6 +126,7 @@ fn check_error(
             asked,
             capacity,
             striping,
+            ..
         } => {
             if let Some(why) = striping {
                 check_error(request, machine, why)?;

@@ -151,7 +151,7 @@ fn a_size_of_pages_that_is_not_there_is_refused_with_those_that_are() {
 #[test]
 fn more_than_there_is_says_why_it_is_not_spread() {
     let request = bytes(100 * GIB);
-    let error = refused(&request, &machine(1));
+    let error = refused(&request, &machine(2));
     assert!(
         error.to_string().contains("name peers to spread it over"),
         "{error}"
@@ -182,8 +182,87 @@ fn more_than_there_is_says_why_it_is_not_spread() {
             .contains("device 1 has room for 1.0 GiB, which is less than its part of 50.0 GiB"),
         "{error}"
     );
-    let error = refused(&bytes(100 * GIB).export(Export::PosixFd), &machine);
-    assert!(error.to_string().contains("do not export it"), "{error}");
+}
+
+#[test]
+fn advice_against_too_little_room_would_help() {
+    let large = bytes(100 * GIB);
+    let mut two = machine(2);
+    let mut apart = machine(2);
+    apart.devices[0].reaches.clear();
+    let mut unlike = apart.clone();
+    unlike.devices[1].total = 200 * GIB;
+    let mut larger = machine(2);
+    larger.devices[1].total = 200 * GIB;
+    let host = "ask for memory of the host (`AccessPattern::Shared`)";
+    let of_host = |words: &str| format!("{words}, or {host}");
+    let less = "ask for less";
+    for (request, machine, remedy) in [
+        (
+            large.clone(),
+            &two,
+            "ask for less, or name peers to spread it over".to_owned(),
+        ),
+        (large.clone(), &machine(1), of_host(less)),
+        (large.clone(), &apart, of_host(less)),
+        (
+            large.clone(),
+            &unlike,
+            "ask for less, or make device 1 the home".to_owned(),
+        ),
+        (large.clone().growable(), &two, of_host(less)),
+        (
+            large.clone().export(Export::PosixFd),
+            &two,
+            "ask for less, or do not export it and name peers to spread it over".to_owned(),
+        ),
+        (
+            large.clone().export(Export::PosixFd).peers([1]),
+            &two,
+            "ask for less, or do not export it".to_owned(),
+        ),
+        (
+            large.clone().export(Export::PosixFd).growable(),
+            &two,
+            of_host(less),
+        ),
+        (
+            large.clone().export(Export::Fabric).growable(),
+            &two,
+            less.to_owned(),
+        ),
+        (
+            large.clone().export(Export::DmaBuf).access(A::Streaming),
+            &two,
+            "ask for less, or do not export it".to_owned(),
+        ),
+        (
+            bytes(200 * GIB).peers([1]),
+            &machine(3),
+            "ask for less, or name more peers".to_owned(),
+        ),
+        (bytes(200 * GIB).peers([1]), &two, of_host(less)),
+    ] {
+        let text = refused(&request, machine).to_string();
+        assert!(
+            text.ends_with(&format!("; {remedy}")),
+            "{request:?}: {text}"
+        );
+    }
+    // Of a device without memory nothing is had by asking for less.
+    for device in &mut two.devices {
+        device.total = 0;
+    }
+    let text = refused(&bytes(1).peers([1]), &two).to_string();
+    assert!(text.ends_with(&format!("; {host}")), "{text}");
+    for device in &mut two.devices {
+        device.can_map_host_memory = false;
+    }
+    let text = refused(&bytes(1), &two).to_string();
+    assert!(
+        text.ends_with("; take a machine with more memory"),
+        "{text}"
+    );
 }
 
 #[test]
