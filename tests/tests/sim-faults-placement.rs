@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem_tests::lab::Lab;
@@ -100,10 +100,28 @@ mod faults {
         };
         sweep::every_call_fails_once(lab, tour).map(drop)
     }
+
+    /// New memory of the simulator is zero by itself, so the fill is looked for where no element wants it.
+    pub(crate) fn whole_pages_are_filled_without_elements(lab: &Lab) -> Result<()> {
+        let (devices, control) = (lab.driver.devices()?, lab.control()?);
+        let stream = devices[0].primary_context()?.stream()?;
+        let machine = Machine::gather(&devices)?;
+        let request = PlacementRequest::bytes(1000).export(Export::PosixFd);
+        for (request, fills) in [(request.clone(), 0), (request.zeroed(), 1)] {
+            let placement = request.place(&machine)?;
+            let before = control.calls("cuMemsetD8Async");
+            let placed = placement.allocate::<u8>(&devices, &stream, 0)?;
+            ensure!(placed.is_empty());
+            ensure!(control.calls("cuMemsetD8Async") == before + fills);
+        }
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
-    let tests = cuda_mem_tests::tests! { faults: every_call_of_placing_and_taking_fails_once };
+    let tests = cuda_mem_tests::tests! {
+        faults: every_call_of_placing_and_taking_fails_once, whole_pages_are_filled_without_elements;
+    };
     run::main(
         &tests,
         Options {

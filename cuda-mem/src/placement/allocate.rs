@@ -17,9 +17,14 @@ use crate::vmm::{MappedMemory, MappedMemoryBuilder};
 
 impl Placement {
     /// Allocates it: `len` elements, in the order of a stream of the home device. `devices` are those of the
-    /// [`Machine`](super::Machine), in the same order. Filled with zeros, by the home device and in the order of the
-    /// stream, if the request said so. Of what is to be exported and of mapped memory all [`size`](Self::size) bytes
-    /// are taken, whole pages.
+    /// [`Machine`](super::Machine), in the same order.
+    ///
+    /// Of mapped memory, and of plain memory that is to be exported, all [`size`](Self::size) bytes are taken: whole
+    /// pages, and nothing else is in them. Of any other `len` elements are taken, also of a pool that is exported, which
+    /// may keep more than its buffers.
+    ///
+    /// If the request said so, what is taken is filled with zeros, by the home device and in the order of the stream;
+    /// of whole pages also what is behind the elements, since whoever imports the memory sees it.
     ///
     /// Memory of a pool that only the home uses comes from the pool that
     /// [serves the device anyway](Device::default_resource). If others use it too, or it is exported, or it is memory of
@@ -112,7 +117,7 @@ impl Placement {
             PlacementKind::Managed => Placed::managed(ManagedBuffer::uninit(stream, len)?),
         };
         if self.zeroed {
-            placed.zero()?;
+            placed.zero_all()?;
         }
         Ok(placed)
     }

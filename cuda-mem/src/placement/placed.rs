@@ -85,6 +85,21 @@ impl<T: Pod> Placed<T> {
         }
     }
 
+    /// As [`zero`](Self::zero), and also what is behind the elements in memory of its own.
+    pub(super) fn zero_all(&mut self) -> Result<()> {
+        match &mut self.memory {
+            Memory::Plain(buffer) => {
+                let len = buffer.len();
+                buffer.set_len(buffer.room());
+                let zeroed = buffer.zero();
+                buffer.set_len(len);
+                zeroed
+            }
+            Memory::Growable(buffer) => buffer.zero_all(),
+            Memory::Managed(buffer) => buffer.zero(),
+        }
+    }
+
     /// For what writes in the order of streams. It must stay the buffer that it is.
     pub(crate) fn inner(&mut self) -> &mut DeviceBuffer<T> {
         match &mut self.memory {

@@ -149,7 +149,7 @@ impl PlacementRequest {
     }
 
     /// It is zero at first. The driver does not promise that of any kind of memory, so
-    /// [`allocate`](Placement::allocate) fills it, in the order of the stream.
+    /// [`allocate`](Placement::allocate) fills it, in the order of the stream; whole pages with all that is in them.
     pub fn zeroed(mut self) -> Self {
         self.zeroed = true;
         self

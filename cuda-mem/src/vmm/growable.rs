@@ -8,6 +8,7 @@ use bytemuck::Pod;
 
 use super::mapped::MappedMemory;
 use crate::buffer::{DeviceBuffer, Keep, bytes_of};
+use crate::copy::Span;
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
 use crate::report;
@@ -192,6 +193,17 @@ impl<T: Pod> GrowableBuffer<T> {
             return zeroed;
         }
         Ok(())
+    }
+
+    /// All bytes that are mapped, also those behind the elements, are zero from here on in the order of the stream.
+    pub(crate) fn zero_all(&mut self) -> Result<()> {
+        self.buffer.settle()?;
+        let bytes = self.own()?.memory()?.mapped_bytes() as usize;
+        let (stream, on_device) = (self.buffer.stream(), self.buffer.device().is_some());
+        // SAFETY: so many bytes are mapped there, and the stream's device may write them. They are this buffer's alone,
+        // and nobody else's stream uses them: that was waited for just now.
+        let all = unsafe { Span::<u8>::new(self.buffer.as_raw(), bytes, stream, on_device) };
+        all.fill_bytes(0)
     }
 
     /// Gives memory back that the elements do not need, in the pieces in which it came. Waits for the stream.

@@ -286,6 +286,42 @@ pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Also what no element of the owner shows.
+pub(super) fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
+    let (devices, mut machine) = alone(lab)?;
+    machine.devices[0].dma_buf = true;
+    machine.devices[0].gpu_direct_virtual_memory = false;
+    let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
+    let posix = request(Export::PosixFd);
+    let shared = posix.clone().access(AccessPattern::Shared);
+    for request in [request(Export::DmaBuf), posix, shared] {
+        if request.place(&machine).is_err() {
+            println!("not here: {request:?}");
+            continue;
+        }
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        let (what, size) = (way.placement.to_string(), way.placement.size as usize);
+        // The same pages may come again.
+        let mut before = way.allocate(size)?;
+        before.fill(0xff)?;
+        way.stream.synchronize()?;
+        drop(before);
+        let mut placed = way.allocate(1000)?;
+        ensure!(placed.len() == 1000);
+        if let Some(buffer) = placed.growable() {
+            buffer.resize_uninit(size)?;
+            ensure!(placed.to_vec()? == vec![0; size], "{what}");
+            continue;
+        }
+        // SAFETY: so many bytes were allocated there, and `placed` keeps them.
+        let all = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, placed.as_raw(), size) };
+        let seen = all.to_vec();
+        all.into_raw()?;
+        ensure!(seen? == vec![0; size], "{what}");
+    }
+    Ok(())
+}
+
 pub(super) fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     let (devices, machine) = alone(lab)?;

@@ -23,6 +23,7 @@ pub fn all() -> Vec<Test> {
             pages_have_the_size_that_was_placed,
             what_exports_memory_comes_with_it,
             a_dma_buf_takes_whole_pages,
+            zeros_fill_whole_pages,
             what_cannot_be_carried_out_is_told;
     };
     all.extend(tests_alone! { gathered: gathering_makes_no_context });
