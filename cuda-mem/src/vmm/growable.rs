@@ -145,8 +145,33 @@ impl<T: Pod> GrowableBuffer<T> {
     /// What was mapped and moved for it. See [`MappedMemory::traffic`].
     #[must_use]
     pub fn traffic(&self) -> Traffic {
+        self.noted(MappedMemory::traffic)
+    }
+
+    /// The same of one place: what was mapped of its memory, and what was moved there. Memory that goes back and forth
+    /// shows here: both counts grow. See [`MappedMemory::traffic_to`].
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, Location, MappedMemory};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let mut x = MappedMemory::builder(&device).map(1 << 20)?.into_buffer::<u8>(&stream, 100)?;
+    /// x.move_memory_to(Location::HostNuma(0))?;
+    /// assert_eq!(x.traffic_to(Location::HostNuma(0)).moves, 1);
+    /// assert_eq!(x.traffic_to(Location::Device(device)).moves, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn traffic_to(&self, place: Location) -> Traffic {
+        self.noted(|memory| memory.traffic_to(place))
+    }
+
+    /// What the memory counted; nothing in a fork.
+    fn noted(&self, ask: impl FnOnce(&MappedMemory) -> Traffic) -> Traffic {
         let memory = look(&self.memory);
-        let traffic = memory.and_then(|memory| memory.as_ref().map(MappedMemory::traffic));
+        let traffic = memory.and_then(|memory| memory.as_ref().map(ask));
         traffic.unwrap_or_default()
     }
 

@@ -238,7 +238,16 @@ pub(super) fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
     }
     buffer.resize_zeroed(len + 1)?;
     ensure!(buffer.to_vec()?[..len] == expected);
+    let told = all.iter().map(|place| buffer.traffic_to(*place));
+    let (told, whole): (Vec<Traffic>, _) = (told.collect(), buffer.traffic());
     let memory = buffer.into_memory()?;
+    ensure!(whole == memory.traffic());
+    for (place, told) in all.iter().zip(told) {
+        ensure!(
+            told.moves == 1 && told == memory.traffic_to(*place),
+            "{place}"
+        );
+    }
     let seen = |traffic: Traffic| (traffic.moves, traffic.moved_bytes);
     let size = 6 << 20;
     let moves = all.len() as u64;
