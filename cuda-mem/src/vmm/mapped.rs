@@ -179,6 +179,11 @@ impl MappedMemory {
     /// host: while it is a device's, the host's access is set aside. Waits for nothing; whoever loses access must be
     /// done.
     ///
+    /// Of memory that a device may use already, access for the host is better named
+    /// [from the beginning](MappedMemoryBuilder::accessible_from): given afterwards, the driver refuses fills that cross
+    /// from one [part](Self::parts) into the next, and giving it again does not help (R172). [Unmapped](Self::unmap) and
+    /// [mapped](Self::map) after the change, the memory has it in the right order. Copies are not concerned.
+    ///
     /// # Errors
     ///
     /// As [`Mapping::set_access`]; nothing is changed then. Memory that is not mapped is asked for at the next
@@ -192,7 +197,10 @@ impl MappedMemory {
     /// let stream = device.primary_context()?.stream()?;
     /// let mut memory = MappedMemory::builder(&device).map(1 << 20)?;
     /// memory.move_to(Location::HostNuma(0), &stream)?;
-    /// memory.set_access(Location::HostNuma(0), Access::ReadWrite)?; // the host uses the address, too
+    /// memory.unmap()?; // so that the host gets access before the device does
+    /// memory.set_access(Location::HostNuma(0), Access::ReadWrite)?;
+    /// memory.map()?;
+    /// assert_eq!(memory.into_buffer::<u8>(&stream, 100)?.host()?.len(), 100); // the host uses the address, too
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[doc(alias = "cuMemSetAccess")]

@@ -121,6 +121,26 @@ pub(super) fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Named late, but given before the device's: fills cross from one part into the next.
+pub(super) fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> Result<()> {
+    lab.need(12, 2)?;
+    let (stream, node) = (lab.stream()?, Location::HostNuma(0));
+    let mut memory = MappedMemory::builder_at(lab.driver, node)
+        .accessible_from([Location::Device(lab.device()?)])
+        .reserve(16 << 20)
+        .map(1)?;
+    let len = 2 * memory.size_bytes();
+    memory.grow_to(len)?;
+    memory.unmap()?;
+    memory.set_access(node, Access::ReadWrite)?;
+    memory.map()?;
+    ensure!(memory.parts().count() == 2);
+    let mut buffer = memory.into_buffer::<u8>(&stream, usize::try_from(len)?)?;
+    buffer.fill(7)?;
+    ensure!(buffer.host()?.iter().all(|byte| *byte == 7));
+    Ok(())
+}
+
 pub(super) fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
     const LEN: usize = 1000;
     let (devices, machine) = alone(lab)?;

@@ -18,6 +18,7 @@ pub fn all() -> Vec<Test> {
             a_place_that_is_pinned_can_be_taken;
         allocating: every_kind_and_size_keeps_its_bytes,
             the_host_sees_what_it_may,
+            access_of_the_host_comes_first_after_mapping_again,
             every_kind_is_an_argument_of_kernels,
             memory_that_is_to_grow_grows,
             pages_have_the_size_that_was_placed,
