@@ -62,7 +62,8 @@ kinds! {
     /// Managed memory of a [`ManagedBuffer`](crate::ManagedBuffer), or of any buffer that a
     /// [`Resource`](crate::Resource) of managed memory made. What a managed pool allocates by itself is a buffer.
     ManagedMemory = "managed memory",
-    /// Memory of a device that the host sees.
+    /// A [`Window`](crate::Window) through which the host sees memory of a device or of the host, or a copy of it. 0
+    /// bytes: the memory is listed by itself.
     Window = "window",
 }
 

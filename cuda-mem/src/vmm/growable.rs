@@ -100,19 +100,30 @@ fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMem
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// `Ok` if so many elements can be in the memory.
+fn require_room<T: Pod>(memory: &MappedMemory, len: usize) -> Result<()> {
+    let (bytes, room) = (bytes_of::<T>(len)?, memory.size_bytes());
+    if bytes as u64 > room {
+        return Err(Error::invalid(format!(
+            "{len} elements are {bytes} bytes, and the memory has {room}"
+        )));
+    }
+    Ok(())
+}
+
 impl<T: Pod> GrowableBuffer<T> {
+    #[track_caller]
     pub(super) fn new(
         mut memory: MappedMemory,
         stream: &Stream,
         len: usize,
     ) -> Result<Self, Failed<MappedMemory>> {
-        let fits = bytes_of::<T>(len).and_then(|bytes| match memory.size_bytes() {
-            room if bytes as u64 > room => Err(Error::invalid(format!(
-                "{len} elements are {bytes} bytes, and the memory has {room}"
-            ))),
-            _ => memory.ready_for(stream),
-        });
-        if let Err(error) = fits {
+        // Without closures, which would be what the ledger lists.
+        let mut ready = require_room::<T>(&memory, len);
+        if ready.is_ok() {
+            ready = memory.ready_for(stream);
+        }
+        if let Err(error) = ready {
             return Err(Failed::new(error, memory));
         }
         let (address, device) = (memory.address(), memory.device());

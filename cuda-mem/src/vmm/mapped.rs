@@ -328,6 +328,7 @@ impl MappedMemory {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is no room for so many elements, if the stream's
     /// device has no access, or is of another driver; else as [`map`](Self::map). The memory comes back.
+    #[track_caller]
     pub fn into_buffer<T: Pod>(
         self,
         stream: &Stream,
@@ -337,6 +338,7 @@ impl MappedMemory {
     }
 
     /// That the stream's device may use it, and that it is there.
+    #[track_caller]
     pub(super) fn ready_for(&mut self, stream: &Stream) -> Result<()> {
         let device = Location::Device(stream.device());
         device.require_driver(self.settings.driver, "the memory")?;

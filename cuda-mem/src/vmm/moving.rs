@@ -121,10 +121,15 @@ impl MappedMemory {
     /// Puts other memory behind the address. On an error the old one is there again, or nothing.
     #[track_caller]
     fn exchange(&mut self, other: Vec<Part>) -> Result<()> {
-        let exchanged = self.unmap().and_then(|()| {
+        // Without closures, which would be what the ledger lists.
+        let mut exchanged = self.unmap();
+        if exchanged.is_ok() {
             let old = std::mem::replace(&mut self.parts, other);
-            self.map().inspect_err(|_| self.parts = old)
-        });
+            exchanged = self.map();
+            if exchanged.is_err() {
+                self.parts = old;
+            }
+        }
         if exchanged.is_err()
             && let Err(error) = self.map()
         {

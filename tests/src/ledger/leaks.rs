@@ -6,9 +6,9 @@ use std::os::fd::AsFd as _;
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{
     AddressRange, Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes,
-    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, ManagedBuffer,
-    ManagedResource, MappedMemory, MemoryKind, MemoryPool, MemoryResource as _, PhysicalMemory,
-    PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
+    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, Location,
+    ManagedBuffer, ManagedResource, MappedMemory, MemoryKind, MemoryPool, MemoryResource as _,
+    PhysicalMemory, PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
 };
 
 use super::{begin, find, sum};
@@ -226,6 +226,16 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     let grown = line!() - 1;
     ensure!(lines_of(K::PhysicalMemory).contains(&grown));
     ensure!(lines_of(K::Mapping).contains(&grown));
+    // A move puts other memory there, and a buffer maps what is not mapped.
+    buffer.move_memory_to(Location::Device(device))?;
+    let moved = line!() - 1;
+    for kind in [K::PhysicalMemory, K::Mapping] {
+        ensure!(lines_of(kind) == [moved], "{kind}: {:?}", lines_of(kind));
+    }
+    let mut memory = buffer.into_memory()?;
+    memory.unmap()?;
+    let (buffer, line) = (memory.into_buffer::<u8>(&stream, 10), line!());
+    ensure!(lines_of(K::Mapping) == [line], "{:?}", lines_of(K::Mapping));
     drop(buffer);
     ensure!(sum(K::PhysicalMemory) == (0, 0) && sum(K::Mapping) == (0, 0));
     ensure!(sum(K::AddressRange) == (0, 0));
