@@ -1,12 +1,12 @@
 //! The records of real devices. No context is made.
 
-use cuda_driver_sys::{CUdevice_attribute, CUmemAllocationProp, CUmemAllocationType};
+use cuda_driver_sys::CUdevice_attribute;
 
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
 use crate::device::{Device, HandleTypes};
 use crate::error::{Error, Result};
 use crate::location::Location;
-use crate::raw;
+use crate::vmm::PhysicalMemory;
 
 impl Machine {
     /// Asks the driver what these devices can do. A request then names them by their places in
@@ -97,15 +97,6 @@ impl DeviceCapabilities {
 
 /// Least and recommended.
 fn granularities(device: &Device, place: Location) -> Result<[u64; 2]> {
-    let table = device.driver().table();
-    let prop = CUmemAllocationProp {
-        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        location: place.to_raw(),
-        ..CUmemAllocationProp::default()
-    };
-    // SAFETY: a device came from this driver, so it is initialised.
-    let least = unsafe { raw::vmm::granularity(table, &prop) }?;
-    // SAFETY: as above.
-    let recommended = unsafe { raw::vmm::recommended_granularity(table, &prop) }?;
-    Ok([least as u64, recommended as u64])
+    let sizes = PhysicalMemory::builder_at(device.driver(), place).granularity()?;
+    Ok([sizes.minimum, sizes.recommended])
 }
