@@ -100,12 +100,22 @@ fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMem
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `Ok` if so many elements can be in the memory.
+/// `Ok` if so many elements can be in the memory, at its address.
 fn require_room<T: Pod>(memory: &MappedMemory, len: usize) -> Result<()> {
     let (bytes, room) = (bytes_of::<T>(len)?, memory.size_bytes());
     if bytes as u64 > room {
         return Err(Error::invalid(format!(
             "{len} elements are {bytes} bytes, and the memory has {room}"
+        )));
+    }
+    // Addresses are multiples of the granularity, and there are elements that want more.
+    let (address, align) = (memory.address(), align_of::<T>() as u64);
+    if !address.is_multiple_of(align) {
+        return Err(Error::invalid(format!(
+            "elements of {} begin at multiples of {align} bytes, and the memory is at {address:#x}; take elements that \
+             are aligned to {} bytes at most",
+            std::any::type_name::<T>(),
+            memory.granularity()
         )));
     }
     Ok(())
@@ -312,7 +322,7 @@ impl<T: Pod> GrowableBuffer<T> {
     pub fn host(&self) -> Result<&[T]> {
         self.require_host(false)?;
         // SAFETY: the memory is this buffer's own, of the host, mapped with access for it, and whole pages. It stays so
-        // while the buffer is borrowed.
+        // while the buffer is borrowed. That its address is aligned for the elements was asked when the buffer was made.
         unsafe { self.buffer.host_slice() }
     }
 

@@ -326,8 +326,9 @@ impl MappedMemory {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is no room for so many elements, if the stream's
-    /// device has no access, or is of another driver; else as [`map`](Self::map). The memory comes back.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if there is no room for so many elements, if the address is not
+    /// aligned for them, if the stream's device has no access, or is of another driver; else as [`map`](Self::map). The
+    /// memory comes back.
     #[track_caller]
     pub fn into_buffer<T: Pod>(
         self,

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use bytemuck::{Pod, Zeroable};
 use cuda_mem::{
     ErrorKind, Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory,
 };
@@ -33,6 +34,39 @@ pub(super) fn mapping_and_unmapping_again_changes_nothing(lab: &Lab) -> Result<(
     // A buffer maps what is not mapped.
     let buffer = memory.into_buffer::<u32>(&stream, 100)?;
     ensure!(buffer.to_vec()? == [7; 100]);
+    Ok(())
+}
+
+/// Larger than the granularity of every device.
+#[derive(Clone, Copy)]
+#[repr(C, align(536870912))]
+struct Vast([u8; 1 << 29]);
+
+// SAFETY: bytes without a gap.
+unsafe impl Zeroable for Vast {}
+// SAFETY: as above.
+unsafe impl Pod for Vast {}
+
+pub(super) fn elements_that_want_another_address_are_refused(lab: &Lab) -> Result<()> {
+    let (stream, device) = (lab.stream()?, lab.device()?);
+    // Side by side, so that they cannot all be aligned by chance.
+    let all = (0..3).map(|_| MappedMemory::builder(&device).map(1));
+    let mut refused = 0;
+    for memory in all.collect::<Result<Vec<_>, _>>()? {
+        let (address, granule) = (memory.address(), memory.granularity());
+        ensure!(address.is_multiple_of(granule) && granule < 1 << 29);
+        match memory.into_buffer::<Vast>(&stream, 0) {
+            Ok(_) => ensure!(address.is_multiple_of(1 << 29)),
+            Err(failed) => {
+                ensure!(failed.error.kind() == ErrorKind::InvalidValue, "{failed}");
+                let memory = failed.object.context("it comes back")?;
+                ensure!(!address.is_multiple_of(1 << 29) && memory.is_mapped());
+                drop(memory.into_buffer::<u64>(&stream, 1)?);
+                refused += 1;
+            }
+        }
+    }
+    ensure!(refused > 0);
     Ok(())
 }
 

@@ -28,6 +28,7 @@ pub fn all() -> Vec<Test> {
             a_buffer_grows_in_place,
             what_does_not_fit_is_refused_and_loses_nothing,
             a_granularity_is_kept_or_refused,
+            elements_that_want_another_address_are_refused,
             an_end_waits_for_the_work,
             buffers_that_were_exchanged_do_not_change;
         moves: every_size_and_place_keeps_its_bytes,
