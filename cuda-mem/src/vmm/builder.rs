@@ -21,6 +21,7 @@ pub struct MappedMemoryBuilder {
     pub(super) accesses: Accesses,
     handle_types: HandleTypes,
     gpu_direct_rdma: bool,
+    compressible: bool,
     pub(super) reserved: u64,
     /// What sizes are to be multiples of, if that was said.
     pub(super) granule: Option<u64>,
@@ -34,6 +35,7 @@ impl MappedMemoryBuilder {
             accesses: Accesses::default(),
             handle_types: HandleTypes::empty(),
             gpu_direct_rdma: false,
+            compressible: false,
             reserved: 0,
             granule: None,
         }
@@ -72,6 +74,12 @@ impl MappedMemoryBuilder {
         self
     }
 
+    /// See [`PhysicalMemoryBuilder::compressible`].
+    pub fn compressible(mut self, wanted: bool) -> Self {
+        self.compressible = wanted;
+        self
+    }
+
     /// How many bytes of addresses are kept, so that the memory can grow so far without moving. They cost nothing.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserved = bytes;
@@ -101,6 +109,7 @@ impl MappedMemoryBuilder {
         PhysicalMemory::builder_at(self.driver, location)
             .handle_types(self.handle_types)
             .gpu_direct_rdma(self.gpu_direct_rdma)
+            .compressible(self.compressible)
     }
 
     /// The largest granularity of all places: the recommended one, unless another one was asked for.

@@ -107,8 +107,9 @@ impl PhysicalMemoryBuilder {
         self
     }
 
-    /// Whether network cards and others are to read it directly; see
-    /// [`Capabilities::gpu_direct_rdma`](crate::Capabilities::gpu_direct_rdma).
+    /// Whether network cards and others are to reach it directly. What the device can is in `rdma_with_mapped_memory`
+    /// of [`Device::gpu_direct`](crate::Device::gpu_direct) (attribute 110); that others reach its plain memory
+    /// (attribute 116) does not say so.
     #[doc(alias = "gpuDirectRDMACapable")]
     pub fn gpu_direct_rdma(mut self, wanted: bool) -> Self {
         self.gpu_direct_rdma = wanted;

@@ -1,8 +1,10 @@
 //! Physical memory, ranges and mappings.
 
-use anyhow::{Result, ensure};
-use cuda_mem::sys::CUdeviceptr;
-use cuda_mem::{Access, AddressRange, DeviceBuffer, ErrorKind, Location, PhysicalMemory, Stream};
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::{CUdeviceptr, CUmemAllocationProp, CUresult};
+use cuda_mem::{
+    Access, AddressRange, DeviceBuffer, ErrorKind, Location, MappedMemory, PhysicalMemory, Stream,
+};
 
 use super::places;
 use crate::lab::Lab;
@@ -146,6 +148,33 @@ pub(super) fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
     mapping.set_access(place, Access::ReadWrite)?;
     let address = mapping.address();
     ensure!(bytes_at(&stream, address, 100, mapping).to_vec()? == [3; 100]);
+    Ok(())
+}
+
+/// Mapped memory is made as physical memory alone is.
+pub(super) fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let ask = lab.driver.table().cuMemGetAllocationPropertiesFromHandle;
+    let ask = ask.context("not in this driver")?;
+    let told = |memory: &PhysicalMemory| {
+        let mut prop = CUmemAllocationProp::default();
+        // SAFETY: the handle is live, and the place is one for properties.
+        let code = unsafe { ask(&raw mut prop, memory.as_raw()) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{code:?}");
+        let flags = prop.allocFlags;
+        Ok((flags.compressionType, flags.gpuDirectRDMACapable))
+    };
+    for (compressible, direct) in [(false, false), (true, false), (false, true)] {
+        let alone = PhysicalMemory::builder(&device).compressible(compressible);
+        let Ok(alone) = alone.gpu_direct_rdma(direct).create(1) else {
+            println!("not here: {compressible}, {direct}");
+            continue;
+        };
+        let memory = MappedMemory::builder(&device).compressible(compressible);
+        let memory = memory.gpu_direct_rdma(direct).map(1)?;
+        let part = memory.parts().next().context("no memory")?;
+        ensure!(told(part)? == told(&alone)?, "{compressible}, {direct}");
+    }
     Ok(())
 }
 
