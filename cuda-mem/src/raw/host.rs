@@ -50,13 +50,15 @@ pub(crate) unsafe fn unregister(table: &Table, address: *mut c_void) -> Result<(
     unsafe { call!(table, cuMemHostUnregister(address)) }
 }
 
-/// The flags that memory of [`allocate`] has.
+/// The flags of memory of [`allocate`], or that [`register`] was given. The driver looks the address up and does not touch
+/// what is there: of memory of the host that is neither pinned nor registered it answers INVALID_VALUE (measured,
+/// `registered.ranges`).
 ///
 /// # Safety
-/// The address must come from there and not be freed. A context must be current.
+/// A context must be current. Whatever memory the address is of, nobody may give it back meanwhile.
 pub(crate) unsafe fn flags(table: &Table, address: *mut c_void) -> Result<c_uint> {
     let mut flags = 0;
-    // SAFETY: `flags` is valid for a write, and the address is of the driver's own memory.
+    // SAFETY: `flags` is valid for a write, and the driver checks the address.
     unsafe { call!(table, cuMemHostGetFlags(&raw mut flags, address)) }?;
     Ok(flags)
 }
