@@ -79,21 +79,27 @@ impl Case<'_> {
         match request.access {
             AccessPattern::CpuWritesGpuReads => match numa {
                 Some((kind, page)) => Ok(self.of_node(kind, Step::HostNuma, page)),
-                None => self.pinned(Step::WrittenByHost, false),
+                None => self.pooled_or_pinned(Step::WrittenByHost),
             },
-            AccessPattern::GpuWritesCpuReads => self.pinned(Step::ReadByHost, false),
-            _ => {
-                if request.lifetime == Lifetime::Long {
-                    if let Some((kind, page)) = numa {
-                        return Ok(self.of_node(kind, Step::Streaming, page));
-                    }
-                } else if is_open && self.all_have(Capability::HostPools) {
-                    let page = self.host_page();
-                    return Ok(Chosen::new(PlacementKind::HostPool, Step::Streaming, page));
+            AccessPattern::GpuWritesCpuReads => self.pooled_or_pinned(Step::ReadByHost),
+            _ => match numa {
+                Some((kind, page)) if request.lifetime == Lifetime::Long => {
+                    Ok(self.of_node(kind, Step::Streaming, page))
                 }
-                self.pinned(Step::Streaming, false)
-            }
+                _ => self.pooled_or_pinned(Step::Streaming),
+            },
         }
+    }
+
+    /// What comes and goes is better off with a pool: making pinned memory takes longer, and its end waits for devices.
+    fn pooled_or_pinned(&self, step: Step) -> Result<Chosen> {
+        let request = self.request;
+        let may_be_pool = request.lifetime == Lifetime::Short && request.page_size.is_none();
+        if may_be_pool && self.all_have(Capability::HostPools) {
+            let page = self.host_page();
+            return Ok(Chosen::new(PlacementKind::HostPool, step, page));
+        }
+        self.pinned(step, false)
     }
 
     /// Whether only mapped memory will do: what grows, and what has pages of another size than the host.

@@ -110,8 +110,14 @@ impl Placement {
                     write_combining: true,
                 },
             ) => "the host only writes it, past its caches",
+            (Step::WrittenByHost, K::HostPool) => {
+                "devices read it where the host writes it, and it comes and goes without waiting"
+            }
             (Step::WrittenByHost, _) => {
                 "devices read it where the host writes it, through its caches"
+            }
+            (Step::ReadByHost, K::HostPool) => {
+                "the host reads it through its caches, and it comes and goes without waiting"
             }
             (Step::ReadByHost, _) => "the host reads it through its caches",
             (Step::Streaming, K::HostNuma { .. }) => {

@@ -182,6 +182,8 @@ fn step_3b_write_combining_memory_is_only_for_those_who_ask() {
         let combining = request.write_combining();
         expect(&combining, &no_node, "3b", COMBINING);
         expect(&combining, &machine(1), "3b", COMBINING);
+        let combining = combining.lifetime(Lifetime::Short);
+        expect(&combining, &no_node, "3b", COMBINING);
     }
 }
 
@@ -191,6 +193,25 @@ fn step_3c_what_the_host_reads_is_cached() {
         let request = bytes(size).access(A::GpuWritesCpuReads);
         let placement = expect(&request, &machine(1), "3c", PINNED);
         assert_eq!(placement.page_size, 4 * KIB);
+    }
+}
+
+#[test]
+fn steps_3b_and_3c_take_what_comes_and_goes_from_a_pool() {
+    for (access, step) in [(A::CpuWritesGpuReads, "3b"), (A::GpuWritesCpuReads, "3c")] {
+        let request = bytes(MIB)
+            .access(access)
+            .lifetime(Lifetime::Short)
+            .peers([1]);
+        let placement = expect(&request, &machine(2), step, K::HostPool);
+        assert!(placement.is_host_accessible() && !placement.page_size_is_fixed);
+        let own_pages = request.clone().page_size(4 * KIB);
+        expect(&own_pages, &machine(2), step, PINNED);
+        for device in [0, 1] {
+            let mut machine = machine(2);
+            machine.devices[device].host_pools = false;
+            expect(&request, &machine, step, PINNED);
+        }
     }
 }
 

@@ -266,6 +266,7 @@ fn the_table_holds_where_the_host_writes() {
     let own = [
         ("3a", "HostNuma, mapped"),
         ("3a", "HostNuma, pool"),
+        ("3b", "HostPool"),
         ("3b", "PinnedHost"),
         ("3b", "PinnedHost, write-combining"),
     ];
@@ -275,8 +276,11 @@ fn the_table_holds_where_the_host_writes() {
 
 #[test]
 fn the_table_holds_where_the_host_reads() {
-    let all = [&EXPORTED[..], &MAPPED, &[("3c", "PinnedHost")]].concat();
-    sweep_all(A::GpuWritesCpuReads, &all);
+    let own = [("3c", "HostPool"), ("3c", "PinnedHost")];
+    sweep_all(
+        A::GpuWritesCpuReads,
+        &[&EXPORTED[..], &MAPPED, &own].concat(),
+    );
 }
 
 #[test]

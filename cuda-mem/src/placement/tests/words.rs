@@ -23,7 +23,7 @@ pub(super) fn name_of(kind: PlacementKind) -> &'static str {
 }
 
 /// Line by line, and kind by kind where a line has several.
-const WORDS: [(PlacementStep, &str, &str, &str); 28] = {
+const WORDS: [(PlacementStep, &str, &str, &str); 30] = {
     use PlacementStep as S;
     let on_bus = "mapped memory may be used by other devices of the bus here";
     let plain_on_bus = "only memory of cuMemAlloc may be used by other devices of the bus here";
@@ -92,6 +92,18 @@ const WORDS: [(PlacementStep, &str, &str, &str); 28] = {
             "3b",
             "PinnedHost, write-combining",
             "the host only writes it, past its caches",
+        ),
+        (
+            S::WrittenByHost,
+            "3b",
+            "HostPool",
+            "devices read it where the host writes it, and it comes and goes without waiting",
+        ),
+        (
+            S::ReadByHost,
+            "3c",
+            "HostPool",
+            "the host reads it through its caches, and it comes and goes without waiting",
         ),
         (
             S::ReadByHost,
