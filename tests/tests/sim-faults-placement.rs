@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem_tests::lab::Lab;
@@ -101,6 +101,48 @@ mod faults {
         sweep::every_call_fails_once(lab, tour).map(drop)
     }
 
+    pub(crate) fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
+        let (devices, control) = (lab.driver.devices()?, lab.control()?);
+        let stream = devices[0].primary_context()?.stream()?;
+        let mut machine = Machine::gather(&devices)?;
+        machine.devices[0].memory_pools = false;
+        let request = |access| PlacementRequest::bytes(1000).access(access);
+        for (request, function) in [
+            (request(A::GpuOnly), "cuMemFree_v2"),
+            (request(A::Shared), "cuMemFreeHost"),
+            (request(A::SharedInTurns), "cuMemFree_v2"),
+            (request(A::GpuOnly).growable(), "cuStreamSynchronize"),
+            (
+                request(A::Streaming).lifetime(Lifetime::Short),
+                "cuMemFreeAsync",
+            ),
+        ] {
+            let placement = request.place(&machine)?;
+            let memory = || {
+                let live = control.live();
+                let mapped = (live.physical_allocations, live.mappings, live.reservations);
+                (live.allocations, live.host_allocations, mapped)
+            };
+            let before = memory();
+            let mut placed = placement.allocate::<u8>(&devices, &stream, 1000)?;
+            ensure!(memory() != before, "{placement}");
+            placed.fill(7)?;
+            let has_pool = placed.pool().is_some();
+            control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_NOT_PERMITTED);
+            let failed = placed.free().err().context("the failure was lost")?;
+            control.clear_faults();
+            ensure!(failed.error.function() == Some(function), "{placement}");
+            let placed = failed.object.context("the memory was not given back")?;
+            ensure!(placed.to_vec()? == [7; 1000], "{placement}");
+            ensure!(placed.pool().is_some() == has_pool);
+            ensure!(placed.host().is_ok() == placement.is_host_accessible());
+            placed.free()?;
+            stream.synchronize()?;
+            ensure!(memory() == before, "{placement}");
+        }
+        Ok(())
+    }
+
     /// New memory of the simulator is zero by itself, so the fill is looked for where no element wants it.
     pub(crate) fn whole_pages_are_filled_without_elements(lab: &Lab) -> Result<()> {
         let (devices, control) = (lab.driver.devices()?, lab.control()?);
@@ -120,7 +162,8 @@ mod faults {
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
-        faults: every_call_of_placing_and_taking_fails_once, whole_pages_are_filled_without_elements;
+        faults: every_call_of_placing_and_taking_fails_once, memory_that_could_not_be_freed_comes_back,
+            whole_pages_are_filled_without_elements;
     };
     run::main(
         &tests,

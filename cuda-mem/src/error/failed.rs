@@ -28,6 +28,14 @@ impl<T> Failed<T> {
             object: None,
         }
     }
+
+    /// The same of what the object is a part of.
+    pub(crate) fn map<U>(self, whole: impl FnOnce(T) -> U) -> Failed<U> {
+        Failed {
+            error: self.error,
+            object: self.object.map(whole),
+        }
+    }
 }
 
 /// For callers who want the error and drop the object.

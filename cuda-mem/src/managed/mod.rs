@@ -18,7 +18,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use bytemuck::Pod;
 
 use crate::buffer::DeviceBuffer;
-use crate::error::{Error, Result};
+use crate::error::{Error, Failed, Result};
 use crate::location::Location;
 use crate::pointer::MemoryKind;
 use crate::report;
@@ -34,8 +34,8 @@ use crate::traffic::{Places, Traffic};
 /// them; [`prefetch`](Self::prefetch) moves them before, and [`advise`](Self::advise) tells how they will be
 /// used. [`range`](Self::range) does the same for a part.
 ///
-/// Dropping it waits for its stream and the device, as [`ManagedResource`] says. What consumes a buffer, such as
-/// [`free`](DeviceBuffer::free), comes after [`into_buffer`](Self::into_buffer).
+/// Dropping it waits for its stream and the device, as [`ManagedResource`] says. What else consumes a buffer, such as
+/// [`free_on`](DeviceBuffer::free_on), comes after [`into_buffer`](Self::into_buffer).
 ///
 /// ```
 /// use cuda_mem::{Advice, Driver, Location, ManagedBuffer};
@@ -137,8 +137,30 @@ impl<T: Pod> ManagedBuffer<T> {
         Ok(managed)
     }
 
-    /// The same memory as a buffer that only streams use, and that [`free`](DeviceBuffer::free) takes. Its counts
-    /// end.
+    /// Frees the memory, as dropping does, and says how it went. Waits for the stream and the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::free`]. The buffer comes back with the error, unless the driver may have freed it
+    /// nevertheless.
+    #[doc(alias = "cuMemFree")]
+    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
+    pub fn free(self) -> Result<(), Failed<Self>> {
+        let Self {
+            buffer,
+            journeys,
+            is_open,
+        } = self;
+        buffer.free().map_err(|failed| {
+            failed.map(|buffer| Self {
+                buffer,
+                journeys,
+                is_open,
+            })
+        })
+    }
+
+    /// The same memory as a buffer that only streams use. Its counts end.
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use bytemuck::Pod;
 
 use crate::buffer::{DeviceBuffer, Loan};
-use crate::error::{Error, Result};
+use crate::error::{Error, Failed, Result};
 use crate::managed::ManagedBuffer;
 use crate::pool::MemoryPool;
 use crate::stream::Stream;
@@ -17,6 +17,16 @@ use crate::vmm::GrowableBuffer;
 /// Whatever it is, streams use it as they use a [`DeviceBuffer`], to which it dereferences for all that does not
 /// write, and it is an [argument](crate::Argument) of a launch. Memory that the host reaches is also a slice of the
 /// host, by [`host`](Self::host) and [`host_mut`](Self::host_mut).
+///
+/// What its end waits for on the host, by [kind](super::PlacementKind), dropped or [freed](Self::free):
+///
+/// | kind | waits for |
+/// |---|---|
+/// | memory of a pool: `Pool`, `HostPool`, `HostNuma` with a pool | nothing: it is freed in the order of its stream. A [pool](Self::pool) of its own goes when the host has seen that |
+/// | mapped memory: `Vmm`, `VmmStriped`, `HostVmm`, `HostNuma` | its stream. If that cannot be waited for, it leaks |
+/// | `Device`, `PinnedHost`, `Managed` | its stream, and then the driver for the other streams of the device, also those that never used it |
+///
+/// Dropped while its stream is captured, it waits for nothing: the memory goes after the capture.
 ///
 /// ```
 /// use cuda_mem::{AccessPattern, Driver, Machine, PlacementRequest};
@@ -253,7 +263,57 @@ impl<T: Pod> Placed<T> {
         }
     }
 
-    /// The same memory as a buffer that only streams use, and that [`free`](DeviceBuffer::free) takes. Mapped memory
+    /// Managed memory as a buffer of its own type. Any other comes back.
+    #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
+    pub fn into_managed(self) -> Result<ManagedBuffer<T>, Self> {
+        match self.memory {
+            Memory::Managed(buffer) => Ok(buffer),
+            memory => Err(Self { memory, ..self }),
+        }
+    }
+
+    /// Frees the memory, as dropping does, and says how it went. What it waits for depends on the
+    /// kind, as [above](Self).
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::free`]. The memory comes back with the error, unless the driver may have freed it
+    /// nevertheless. What of mapped memory cannot be unmapped after the wait is told to [`on_drop_failure`](crate::on_drop_failure).
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, Machine, PlacementRequest};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let devices = Driver::load()?.devices()?;
+    /// # let stream = devices[0].primary_context()?.stream()?;
+    /// # let machine = Machine::gather(&devices)?;
+    /// let placement = PlacementRequest::bytes(4000).place(&machine)?;
+    /// let numbers = placement.allocate::<u32>(&devices, &stream, 1000)?;
+    /// numbers.free()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemFreeAsync", "cuMemFree", "cuMemFreeHost"))]
+    #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
+    pub fn free(self) -> Result<(), Failed<Self>> {
+        let Self {
+            memory,
+            is_of_host,
+            pool,
+        } = self;
+        let freed = match memory {
+            Memory::Plain(buffer) => buffer.free().map_err(|it| it.map(Memory::Plain)),
+            Memory::Growable(buffer) => buffer.free().map_err(|it| it.map(Memory::Growable)),
+            Memory::Managed(buffer) => buffer.free().map_err(|it| it.map(Memory::Managed)),
+        };
+        freed.map_err(|it| {
+            it.map(|memory| Self {
+                memory,
+                is_of_host,
+                pool,
+            })
+        })
+    }
+
+    /// The same memory as a buffer that only streams use. Mapped memory
     /// comes back: its buffer is [another](Self::into_growable).
     #[expect(clippy::result_large_err, reason = "the memory comes back as it is")]
     pub fn into_buffer(self) -> Result<DeviceBuffer<T>, Self> {

@@ -356,6 +356,20 @@ impl<T: Pod> GrowableBuffer<T> {
         self.buffer
     }
 
+    /// Unmaps and frees the memory, as dropping does, and says how it went. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers to the wait, and [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured;
+    /// the buffer comes back. What cannot be unmapped afterwards is told to [`on_drop_failure`](crate::on_drop_failure).
+    #[doc(alias("cuMemUnmap", "cuMemAddressFree", "cuMemRelease"))]
+    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
+    pub fn free(self) -> Result<(), Failed<Self>> {
+        let Self { buffer, memory } = self;
+        let freed = buffer.free();
+        freed.map_err(|failed| failed.map(|buffer| Self { buffer, memory }))
+    }
+
     /// The memory, when all work with it is done: waits for the stream.
     ///
     /// # Errors

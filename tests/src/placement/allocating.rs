@@ -1,11 +1,9 @@
 //! What was decided is carried out.
 
-use std::os::fd::AsFd as _;
-
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
-    Access, AccessPattern, Device, DeviceBuffer, ErrorKind, Export, GrowableBuffer, Launch,
-    Lifetime, Location, Machine, MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
+    Access, AccessPattern, Device, ErrorKind, GrowableBuffer, Launch, Location, Machine,
+    MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
 };
 
 use super::kinds::{self, Way};
@@ -13,7 +11,7 @@ use crate::lab::{Backend, Lab};
 use crate::modules::kernel;
 use crate::vmm::{SIZES, pattern};
 
-fn alone(lab: &Lab) -> Result<(Vec<Device>, Machine)> {
+pub(super) fn alone(lab: &Lab) -> Result<(Vec<Device>, Machine)> {
     let devices = vec![lab.device()?];
     let machine = Machine::gather(&devices)?;
     Ok((devices, machine))
@@ -230,114 +228,6 @@ pub(super) fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
         let memory = buffer.into_memory()?;
         ensure!((memory.granularity(), memory.size_bytes()) == (page, page));
-    }
-    Ok(())
-}
-
-pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
-    const LEN: usize = 5 << 20;
-    let (devices, machine) = alone(lab)?;
-    let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
-    let expected = pattern(LEN);
-    let record = &machine.devices[0];
-    if record.memory_pools
-        && record
-            .pool_handle_types
-            .contains(cuda_mem::HandleTypes::POSIX_FILE_DESCRIPTOR)
-    {
-        let short = request.clone().lifetime(Lifetime::Short);
-        let way = Way::new(lab, &devices, &machine, &short)?;
-        ensure!(way.placement.kind == PlacementKind::Pool);
-        let placed = way.allocate(LEN)?;
-        let pool = placed.pool().context("no pool")?;
-        drop(pool.export_fd()?);
-        placed.export()?;
-        // What only its own device uses has no pool of its own.
-        let plain = PlacementRequest::bytes(1).lifetime(Lifetime::Short);
-        let plain = Way::new(lab, &devices, &machine, &plain)?.allocate(1)?;
-        ensure!(plain.pool().is_none());
-    }
-    let shared = request.clone().access(AccessPattern::Shared);
-    for request in [request, shared] {
-        if request.place(&machine).is_err() {
-            println!("not here: {request:?}");
-            continue;
-        }
-        let way = Way::new(lab, &devices, &machine, &request)?;
-        let mut placed = way.allocate(LEN)?;
-        placed.copy_from(&expected)?;
-        let buffer = placed.into_growable().ok().context("it is not mapped")?;
-        let memory = buffer.into_memory()?;
-        ensure!(memory.size_bytes() == way.placement.size);
-        for part in memory.parts() {
-            let descriptor = part.export_fd()?;
-            // Another handle of the same memory sees the same bytes.
-            let same =
-                PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), part.size_bytes())?;
-            let range = cuda_mem::AddressRange::reserve(lab.driver, same.size_bytes(), 0)?;
-            let mapping = range.map(0, &same)?;
-            let here = Location::Device(lab.device()?);
-            mapping.set_access(here, Access::ReadWrite)?;
-            // SAFETY: the bytes are mapped there with access, no longer than the mapping lives, and not freed.
-            let view = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, mapping.address(), LEN) };
-            ensure!(view.to_vec()? == expected, "{}", way.placement);
-            view.into_raw()?;
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
-    let (devices, mut machine) = alone(lab)?;
-    machine.devices[0].dma_buf = true;
-    let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
-    for gpu_direct in [true, false] {
-        let record = &mut machine.devices[0];
-        record.gpu_direct_virtual_memory &= gpu_direct;
-        let way = Way::new(lab, &devices, &machine, &request)?;
-        let mut placed = way.allocate(1000)?;
-        ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
-        placed.fill(7)?;
-        ensure!(placed.to_vec()? == [7; 1000]);
-        let info = lab.driver.pointer_info(placed.as_raw())?;
-        let info = info.context("it is known")?;
-        ensure!(info.bytes >= way.placement.size, "{info:?}");
-    }
-    Ok(())
-}
-
-/// Also what no element of the owner shows.
-pub(super) fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
-    let (devices, mut machine) = alone(lab)?;
-    machine.devices[0].dma_buf = true;
-    machine.devices[0].gpu_direct_virtual_memory = false;
-    let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
-    let posix = request(Export::PosixFd);
-    let shared = posix.clone().access(AccessPattern::Shared);
-    for request in [request(Export::DmaBuf), posix, shared] {
-        if request.place(&machine).is_err() {
-            println!("not here: {request:?}");
-            continue;
-        }
-        let way = Way::new(lab, &devices, &machine, &request)?;
-        let (what, size) = (way.placement.to_string(), way.placement.size as usize);
-        // The same pages may come again.
-        let mut before = way.allocate(size)?;
-        before.fill(0xff)?;
-        way.stream.synchronize()?;
-        drop(before);
-        let mut placed = way.allocate(1000)?;
-        ensure!(placed.len() == 1000);
-        if let Some(buffer) = placed.growable() {
-            buffer.resize_uninit(size)?;
-            ensure!(placed.to_vec()? == vec![0; size], "{what}");
-            continue;
-        }
-        // SAFETY: so many bytes were allocated there, and `placed` keeps them.
-        let all = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, placed.as_raw(), size) };
-        let seen = all.to_vec();
-        all.into_raw()?;
-        ensure!(seen? == vec![0; size], "{what}");
     }
     Ok(())
 }

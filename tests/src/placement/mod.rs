@@ -1,6 +1,8 @@
 //! Records of real devices, and what is decided by them.
 
 mod allocating;
+mod ends;
+mod exports;
 mod gathered;
 mod kinds;
 
@@ -22,10 +24,11 @@ pub fn all() -> Vec<Test> {
             every_kind_is_an_argument_of_kernels,
             memory_that_is_to_grow_grows,
             pages_have_the_size_that_was_placed,
-            what_exports_memory_comes_with_it,
-            a_dma_buf_takes_whole_pages,
-            zeros_fill_whole_pages,
             what_cannot_be_carried_out_is_told;
+        ends: every_kind_is_freed, each_kind_becomes_its_own_buffer;
+        exports: what_exports_memory_comes_with_it,
+            a_dma_buf_takes_whole_pages,
+            zeros_fill_whole_pages;
     };
     all.extend(tests_alone! { gathered: gathering_makes_no_context });
     all
