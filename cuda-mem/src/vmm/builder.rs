@@ -168,4 +168,104 @@ impl MappedMemoryBuilder {
         }
         Ok(memory)
     }
+
+    /// Memory of devices that is there already, side by side in this order, mapped and accessible: what
+    /// [another process exported](PhysicalMemory::import_fd), or what is mapped elsewhere, too. All see the same bytes,
+    /// and nothing orders the work of one with that of the others. Waits for nothing.
+    ///
+    /// Where it is, is the parts' to say. The settings of new memory, such as its handle types, hold for what it grows by
+    /// and for what it is moved to, which nobody shares.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no parts, for parts of another driver, and for sizes that are
+    /// no multiples of the granularity; [`NotSupported`](crate::ErrorKind::NotSupported) for memory of the host: its owner
+    /// may have it as a slice, which nobody else may write to meanwhile, so unsafe code has to
+    /// [map](AddressRange::map) it. Else as [`map`](Self::map), and as the driver answers if an imported memory is not as
+    /// large as its importer said.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd as _;
+    /// use cuda_mem::{Driver, HandleTypes, MappedMemory, PhysicalMemory};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let device = driver.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let memory = MappedMemory::builder(&device)
+    ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+    ///     .map(1 << 20)?;
+    /// let mut x = memory.into_buffer::<u32>(&stream, 1000)?;
+    /// x.fill(7)?;
+    /// stream.synchronize()?;
+    ///
+    /// // In another process, to which the descriptors and sizes went:
+    /// let mut parts = Vec::new();
+    /// for (descriptor, bytes) in x.export_fds()? {
+    ///     parts.push(PhysicalMemory::import_fd(driver, descriptor.as_fd(), bytes)?);
+    /// }
+    /// let same = MappedMemory::builder(&device).map_parts(parts)?;
+    /// assert_eq!(same.into_buffer::<u32>(&stream, 1000)?.to_vec()?, [7; 1000]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"))]
+    #[track_caller]
+    pub fn map_parts(
+        mut self,
+        parts: impl IntoIterator<Item = PhysicalMemory>,
+    ) -> Result<MappedMemory> {
+        let parts: Vec<PhysicalMemory> = parts.into_iter().collect();
+        self.locations.clear();
+        for part in &parts {
+            part.require_driver(self.driver)?;
+            let place = part.location();
+            if place.device().is_none() {
+                return Err(Error::not_supported(format!(
+                    "{part:?} is not of a device; map it in unsafe code, with `AddressRange::map`"
+                )));
+            }
+            if !self.locations.contains(&place) {
+                self.locations.push(place);
+            }
+        }
+        if parts.is_empty() {
+            return Err(Error::invalid(
+                "there are no parts to map; name one at least".to_owned(),
+            ));
+        }
+        self.check()?;
+        let granule = self.granule_of(&parts)?;
+        let mut bytes: u64 = 0;
+        for part in &parts {
+            bytes = bytes.saturating_add(part.size_bytes());
+        }
+        let range = AddressRange::in_steps_of(self.driver, bytes.max(self.reserved), 0, granule)?;
+        let mut memory = MappedMemory::empty(range, self, granule);
+        for part in parts {
+            memory.put(part)?;
+        }
+        Ok(memory)
+    }
+
+    /// What sizes are multiples of where these parts are: the least granularity, if they are no multiples of the
+    /// recommended one and none was asked for.
+    fn granule_of(&self, parts: &[PhysicalMemory]) -> Result<u64> {
+        let odd = |granule: u64| {
+            let mut sizes = parts.iter().map(PhysicalMemory::size_bytes);
+            sizes.find(|bytes| !bytes.is_multiple_of(granule))
+        };
+        let mut granule = self.granule()?;
+        if self.granule.is_none() && odd(granule).is_some() {
+            granule = 1;
+            for place in &self.locations {
+                granule = granule.max(self.physical(*place).granularity()?.minimum);
+            }
+        }
+        match odd(granule) {
+            None => Ok(granule),
+            Some(bytes) => Err(Error::invalid(format!(
+                "a part of {bytes} bytes, which are no multiple of the granularity of {granule}"
+            ))),
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+#[cfg(target_os = "linux")]
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
@@ -354,6 +356,24 @@ impl<T: Pod> GrowableBuffer<T> {
     #[must_use]
     pub fn into_buffer(self) -> DeviceBuffer<T> {
         self.buffer
+    }
+
+    /// A descriptor for each of its [parts](MappedMemory::parts), in the order of their addresses, and how many bytes that
+    /// has, which another process needs as well: there `import_fd` of [`PhysicalMemory`](super::PhysicalMemory) and
+    /// [`map_parts`](super::MappedMemoryBuilder::map_parts) make a buffer of them. Waits for nothing: what it may read, the
+    /// stream must be past.
+    ///
+    /// # Errors
+    ///
+    /// As [`PhysicalMemory::export_fd`](super::PhysicalMemory::export_fd).
+    #[cfg(target_os = "linux")]
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_fds(&self) -> Result<Vec<(OwnedFd, u64)>> {
+        let mut own = self.own()?;
+        let parts = own.memory()?.parts();
+        parts
+            .map(|part| Ok((part.export_fd()?, part.size_bytes())))
+            .collect()
     }
 
     /// Unmaps and frees the memory, as dropping does, and says how it went. Waits for the stream.

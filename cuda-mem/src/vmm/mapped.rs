@@ -101,8 +101,14 @@ impl MappedMemory {
     /// memory is a device's.
     #[track_caller]
     pub(super) fn add(&mut self, location: Location, bytes: u64) -> Result<()> {
-        let offset = self.size_bytes();
         let memory = self.settings.physical(location).create(bytes)?;
+        self.put(memory)
+    }
+
+    /// The same of memory that is there already.
+    #[track_caller]
+    pub(super) fn put(&mut self, memory: PhysicalMemory) -> Result<()> {
+        let offset = self.size_bytes();
         let mapping = self.place(offset, &memory)?;
         self.parts.push(Part {
             mapping: Some(mapping),

@@ -4,8 +4,8 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
-    Access, AccessPattern, DeviceBuffer, Export, Lifetime, Location, PhysicalMemory, PlacementKind,
-    PlacementRequest,
+    Access, AccessPattern, DeviceBuffer, ErrorKind, Export, Lifetime, Location, MappedMemory,
+    PhysicalMemory, PlacementKind, PlacementRequest,
 };
 
 use super::allocating::alone;
@@ -46,6 +46,20 @@ pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
         let mut placed = way.allocate(LEN)?;
         placed.copy_from(&expected)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
+        let mut parts = Vec::new();
+        for (descriptor, bytes) in buffer.export_fds()? {
+            let part = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+            parts.push(part);
+        }
+        let same = MappedMemory::builder(&devices[0]).map_parts(parts);
+        if !way.placement.is_host_accessible() {
+            let same = same?.into_buffer::<u8>(&way.stream, LEN)?;
+            ensure!(same.to_vec()? == expected, "{}", way.placement);
+            continue;
+        }
+        // The owner may have a slice of it, so this is for unsafe code.
+        let error = same.err().context("memory of the host was mapped")?;
+        ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
         let memory = buffer.into_memory()?;
         ensure!(memory.size_bytes() == way.placement.size);
         for part in memory.parts() {

@@ -178,6 +178,47 @@ pub(super) fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let make = || PhysicalMemory::builder(&device).create(1);
+    let (first, second) = (make()?, make()?);
+    let step = first.size_bytes();
+    let len = usize::try_from(step)?;
+    let builder = || MappedMemory::builder(&device);
+    let one = builder().map_parts([second.clone()])?;
+    ensure!(one.granularity() == step && one.size_bytes() == step);
+    let mut one = one.into_buffer::<u8>(&stream, len)?;
+    // The same memory in another place, behind another.
+    let both = builder().reserve(4 * step).map_parts([first, second])?;
+    ensure!(both.parts().count() == 2 && both.reserved_bytes() == 4 * step);
+    let mut both = both.into_buffer::<u8>(&stream, 2 * len)?;
+    ensure!(both.device() == Some(device));
+    both.fill(3)?;
+    one.fill(4)?;
+    let seen = both.to_vec()?;
+    ensure!(seen[..len].iter().all(|byte| *byte == 3));
+    ensure!(seen[len..].iter().all(|byte| *byte == 4));
+    // It grows by memory of its own, and the parts stay with who has them.
+    both.resize_zeroed(3 * len)?;
+    ensure!(both.capacity() == 3 * len && both.to_vec()?[..2 * len] == seen);
+    both.free()?;
+    ensure!(one.to_vec()?.iter().all(|byte| *byte == 4));
+
+    let refused = |memory: cuda_mem::Result<MappedMemory>, kind| {
+        let error = memory.err().context("it was mapped")?;
+        ensure!(error.kind() == kind, "{error}");
+        Ok(())
+    };
+    refused(builder().map_parts([]), ErrorKind::InvalidValue)?;
+    let larger = builder().granularity(8 * step).map_parts([make()?]);
+    refused(larger, ErrorKind::InvalidValue)?;
+    if lab.need(12, 2).is_ok() {
+        let host = PhysicalMemory::builder_at(lab.driver, Location::HostNuma(0)).create(1)?;
+        refused(builder().map_parts([host]), ErrorKind::NotSupported)?;
+    }
+    Ok(())
+}
+
 pub(super) fn memory_of_the_host_is_mapped_for_devices(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let stream = lab.stream()?;

@@ -24,6 +24,7 @@ pub fn all() -> Vec<Test> {
             what_cannot_be_mapped_is_explained,
             ends_come_in_any_order,
             wishes_are_handed_on,
+            memory_that_is_there_is_mapped,
             memory_of_the_host_is_mapped_for_devices;
         buffers: mapping_and_unmapping_again_changes_nothing,
             a_buffer_grows_in_place,
