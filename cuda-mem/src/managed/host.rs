@@ -4,7 +4,6 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute;
 
 use super::ManagedBuffer;
-use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 
@@ -61,7 +60,9 @@ impl<T: Pod> ManagedBuffer<T> {
             return Ok(());
         }
         for device in self.driver().devices()? {
-            if !is_concurrent(&device)? {
+            if !device
+                .has_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?
+            {
                 return Err(Error::not_supported(format!(
                     "{device:?} has no concurrent managed access (attribute 89): the host must not touch managed \
                      memory while that device works on anything. Use `copy_to` and `copy_from`, or hide the device \
@@ -73,10 +74,4 @@ impl<T: Pod> ManagedBuffer<T> {
         let _ = self.is_open.set(());
         Ok(())
     }
-}
-
-/// Whether host and device may touch managed memory at the same time.
-fn is_concurrent(device: &Device) -> Result<bool> {
-    let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-    Ok(device.attribute(attribute)?.is_some_and(|value| value != 0))
 }

@@ -4,7 +4,7 @@ use cuda_driver_sys::CUdevice_attribute;
 
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
 use crate::device::{Device, HandleTypes};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::location::Location;
 use crate::vmm::PhysicalMemory;
 
@@ -48,9 +48,7 @@ impl Machine {
         if let Some(device) = devices.first() {
             let attribute = Capability::ConcurrentManagedAccess.attribute();
             for other in device.driver().devices()? {
-                let is_concurrent =
-                    || Ok::<_, Error>(other.attribute(attribute)?.unwrap_or(0) != 0);
-                if !devices.contains(&other) && !is_concurrent()? {
+                if !devices.contains(&other) && !other.has_attribute(attribute)? {
                     machine.others_concurrent_managed_access = false;
                 }
             }
