@@ -1,5 +1,6 @@
 //! The primary context of a device, contexts of others, and which context is current on a thread.
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,6 +43,8 @@ struct Retained {
     events: Mutex<Vec<CUevent>>,
     /// For copies of windows. At most [`MAX_STAGES`].
     stages: Mutex<Vec<Stage>>,
+    /// What higher layers make once for a context. None of it holds the context.
+    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 /// So many windows that copy may come and go at one moment without making any.
@@ -77,6 +80,8 @@ impl Drop for Retained {
         }
         let stages = self.stages.get_mut();
         stages.unwrap_or_else(PoisonError::into_inner).clear();
+        let kept = self.kept.get_mut();
+        kept.unwrap_or_else(PoisonError::into_inner).clear();
         if !self.is_primary {
             return;
         }
@@ -130,6 +135,7 @@ impl Device {
             is_primary: true,
             events: Mutex::default(),
             stages: Mutex::default(),
+            kept: Mutex::default(),
         });
         ledger::born(retained.item());
         Ok(Context(retained))
@@ -210,6 +216,7 @@ impl Driver {
             is_primary: false,
             events: Mutex::default(),
             stages: Mutex::default(),
+            kept: Mutex::default(),
         })))
     }
 }
@@ -352,6 +359,38 @@ impl Context {
             drop(stages);
             drop(stage);
         }
+    }
+
+    /// What `fits` among the things that were made once for this context, or else what `make` makes; it is kept until
+    /// the context ends. It must not hold the context, which would never end then.
+    pub(crate) fn keep<T: Any + Clone + Send + Sync>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        // Before the lock: in a fork nobody may be left to unlock it.
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let kept = || self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = |all: &[Box<dyn Any + Send + Sync>]| {
+            let mut known = all.iter().filter_map(|object| object.downcast_ref::<T>());
+            known.find(|object| fits(object)).cloned()
+        };
+        if let Some(known) = find(&kept()) {
+            return Ok(known);
+        }
+        // Not under the lock: the hook of failures may come back here. If two threads make one at a time, the second
+        // one's is dropped again.
+        let made = make()?;
+        let mut all = kept();
+        if let Some(known) = find(&all) {
+            drop(all);
+            drop(made);
+            return Ok(known);
+        }
+        all.push(Box::new(made.clone()));
+        Ok(made)
     }
 
     fn stages(&self) -> std::sync::MutexGuard<'_, Vec<Stage>> {

@@ -16,18 +16,18 @@ fn places(driver: Driver) -> Result<(), Error> {
     let devices = driver.devices()?;
     let stream = devices[0].primary_context()?.stream()?;
     let machine = Machine::gather(&devices)?;
-    let request = |access| PlacementRequest::bytes(2 << 20).access(access).zeroed();
+    let request = |access| PlacementRequest::bytes(2 << 20).access(access);
     let short = |access| request(access).lifetime(Lifetime::Short);
     let mut plain = machine.clone();
     plain.devices[0].memory_pools = false;
     let mut nodeless = machine.clone();
     nodeless.devices[0].host_numa_node = None;
     for (request, machine) in [
-        // What is not exported comes from a pool that stays with the process.
+        // What is not exported comes from the pool that is the device's anyway.
         (short(A::GpuOnly).export(Export::PosixFd), &machine),
         (request(A::GpuOnly), &plain),
-        (request(A::GpuOnly).growable(), &machine),
-        (request(A::Shared), &machine),
+        (request(A::GpuOnly).growable().zeroed(), &machine),
+        (request(A::Shared).zeroed(), &machine),
         (request(A::CpuWritesGpuReads).write_combining(), &machine),
         (short(A::CpuWritesGpuReads), &machine),
         (request(A::CpuWritesGpuReads), &machine),
@@ -39,13 +39,14 @@ fn places(driver: Driver) -> Result<(), Error> {
         let mut placed = placement.allocate::<u32>(&devices, &stream, 100)?;
         if placement.is_host_accessible() {
             placed.host_mut()?[0] = 7;
-            assert_eq!(placed.host()?[..2], [7, 0]);
-        }
-        if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
-            buffer.resize_uninit(600_000)?;
+            assert_eq!(placed.host()?[0], 7);
         }
         placed.fill(8)?;
         assert_eq!(placed.to_vec()?[99], 8);
+        // At the end, because a fill of so many elements takes its time on the simulator.
+        if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
+            buffer.resize_uninit(600_000)?;
+        }
     }
     stream.synchronize()
 }

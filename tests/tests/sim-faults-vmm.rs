@@ -38,7 +38,7 @@ fn memory(driver: Driver) -> Result<(), Error> {
     let buffer = memory.into_buffer::<u32>(&stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
     buffer.fill(7)?;
-    buffer.resize_zeroed(1 << 20)?;
+    buffer.resize_zeroed(600_000)?;
     buffer.resize_uninit(5)?;
     buffer.shrink_to_fit()?;
     buffer.move_memory_to(Location::HostNuma(0))?;

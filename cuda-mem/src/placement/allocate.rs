@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 
 use super::placed::Placed;
-use super::{Export, Grant, Placement, PlacementKind};
+use super::{Export, Grant, Placement, PlacementKind, pools};
 use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::device::{Device, HandleTypes};
 use crate::error::{Error, Result};
@@ -27,9 +27,10 @@ impl Placement {
     /// of whole pages also what is behind the elements, since whoever imports the memory sees it.
     ///
     /// Memory of a pool that only the home uses comes from the pool that
-    /// [serves the device anyway](Device::default_resource). If others use it too, or it is exported, or it is memory of
-    /// the host, a pool is made for this one buffer ([`Placed::pool`]); a program that allocates often takes more from
-    /// there.
+    /// [serves the device anyway](Device::default_resource). If others use it too, or it is memory of the host, it comes
+    /// from one that all placements with this place and these users share in a context: the first of them makes it, which
+    /// takes milliseconds, and the context keeps it, with the memory that came back to it. What is exported has a pool of
+    /// its own ([`Placed::pool`]).
     ///
     /// Memory that is to grow has addresses for at least twice its size, and for as much as the home device has.
     ///
@@ -76,7 +77,8 @@ impl Placement {
                 Placed::of_device(resource.alloc(stream, len)?, None)
             }
             PlacementKind::Pool => {
-                let pool = self.pool(MemoryPool::builder(&home), &users)?;
+                let builder = || MemoryPool::builder(&home);
+                let pool = self.pool(stream, Location::Device(home), &users, builder)?;
                 Placed::of_device(pool.alloc(stream, len)?, Some(pool))
             }
             PlacementKind::HostPool => {
@@ -145,12 +147,18 @@ impl Placement {
         }
     }
 
-    /// A pool for one buffer.
-    fn pool(&self, mut pool: PoolBuilder, users: &[Device]) -> Result<MemoryPool> {
-        for device in users {
-            pool = pool.accessible_from(device);
+    /// One for this buffer alone if it is exported: an importer of the pool sees all of it.
+    fn pool(
+        &self,
+        stream: &Stream,
+        place: Location,
+        users: &[Device],
+        builder: impl FnOnce() -> PoolBuilder,
+    ) -> Result<MemoryPool> {
+        if self.export == Export::None {
+            return pools::shared(stream.context(), place, users, builder);
         }
-        pool.handle_types(self.handle_types()).build()
+        pools::made_for(users, builder().handle_types(self.handle_types()))
     }
 
     #[track_caller]
@@ -162,8 +170,8 @@ impl Placement {
         stream: &Stream,
         len: usize,
     ) -> Result<Placed<T>> {
-        let pool = MemoryPool::builder_at(home.driver(), place, AllocationType::Pinned);
-        let pool = self.pool(pool, users)?;
+        let builder = || MemoryPool::builder_at(home.driver(), place, AllocationType::Pinned);
+        let pool = self.pool(stream, place, users, builder)?;
         let buffer = Resource::from(pool.clone()).alloc(stream, len)?;
         // SAFETY: the host reaches memory of its own pools at the address of the devices, from the moment that the
         // stream has allocated it.

@@ -9,6 +9,7 @@ mod on_host;
 mod pages;
 mod placed;
 mod policy;
+mod pools;
 mod reason;
 mod remedies;
 mod request;

@@ -229,7 +229,9 @@ impl<T: Pod> Placed<T> {
         self.inner().settle()
     }
 
-    /// The pool that was made for this memory: what [exports](crate::MemoryPool::export_fd) it, or gives more of the same.
+    /// The pool that this memory is of. If the memory was [asked for to be exported](crate::Export), it is this memory's
+    /// own, and [exports](crate::MemoryPool::export_fd) it; else all placements of this place and these
+    /// users share it in a context.
     /// `None` for memory of no pool, or of the one that [serves the device](crate::Device::default_resource) anyway.
     #[must_use]
     pub fn pool(&self) -> Option<&MemoryPool> {

@@ -1,7 +1,7 @@
 //! Memory that is given back, or becomes a buffer of its own type.
 
 use anyhow::{Result, ensure};
-use cuda_mem::PlacementKind as K;
+use cuda_mem::{Placed, PlacementKind as K};
 
 use super::allocating::alone;
 use super::kinds::{self, Way};
@@ -42,6 +42,23 @@ pub(super) fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
                 ensure!(placed.to_vec()? == [0; 1000], "{kind:?}");
             }
         }
+    }
+    Ok(())
+}
+
+pub(super) fn placements_share_pools(lab: &Lab) -> Result<()> {
+    let (devices, machine) = alone(lab)?;
+    for (request, machine, kind) in kinds::all(&machine, 1000) {
+        let way = Way::new(lab, &devices, &machine, &request)?;
+        let pool = |placed: &Placed<u8>| placed.pool().map(|pool| pool.as_raw());
+        let (one, two) = (way.allocate(1000)?, way.allocate(1000)?);
+        let shared = pool(&one);
+        ensure!(shared == pool(&two), "{kind:?}");
+        let is_of_host_pool = matches!(kind, K::HostPool | K::HostNuma { pool: true, .. });
+        ensure!(shared.is_some() == is_of_host_pool, "{kind:?}");
+        drop((one, two));
+        way.stream.synchronize()?;
+        ensure!(pool(&way.allocate(1000)?) == shared, "{kind:?}: it stays");
     }
     Ok(())
 }

@@ -31,6 +31,9 @@ pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
         let pool = placed.pool().context("no pool")?;
         drop(pool.export_fd()?);
         placed.export()?;
+        let other = way.allocate(LEN)?;
+        let other = other.pool().context("no pool")?;
+        ensure!(pool.as_raw() != other.as_raw(), "an importer sees both");
         // What only its own device uses has no pool of its own.
         let plain = PlacementRequest::bytes(1).lifetime(Lifetime::Short);
         let plain = Way::new(lab, &devices, &machine, &plain)?.allocate(1)?;

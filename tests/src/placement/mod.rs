@@ -25,7 +25,7 @@ pub fn all() -> Vec<Test> {
             memory_that_is_to_grow_grows,
             pages_have_the_size_that_was_placed,
             what_cannot_be_carried_out_is_told;
-        ends: every_kind_is_freed, each_kind_becomes_its_own_buffer;
+        ends: every_kind_is_freed, each_kind_becomes_its_own_buffer, placements_share_pools;
         exports: what_exports_memory_comes_with_it,
             a_dma_buf_takes_whole_pages,
             zeros_fill_whole_pages;

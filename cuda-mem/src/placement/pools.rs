@@ -1,0 +1,44 @@
+//! Pools that placements share: making one takes milliseconds, a block of one that is there a microsecond.
+
+use crate::context::Context;
+use crate::device::Device;
+use crate::error::Result;
+use crate::location::Location;
+use crate::pool::{MemoryPool, PoolBuilder};
+
+#[derive(Clone)]
+struct Shared {
+    place: Location,
+    users: Vec<Device>,
+    pool: MemoryPool,
+}
+
+/// The pool at this place that these devices use: one for all placements of a context, which keeps it. `builder` makes
+/// it if there is none.
+pub(super) fn shared(
+    context: &Context,
+    place: Location,
+    users: &[Device],
+    builder: impl FnOnce() -> PoolBuilder,
+) -> Result<MemoryPool> {
+    let fits = |known: &Shared| known.place == place && known.users == users;
+    let shared = context.keep(fits, || {
+        let pool = made_for(users, builder())?;
+        // No program holds it.
+        pool.leave_ledger();
+        Ok(Shared {
+            place,
+            users: users.to_vec(),
+            pool,
+        })
+    })?;
+    Ok(shared.pool)
+}
+
+/// A pool that these devices use.
+pub(super) fn made_for(users: &[Device], mut builder: PoolBuilder) -> Result<MemoryPool> {
+    for device in users {
+        builder = builder.accessible_from(device);
+    }
+    builder.build()
+}
