@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUcontext, CUevent};
 
@@ -60,28 +60,41 @@ unsafe impl Send for Retained {}
 unsafe impl Sync for Retained {}
 
 impl Retained {
+    fn new(device: Device, raw: CUcontext, is_primary: bool) -> Self {
+        Self {
+            device,
+            raw,
+            is_primary,
+            events: Mutex::default(),
+            stages: Mutex::default(),
+            kept: Mutex::default(),
+        }
+    }
+
     /// By its own place: each retain gets the same handle.
     fn item(&self) -> Item {
         Item::new(LedgerKind::Context, std::ptr::from_ref(self)).on(self.device)
     }
 }
 
+fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Without [`lock`]: in a fork nobody may be left to unlock it.
+fn unshared<T>(list: &mut Mutex<T>) -> &mut T {
+    list.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Drop for Retained {
     fn drop(&mut self) {
         let table = self.device.driver().table();
-        // Not `lock`: in a fork nobody may be left to unlock it.
-        let events = self
-            .events
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        for event in std::mem::take(events) {
+        for event in std::mem::take(unshared(&mut self.events)) {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
         }
-        let stages = self.stages.get_mut();
-        stages.unwrap_or_else(PoisonError::into_inner).clear();
-        let kept = self.kept.get_mut();
-        kept.unwrap_or_else(PoisonError::into_inner).clear();
+        unshared(&mut self.stages).clear();
+        unshared(&mut self.kept).clear();
         if !self.is_primary {
             return;
         }
@@ -129,14 +142,7 @@ impl Device {
         }
         // SAFETY: the device is of this driver; `Retained` releases what is retained here.
         let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
-        let retained = Arc::new(Retained {
-            device: *self,
-            raw,
-            is_primary: true,
-            events: Mutex::default(),
-            stages: Mutex::default(),
-            kept: Mutex::default(),
-        });
+        let retained = Arc::new(Retained::new(*self, raw, true));
         ledger::born(retained.item());
         Ok(Context(retained))
     }
@@ -210,14 +216,7 @@ impl Driver {
                     "the context is of device {device}, which is not visible"
                 ))
             })?;
-        Ok(Context(Arc::new(Retained {
-            device,
-            raw,
-            is_primary: false,
-            events: Mutex::default(),
-            stages: Mutex::default(),
-            kept: Mutex::default(),
-        })))
+        Ok(Context(Arc::new(Retained::new(device, raw, false))))
     }
 }
 
@@ -311,7 +310,7 @@ impl Context {
 
     /// An event for ordering, from the cache or new. Give it back with [`Self::give_event`].
     pub(crate) fn take_event(&self) -> Result<CUevent> {
-        if let Some(event) = self.events().pop() {
+        if let Some(event) = lock(&self.0.events).pop() {
             return Ok(event);
         }
         let _current = self.bind()?;
@@ -321,7 +320,7 @@ impl Context {
     }
 
     pub(crate) fn give_event(&self, event: CUevent) {
-        let mut events = self.events();
+        let mut events = lock(&self.0.events);
         if events.len() < MAX_EVENTS {
             events.push(event);
             return;
@@ -338,7 +337,7 @@ impl Context {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        if let Some(stage) = self.stages().pop() {
+        if let Some(stage) = lock(&self.0.stages).pop() {
             return Ok(stage);
         }
         let _current = self.bind()?;
@@ -351,7 +350,7 @@ impl Context {
         if report::is_forked() {
             return;
         }
-        let mut stages = self.stages();
+        let mut stages = lock(&self.0.stages);
         if stages.len() < MAX_STAGES {
             stages.push(stage);
         } else {
@@ -372,18 +371,17 @@ impl Context {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let kept = || self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let find = |all: &[Box<dyn Any + Send + Sync>]| {
             let mut known = all.iter().filter_map(|object| object.downcast_ref::<T>());
             known.find(|object| fits(object)).cloned()
         };
-        if let Some(known) = find(&kept()) {
+        if let Some(known) = find(&lock(&self.0.kept)) {
             return Ok(known);
         }
         // Not under the lock: the hook of failures may come back here. If two threads make one at a time, the second
         // one's is dropped again.
         let made = make()?;
-        let mut all = kept();
+        let mut all = lock(&self.0.kept);
         if let Some(known) = find(&all) {
             drop(all);
             drop(made);
@@ -391,14 +389,6 @@ impl Context {
         }
         all.push(Box::new(made.clone()));
         Ok(made)
-    }
-
-    fn stages(&self) -> std::sync::MutexGuard<'_, Vec<Stage>> {
-        self.0.stages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn events(&self) -> std::sync::MutexGuard<'_, Vec<CUevent>> {
-        self.0.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,7 @@
 use cuda_driver_sys::CUdeviceptr;
 
 /// What every host has, in bytes.
-pub(crate) const SMALLEST_HOST_PAGE: u64 = 4096;
+const SMALLEST_HOST_PAGE: u64 = 4096;
 
 /// The bytes of a page of the host.
 #[cfg(unix)]

@@ -13,7 +13,7 @@ use crate::raw::{self, Table};
 use crate::{recording, report};
 
 /// Bytes of pinned memory. More go as well without it: the driver does the same then.
-pub(crate) const STAGE: usize = 64 << 10;
+const STAGE: usize = 64 << 10;
 
 /// Of one context, which outlives it.
 #[derive(Debug)]

@@ -33,15 +33,16 @@ fn remedies(request: &PlacementRequest, machine: &Machine, capacity: u64) -> Str
     if capacity > 0 {
         all.push("ask for less".to_owned());
     }
-    if helps(&spread) {
+    let may_spread = helps(&spread);
+    if may_spread {
         all.push(more.to_owned());
     }
     // If it is used by several, the home stays one of them.
     let also = (!is_alone).then_some(request.home);
     let peers = request.peers.iter().copied().chain(also);
     let at = |device: &usize| request.clone().home(*device).peers(peers.clone());
-    let mut larger = others.filter(|device| !helps(&spread) && helps(&at(device)));
-    if let Some(device) = larger.next() {
+    let mut larger = others.filter(|device| helps(&at(device)));
+    if !may_spread && let Some(device) = larger.next() {
         let and = also.map_or(String::new(), |home| format!(" and device {home} a peer"));
         all.push(format!("make device {device} the home{and}"));
     }

@@ -20,7 +20,8 @@ impl WindowOptions {
     /// Memory for a window like this, in the order of the stream. Its content is arbitrary. Where a window opens on
     /// memory of the device, it is [mapped memory](MappedMemory) made for others, in pages of its own (2 MiB at least),
     /// or of a [`DirectResource`] where the device has no such. Else it is pinned memory of the host, which the processor
-    /// and the devices both reach, write-combining if [that](Self::mapping) is wished; and if that is [refused](Self::refuse), of a [`DirectResource`].
+    /// and the devices both reach, write-combining if [that](Self::mapping) is wished; and if that is
+    /// [refused](Self::refuse), of a [`DirectResource`].
     ///
     /// # Errors
     ///

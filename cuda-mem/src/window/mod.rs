@@ -273,7 +273,8 @@ impl<T: Pod> Window<'_, T> {
         }
     }
 
-    /// Ends the window, as dropping it does, and says how it went. Waits for nothing.
+    /// Ends the window, as dropping it does, and says how it went. Waits for nothing, unless the window had the driver
+    /// copy and the context keeps what eight others left.
     ///
     /// # Errors
     ///

@@ -165,14 +165,20 @@ impl<'a, T: Pod> Window<'a, T> {
         }
     }
 
-    /// What the processor does with accesses to this memory of the host.
+    /// What the processor does with accesses to this memory of the host: it is cached, unless it was made otherwise.
+    /// What is not pinned was not.
     fn host_mapping(&self, device: &Device) -> Result<MappingKind> {
         let Ok(at) = host_pointer(device, self.address()) else {
             // The try says why.
             return Ok(MappingKind::Cached);
         };
+        let combined = HostFlags::WRITE_COMBINED.bits();
         let _current = self.buffer.stream().context().bind()?;
-        Ok(host_mapping(device, at))
+        // SAFETY: the address is that of memory that the driver knows, and a context is current.
+        match unsafe { raw::host::flags(device.driver().table(), at.as_ptr().cast()) } {
+            Ok(flags) if flags & combined != 0 => Ok(MappingKind::WriteCombining),
+            _ => Ok(MappingKind::Cached),
+        }
     }
 
     /// As third parties want it, once there is a mapping: it cannot be taken back. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
@@ -219,16 +225,6 @@ fn host_pointer(device: &Device, address: CUdeviceptr) -> Result<NonNull<u8>> {
     let at = ptr::with_exposed_provenance_mut(at as usize);
     NonNull::new(at)
         .ok_or_else(|| Error::not_supported(format!("the host has no address for {address:#x}")))
-}
-
-/// Memory of the host is cached, unless it was made otherwise. What is not pinned was not.
-fn host_mapping(device: &Device, at: NonNull<u8>) -> MappingKind {
-    let combined = HostFlags::WRITE_COMBINED.bits();
-    // SAFETY: the address is that of memory that the driver knows, and a context is current.
-    match unsafe { raw::host::flags(device.driver().table(), at.as_ptr().cast()) } {
-        Ok(flags) if flags & combined != 0 => MappingKind::WriteCombining,
-        _ => MappingKind::Cached,
-    }
 }
 
 fn wanted(kind: Option<MappingKind>) -> gdr_mapping_type_t {
