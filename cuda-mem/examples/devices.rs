@@ -1,93 +1,115 @@
-//! The devices of this machine, before and after one of them is touched, and what each step takes of its memory.
+//! The devices of this machine, before and after one of them is used, and what each step takes of its memory.
 //!
 //! ```sh
-//! cargo run --example devices              # touches the last device
-//! cargo run --example devices -- 0         # touches device 0
-//! CUDA_SIM_DEVICES=8 cargo run --example devices
+//! cargo run --example devices                   # uses the last device
+//! cargo run --example devices -- --device 0
+//! CUDA_SIM_DEVICES=8 cargo run --example devices   # eight simulated ones, without a GPU
 //! ```
 
-use std::io::{self, Write as _};
+use std::process::ExitCode;
 
-use cuda_mem::{Device, Driver, Error, ErrorKind, Image, Launch, MemoryPool, Nvml, Result, Stream};
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use cuda_mem::{Device, Image, Launch, MemoryPool, Nvml};
+use cuda_mem_console::{EXIT_CODES, OneDeviceOption, bytes, say, table};
 
 const KERNELS: &str = include_str!("../../tests/data/kernels.ptx");
 
-fn main() -> Result<()> {
-    cuda_sim::use_if_no_driver();
-    nvidia_ml_sim::use_if_no_nvml();
-    let nvml = Nvml::load()
-        .inspect_err(|error| println!("without NVML: {error}"))
-        .ok();
-    let driver = Driver::load()?;
-    let visibility = driver.visibility();
-    println!("CUDA {}; {}", driver.version(), visibility.at_start());
-    if let Some(changed) = visibility.changed() {
-        println!("{changed}");
-    }
-    if cuda_sim::is_simulator(driver.library_path()) {
-        println!("simulated: NVML does not follow what is used");
-    }
-    let devices = driver.devices()?;
-    let scene = Scene { nvml, devices };
-    scene.table()?;
-
-    let last = scene.devices.len().saturating_sub(1);
-    let asked = std::env::args().nth(1).map(|text| text.parse());
-    let ordinal = asked.transpose().map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidValue,
-            "the argument must be a device's number",
-        )
-    })?;
-    let device = driver.device(ordinal.unwrap_or(last))?;
-    println!("\nnow {device:?} is used");
-    scene.touch(&device)?;
-    println!();
-    scene.table()
+/// Shows the devices, uses one of them, and says what each step takes of their memory
+#[derive(Debug, Parser)]
+#[command(name = "devices", after_help = EXIT_CODES)]
+struct Args {
+    #[command(flatten)]
+    device: OneDeviceOption,
 }
 
-struct Scene {
+fn main() -> ExitCode {
+    cuda_mem_console::main(run)
+}
+
+fn run(args: &Args) -> Result<()> {
+    nvidia_ml_sim::use_if_no_nvml();
+    let backend = cuda_mem_console::open()?;
+    let driver = backend.driver;
+    let asked = args.device.of(driver)?;
+    let used = *asked.last().context("the driver has no device")?;
+    let nvml = match Nvml::load() {
+        Ok(nvml) => Some(nvml),
+        Err(error) => {
+            say!("memory in use is not known without NVML: {error}")?;
+            None
+        }
+    };
+    let visibility = driver.visibility();
+    say!(
+        "driver: {}, CUDA {}; {}",
+        backend.name(),
+        driver.version(),
+        visibility.at_start()
+    )?;
+    if let Some(changed) = visibility.changed() {
+        say!("{changed}")?;
+    }
+    let devices = driver.devices()?;
+    let machine = Machine { nvml, devices };
+    machine.show()?;
+
+    say!("\nnow {used} is used; what changes is shown for each device")?;
+    if backend.simulated {
+        say!("(simulated: contexts, streams and code take no memory)")?;
+    }
+    machine.touch(&used)?;
+    say!("")?;
+    machine.show()
+}
+
+struct Machine {
     nvml: Option<Nvml>,
     devices: Vec<Device>,
 }
 
-impl Scene {
-    fn table(&self) -> Result<()> {
-        println!(
-            "{:>7} {:>5} {:<42} {:<18} {:<24} {:>12} {:>12} {:>5} {:>8}",
-            "ordinal", "NVML", "UUID", "PCI", "name", "free, MiB", "total, MiB", "MIG", "context"
-        );
+impl Machine {
+    fn show(&self) -> Result<()> {
+        let mut identities = table(["device", "NVML", "UUID", "PCI"]);
+        let header = ["device", "name", "free", "total", "MIG", "context"];
+        let mut states = table(header);
         for device in &self.devices {
-            let seen = self
-                .nvml
-                .as_ref()
-                .map(|nvml| device.nvml(nvml))
-                .transpose()?;
-            // What only NVML tells without a context is a dash without it.
-            let cell = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-            let memory = seen.map(|seen| seen.memory()).transpose()?;
-            let mig = seen.map(|seen| seen.mig_mode()).transpose()?.flatten();
-            println!(
-                "{:>7} {:>5} {:<42} {:<18} {:<24} {:>12} {:>12} {:>5} {:>8}",
-                device.ordinal(),
-                cell(
-                    seen.and_then(|seen| seen.index().ok())
-                        .map(|index| index.to_string())
-                ),
+            // Only NVML knows it without a context.
+            let unknown = || "-".to_owned();
+            let (mut index, mut free, mut mig) = (unknown(), unknown(), unknown());
+            if let Some(nvml) = &self.nvml {
+                let seen = device.nvml(nvml)?;
+                index = seen
+                    .index()
+                    .map_or_else(|_| unknown(), |index| index.to_string());
+                free = bytes(seen.memory()?.free);
+                let on = |mode: cuda_mem::MigMode| if mode.enabled { "on" } else { "off" };
+                mig = seen
+                    .mig_mode()?
+                    .map_or_else(unknown, |mode| on(mode).to_owned());
+            }
+            let ordinal = device.ordinal().to_string();
+            identities.add_row([
+                ordinal.clone(),
+                index,
                 device.uuid()?.to_string(),
                 device.pci_id()?.to_string(),
+            ]);
+            let context = if device.has_active_context()? {
+                "active"
+            } else {
+                "none"
+            };
+            states.add_row([
+                ordinal,
                 device.name()?,
-                cell(memory.map(|memory| (memory.free >> 20).to_string())),
-                device.total_memory()? >> 20,
-                cell(mig.map(|mig| if mig.enabled { "on" } else { "off" }.to_owned())),
-                if device.has_active_context()? {
-                    "active"
-                } else {
-                    "none"
-                },
-            );
+                free,
+                bytes(device.total_memory()?),
+                mig,
+                context.to_owned(),
+            ]);
         }
-        Ok(())
+        say!("\n{identities}\n\n{states}")
     }
 
     /// Uses a device step by step.
@@ -95,30 +117,34 @@ impl Scene {
         let mut before = self.used()?;
         let mut step = |what: &str| -> Result<()> {
             let now = self.used()?;
-            print!("{what:<44}");
-            for (device, (before, now)) in self.devices.iter().zip(before.iter().zip(&now)) {
-                let mib = (*now as i64 - *before as i64) as f64 / f64::from(1 << 20);
-                print!(" {}: {mib:+.1} MiB", device.ordinal());
-            }
-            println!();
+            let changes = self.devices.iter().zip(before.iter().zip(&now));
+            let changes: Vec<String> = changes
+                .filter(|(_, (before, now))| before != now)
+                .map(|(device, (before, now))| {
+                    let sign = if now > before { '+' } else { '-' };
+                    format!("{device} {sign}{}", bytes(now.abs_diff(*before)))
+                })
+                .collect();
             before = now;
-            // One line after the other, also where it is not a terminal.
-            let _ = io::stdout().flush();
-            Ok(())
+            let changes = changes.join(", ");
+            say!(
+                "  {what:<42} {}",
+                if changes.is_empty() { "-" } else { &changes }
+            )
         };
         let context = device.primary_context()?;
         step("the primary context is retained")?;
         let stream = context.stream()?;
-        step("a stream is made")?;
+        step("a stream is created")?;
         let module = context.load(&Image::ptx(KERNELS)?)?;
         step("code is loaded")?;
         let fill = module.function("fill")?;
         step("a kernel is found")?;
         let pool = MemoryPool::builder(device).build()?;
-        step("a pool is made")?;
+        step("a pool is created")?;
         let mut words = pool.alloc::<u32>(&stream, 1 << 20)?;
         step("4 MiB are allocated from it")?;
-        // SAFETY: `fill` takes an address of so many words, a word, and their number.
+        // SAFETY: `fill` takes the address of that many words, a word, and their number.
         unsafe {
             fill.launch(
                 &stream,
@@ -128,14 +154,19 @@ impl Scene {
         }?;
         stream.synchronize()?;
         step("the kernel has filled them")?;
-        assert!(words.to_vec()?.iter().all(|word| *word == 7));
-        end(words, pool, &stream)?;
-        step("all of the pool is given back")?;
+        ensure!(
+            words.to_vec()?.iter().all(|word| *word == 7),
+            "the kernel wrote something else"
+        );
+        drop(words);
+        stream.synchronize()?;
+        drop(pool);
+        step("the pool is dropped")?;
         drop((fill, module, stream, context));
-        step("nothing is left")
+        step("everything else is dropped")
     }
 
-    /// Bytes in use on each device, as NVML says; zeros without it.
+    /// Bytes in use on each device as NVML says, or zeros without it.
     fn used(&self) -> Result<Vec<u64>> {
         let used = |device: &Device| match &self.nvml {
             Some(nvml) => Ok(device.nvml(nvml)?.memory()?.used),
@@ -143,11 +174,4 @@ impl Scene {
         };
         self.devices.iter().map(used).collect()
     }
-}
-
-fn end(words: cuda_mem::DeviceBuffer<u32>, pool: MemoryPool, stream: &Stream) -> Result<()> {
-    drop(words);
-    stream.synchronize()?;
-    drop(pool);
-    Ok(())
 }

@@ -1,21 +1,38 @@
-//! Two programs share a buffer. Start it in two terminals: the first one has the memory and waits,
-//! the second one doubles what is in it.
+//! Two programs share a buffer: the first one allocates it and waits, the second one doubles the numbers in it.
 //!
-//! `cargo run --example ipc`. Without a GPU it runs on the simulated driver. An argument is another
-//! name to meet under.
+//! ```sh
+//! cargo run --example ipc      # in two terminals, without a GPU too
+//! ```
+
+use std::process::ExitCode;
 
 use anyhow::Result;
-use cuda_mem::{Channel, Device, Driver, ErrorKind, HandleTypes, Listener, MemoryPool, Stream};
+use clap::Parser;
+use cuda_mem::{Channel, Device, ErrorKind, HandleTypes, Listener, MemoryPool, Stream};
+use cuda_mem_console::{DeviceOption, EXIT_CODES, say};
 
-fn main() -> Result<()> {
-    cuda_sim::use_if_no_driver();
-    let device = Driver::load()?.device(0)?;
+/// Shares a buffer with another process: start it in two terminals
+#[derive(Debug, Parser)]
+#[command(name = "ipc", after_help = EXIT_CODES)]
+struct Args {
+    /// Name of the socket on which the two processes meet
+    #[arg(default_value = "cuda-mem-example-ipc")]
+    name: String,
+    #[command(flatten)]
+    device: DeviceOption,
+}
+
+fn main() -> ExitCode {
+    cuda_mem_console::main(run)
+}
+
+fn run(args: &Args) -> Result<()> {
+    let backend = cuda_mem_console::open()?;
+    let device = args.device.of(&backend)?;
     let stream = device.primary_context()?.stream()?;
-    let name = std::env::args().nth(1);
-    let name = name.as_deref().unwrap_or("cuda-mem-example-ipc");
-    match Channel::connect(name) {
+    match Channel::connect(&args.name) {
         Ok(channel) => import(&channel, &device, &stream),
-        Err(error) if error.kind() == ErrorKind::PeerGone => export(name, &device, &stream),
+        Err(error) if error.kind() == ErrorKind::PeerGone => export(&args.name, &device, &stream),
         Err(error) => Err(error.into()),
     }
 }
@@ -26,12 +43,11 @@ fn export(name: &str, device: &Device, stream: &Stream) -> Result<()> {
         .build()?;
     let mut numbers = pool.alloc_from(stream, &[1, 2, 3, 4])?;
     let listener = Listener::bind(name)?;
-    println!("waiting; start me in another terminal too");
+    say!("waiting: start this program in another terminal too")?;
     let channel = listener.accept()?;
     channel.send_pool(&pool)?;
-    channel.lend(&mut numbers)?.wait()?; // until the other one gives it back, or dies
-    println!("the other process left {:?}", numbers.to_vec()?);
-    Ok(())
+    channel.lend(&mut numbers)?.wait()?; // until the other process gives it back, or ends
+    say!("the other process left {}", list(&numbers.to_vec()?))
 }
 
 fn import(channel: &Channel, device: &Device, stream: &Stream) -> Result<()> {
@@ -39,8 +55,13 @@ fn import(channel: &Channel, device: &Device, stream: &Stream) -> Result<()> {
     // SAFETY: the other end is this program, which lends the buffer until it is given back.
     let mut numbers = unsafe { channel.receive_buffer::<i32>(&pool, stream) }?;
     let found = numbers.to_vec()?;
-    println!("the other process sent {found:?}");
+    say!("the other process sent {}", list(&found))?;
     numbers.copy_from(&found.iter().map(|number| 2 * number).collect::<Vec<_>>())?;
     channel.give_back(numbers)?;
     Ok(())
+}
+
+fn list(numbers: &[i32]) -> String {
+    let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    numbers.join(", ")
 }

@@ -244,6 +244,12 @@ impl fmt::Debug for Device {
     }
 }
 
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}", self.ordinal)
+    }
+}
+
 /// Whether something can be done, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Context, CudaVersion, Device, Driver, MemoryPool, Stream};
+use cuda_mem::{Context, CudaVersion, Device, Driver, ErrorKind, MemoryPool, Stream};
 use cuda_sim::control::Control;
 
 /// Which driver the tests run on.
@@ -93,7 +93,11 @@ impl Lab {
             Ok("sim") => Self::sim(),
             Ok(other) => bail!("CUDA_MEM_TEST_BACKEND is {other:?}; it must be sim or gpu"),
             Err(_) => Self::gpu().or_else(|error| {
-                println!("no GPU to test on ({error:#}); testing on the simulator");
+                // Which library was tried and failed is not news on a machine without a GPU.
+                match error.downcast_ref().map(cuda_mem::Error::kind) {
+                    Some(ErrorKind::DriverMissing) => println!("no GPU driver found"),
+                    _ => println!("no GPU to test on: {error:#}"),
+                }
                 Self::sim()
             }),
         }

@@ -54,11 +54,11 @@ mod example {
         let mut text = String::new();
         let found = second.0.stdout.take().context("no output")?;
         { found }.read_to_string(&mut text)?;
-        ensure!(text == "the other process sent [1, 2, 3, 4]\n", "{text}");
+        ensure!(text == "the other process sent 1, 2, 3, 4\n", "{text}");
         ensure!(second.0.wait()?.success());
         text.clear();
         output.read_to_string(&mut text)?;
-        ensure!(text == "the other process left [2, 4, 6, 8]\n", "{text}");
+        ensure!(text == "the other process left 2, 4, 6, 8\n", "{text}");
         ensure!(first.0.wait()?.success());
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What this machine offers to GPU memory pools, what it lacks, why, and what to do about it.
 //!
 //! ```sh
-//! cargo run --example doctor                  # the real machine, as tables
+//! cargo run --example doctor                  # this machine, as tables
 //! cargo run --example doctor -- --json        # the same for programs
 //! cargo run --example doctor -- --measure     # also times the allocators, which makes a context
 //! cargo run --example doctor -- --simulate    # the simulated driver instead
@@ -15,10 +15,10 @@ mod opened;
 mod tables;
 mod verdict;
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser;
+use cuda_mem_console::OneDeviceOption;
 
 use facts::Facts;
 use opened::{Opened, Unopened};
@@ -28,23 +28,25 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  every device is ready
   1  a device is limited, slow or does not work, and at least one can be used
-  2  no usable driver or device, or the arguments are wrong
-  3  the report could not be written";
+  2  there is no usable driver or device, or the arguments are wrong
+  3  the output could not be written";
 
-/// Looks at every device that this process sees, and says whether memory pools work there.
+/// Examines every device that this process sees, and says whether memory pools work there
 ///
-/// Reports the real machine unless told otherwise. Makes no context on any device unless told to
-/// measure.
+/// Reports this machine, and the simulated driver only with --simulate. Creates no context on any device
+/// unless it is told to measure.
 #[derive(Debug, Parser)]
 #[command(name = "doctor", after_help = EXIT_CODES)]
 struct Args {
-    /// Print one JSON document instead of tables.
+    #[command(flatten)]
+    device: OneDeviceOption,
+    /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,
-    /// Also time allocations. This makes a context on each device.
+    /// Also time allocations, which creates a context on each device
     #[arg(long)]
     measure: bool,
-    /// Examine the simulated driver instead of this machine.
+    /// Examine the simulated driver instead of this machine
     #[arg(long)]
     simulate: bool,
 }
@@ -67,7 +69,7 @@ struct Patient {
 
 impl Report {
     fn make(args: &Args) -> Self {
-        let opened = opened::open(args.simulate);
+        let opened = opened::open(args.simulate, args.device);
         let mut devices = Vec::new();
         if let Ok(opened) = &opened {
             for device in &opened.devices {
@@ -118,21 +120,12 @@ fn main() -> ExitCode {
     } else {
         tables::pages(&report)
     };
-    // Not `println!`, which panics when nobody reads.
-    let written = io::stdout()
-        .lock()
-        .write_all(text.as_bytes())
-        .and_then(|()| io::stdout().flush());
-    match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            // If this cannot be written either, the exit code has to do.
-            let _ = writeln!(
-                io::stderr(),
-                "error: the report could not be written: {error}"
-            );
+    match cuda_mem_console::print(&text) {
+        // The reader has seen enough, as `head` does.
+        Err(error) if !error.is_broken_pipe() => {
+            cuda_mem_console::complain(&error);
             ExitCode::from(3)
         }
-        // Whoever reads only the first lines has read enough.
         _ => ExitCode::from(report.exit_code()),
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cuda_mem::sys::{self, DriverLibrary, DriverTable, LIBRARY_VARIABLE, LoadError};
 use cuda_mem::{Device, Driver, Error, ErrorKind};
+use cuda_mem_console::OneDeviceOption;
 
 use crate::advice;
 
@@ -86,8 +87,9 @@ impl Unopened {
     }
 }
 
-/// The driver of this machine, and no other, unless the simulated one is wanted.
-pub(crate) fn open(simulate: bool) -> Result<Opened, Box<Unopened>> {
+/// The driver of this machine, and no other, unless the simulated one is wanted; with one of its devices,
+/// or all.
+pub(crate) fn open(simulate: bool, one: OneDeviceOption) -> Result<Opened, Box<Unopened>> {
     let (library, driver) = if simulate { simulated() } else { real() }?;
     let devices = driver.and_then(|driver| {
         let devices = driver.devices()?;
@@ -99,11 +101,25 @@ pub(crate) fn open(simulate: bool) -> Result<Opened, Box<Unopened>> {
         Ok((driver, devices))
     });
     match devices {
-        Ok((driver, devices)) => Ok(Opened {
-            driver,
-            devices,
-            library,
-        }),
+        Ok((driver, mut devices)) => {
+            let last = devices.len() - 1;
+            devices.retain(|device| one.has(device.ordinal()));
+            if devices.is_empty() {
+                let error = Error::new(
+                    ErrorKind::InvalidDevice,
+                    format!("--device {one}: there is no such device"),
+                );
+                let advice = vec![format!(
+                    "Give --device a number from 0 to {last}, or leave it out."
+                )];
+                return Err(Box::new(Unopened::new(&error, Some(library), advice)));
+            }
+            Ok(Opened {
+                driver,
+                devices,
+                library,
+            })
+        }
         Err(error) => Err(Unopened::failed(&error, library)),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fmt::{Display, Write as _};
 
-use comfy_table::{Table, presets};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::{Reason, Strategy, Support};
+use cuda_mem_console::{bytes, nanoseconds, table, wrapped};
 
 use crate::facts::{Answer, Facts, PoolKind};
 use crate::opened::{Library, Unopened, environment, kernel_module};
@@ -26,23 +26,9 @@ impl Page {
         let _ = writeln!(self.0, "{text}");
     }
 
-    /// A line that goes on below itself, indented.
+    /// A paragraph, indented.
     fn item(&mut self, mark: &str, text: &str) {
-        const WIDTH: usize = 100;
-        let (mut line, indent) = (format!("  {mark}"), " ".repeat(mark.len() + 2));
-        let mut is_empty = true;
-        for word in text.split_whitespace() {
-            if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-                self.line(line);
-                (line, is_empty) = (indent.clone(), true);
-            }
-            if !is_empty {
-                line.push(' ');
-            }
-            line.push_str(word);
-            is_empty = false;
-        }
-        self.line(line);
+        self.line(wrapped(&format!("  {mark}"), text));
     }
 }
 
@@ -146,13 +132,13 @@ fn no_driver(page: &mut Page, unopened: &Unopened) {
         library(page, opened, "");
     }
     page.line(unopened.words());
-    let error = format!("error ({:?}): ", unopened.kind);
+    let error = "error: ";
     if unopened.tried.is_empty() {
-        page.item(&error, &unopened.text);
+        page.item(error, &unopened.text);
         return;
     }
     // The error's text is the same list in one sentence.
-    page.item(&error, "everything that was tried failed");
+    page.item(error, "everything that was tried failed");
     for (path, reason) in &unopened.tried {
         // The loader's words mostly begin with the path.
         let reason = reason.strip_prefix(path.as_str()).unwrap_or(reason);
@@ -178,17 +164,9 @@ fn variables(page: &mut Page) {
     }
 }
 
-fn table<T: Into<String>>(header: impl IntoIterator<Item = T>) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_FULL_CONDENSED)
-        .set_header(header.into_iter().map(Into::<String>::into));
-    table
-}
-
 fn identities(page: &mut Page, devices: &[Patient]) {
     let mut shown = table([
-        "device", "name", "uuid", "memory", "compute", "SMs", "model", "context", "verdict",
+        "device", "name", "memory", "compute", "SMs", "model", "context", "verdict",
     ]);
     for patient in devices {
         let verdict = patient.diagnosis.verdict.words().to_owned();
@@ -199,8 +177,7 @@ fn identities(page: &mut Page, devices: &[Patient]) {
                 vec![
                     ordinal,
                     facts.name.clone(),
-                    facts.uuid.clone(),
-                    gib(facts.total_memory),
+                    bytes(facts.total_memory),
                     format!("{major}.{minor}"),
                     facts.can.multiprocessors.to_string(),
                     facts.model.to_string(),
@@ -210,7 +187,7 @@ fn identities(page: &mut Page, devices: &[Patient]) {
             }
             Err(_) => {
                 let mut row = vec![ordinal];
-                row.extend(std::iter::repeat_n("?".to_owned(), 7));
+                row.extend(std::iter::repeat_n("?".to_owned(), 6));
                 row.push(verdict);
                 row
             }
@@ -218,6 +195,15 @@ fn identities(page: &mut Page, devices: &[Patient]) {
         shown.add_row(row);
     }
     page.line(shown);
+    for patient in devices {
+        if let Ok(facts) = &patient.facts {
+            page.item(
+                &format!("uuid of device {}: ", patient.ordinal),
+                &facts.uuid,
+            );
+        }
+    }
+    page.line("");
 }
 
 /// Whether there is a context, and whether that is this program's doing.
@@ -330,8 +316,8 @@ fn peers(facts: &Facts, notes: &mut Notes) -> String {
 fn measured(page: &mut Page, devices: &[Patient], is_simulated: bool) {
     let mut shown = table([
         "device",
-        "default resource, ns a pair",
-        "cuMemAlloc, ns a pair",
+        "default resource, a pair",
+        "cuMemAlloc, a pair",
         "ratio",
         "memory free",
     ]);
@@ -350,10 +336,10 @@ fn measured(page: &mut Page, devices: &[Patient], is_simulated: bool) {
         match times {
             Ok(times) => shown.add_row(vec![
                 ordinal,
-                format!("{:.0}", times.default),
-                format!("{:.0}", times.direct),
+                nanoseconds(times.default),
+                nanoseconds(times.direct),
                 format!("{:.1}", times.ratio()),
-                gib(times.free_memory),
+                bytes(times.free_memory),
             ]),
             Err(_) => shown.add_row([ordinal.as_str(), "failed", "failed", "-", "-"]),
         };
@@ -375,8 +361,4 @@ fn diagnosis(page: &mut Page, diagnosis: &Diagnosis) {
     for advice in &diagnosis.advice {
         page.item("-> ", advice);
     }
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

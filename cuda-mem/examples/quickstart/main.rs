@@ -2,8 +2,12 @@
 //!
 //! First a tour of a pool, with its statistics after each step; then the allocations of a real
 //! training run are served by a pool.
+//!
+//! ```sh
+//! cargo run --release --example quickstart
+//! cargo run --release --example quickstart -- --bytes 1GiB
+//! ```
 
-mod backend;
 mod replay;
 mod show;
 mod tour;
@@ -13,53 +17,42 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use cuda_mem::{Device, Driver, ErrorKind};
+use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse, size};
 use cuda_mem_trace::Trace;
 
+/// Shows a memory pool at work, and serves the allocations of a real training run from one
 #[derive(Debug, Parser)]
-#[command(about = "Memory pools from end to end, and a real training run served by one")]
+#[command(name = "quickstart", after_help = EXIT_CODES)]
 struct Args {
-    /// Ordinal of the device, among those that CUDA_VISIBLE_DEVICES leaves.
-    #[arg(long, default_value_t = 0)]
-    device: usize,
-    /// Bytes of each buffer in the tour.
-    #[arg(long, default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    #[command(flatten)]
+    device: DeviceOption,
+    /// Size of each buffer in the tour, such as 16M or 1GiB
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = tour_size)]
     bytes: u64,
-    /// Allocation log to replay, in RMM's CSV format, also gzipped.
-    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/gpt2-train-varlen.csv.gz"))]
+    /// Allocation log to replay, in RMM's CSV format, plain or packed with gzip or zstd
+    #[arg(long, value_name = "FILE", default_value_os_t = cuda_mem_trace::recorded(), hide_default_value = true)]
     trace: PathBuf,
-    /// Print one JSON object instead of tables.
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
 }
 
-/// What the caller got wrong, as opposed to what went wrong. Ends the program with code 2.
-#[derive(Debug)]
-struct Misuse(String);
-
-impl std::fmt::Display for Misuse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+fn tour_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes @ 1..=0x100_0000_0000 => Ok(bytes),
+        _ => Err("the tour needs 1 byte to 1 TiB".to_owned()),
     }
 }
 
-impl std::error::Error for Misuse {}
-
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<Misuse>() { 2 } else { 1 })
-        }
-    }
+    cuda_mem_console::main(run)
 }
 
 fn run(args: &Args) -> Result<()> {
     // Read first: a bad log should cost nothing.
     let trace = Trace::read(&args.trace).map_err(|error| Misuse(error.to_string()))?;
-    let backend = backend::open()?;
-    let device = device(backend.driver, args.device)?;
+    let backend = cuda_mem_console::open()?;
+    let device = args.device.of(&backend)?;
 
     let mut show = show::Show::new(args.json);
     show.backend(&backend)?;
@@ -67,13 +60,6 @@ fn run(args: &Args) -> Result<()> {
 
     let tour = tour::run(device, args.bytes, &mut show).context("the tour failed")?;
     let replay = replay::run(device, &trace, args.json).context("the replay failed")?;
-    show.replay(&replay, &backend);
+    show.replay(&replay, &backend)?;
     show.finish(&tour, &replay)
-}
-
-fn device(driver: Driver, ordinal: usize) -> Result<Device> {
-    driver.device(ordinal).map_err(|error| match error.kind() {
-        ErrorKind::InvalidDevice => Misuse(format!("--device {ordinal}: {error}")).into(),
-        _ => error.into(),
-    })
 }

@@ -1,11 +1,10 @@
 //! Tables for people, one JSON object for programs.
 
 use anyhow::Result;
-use comfy_table::{Table, presets};
 use cuda_mem::{Device, MemoryPool, PoolStats};
+use cuda_mem_console::{Backend, bytes, count, figures, nanoseconds, say, table};
 use serde_json::{Map, Value, json};
 
-use crate::backend::Backend;
 use crate::replay::Replay;
 use crate::tour::Steps;
 
@@ -23,25 +22,14 @@ impl Show {
         }
     }
 
-    fn print(&self, text: impl std::fmt::Display) {
-        if !self.json {
-            println!("{text}");
-        }
+    fn print(&self, text: impl std::fmt::Display) -> Result<()> {
+        if self.json { Ok(()) } else { say!("{text}") }
     }
 
     pub(crate) fn backend(&mut self, backend: &Backend) -> Result<()> {
-        let kind = if backend.simulated {
-            "simulated"
-        } else {
-            "gpu"
-        };
-        if let Some(reason) = &backend.reason {
-            // Said in both forms: nobody should take these figures for a GPU's.
-            eprintln!("no GPU driver ({reason}); using the simulated driver");
-        }
-        let driver = backend.driver;
-        let version = driver.version().to_string();
-        self.print(format_args!("driver: {kind}, CUDA {version}"));
+        let kind = backend.name();
+        let version = backend.driver.version().to_string();
+        self.print(format_args!("driver: {kind}, CUDA {version}"))?;
         self.object.insert("backend".into(), kind.into());
         self.object.insert("cuda_version".into(), version.into());
         Ok(())
@@ -54,9 +42,9 @@ impl Show {
         self.print(format_args!(
             "device {}: {name}, {}, compute {major}.{minor}, {} multiprocessors\n",
             device.ordinal(),
-            mib(total),
+            bytes(total),
             can.multiprocessors,
-        ));
+        ))?;
         let rows = [
             ("memory pools", can.memory_pools.to_string()),
             ("pool handle types", can.pool_handle_types.to_string()),
@@ -71,11 +59,11 @@ impl Show {
             ("GPUDirect RDMA", can.gpu_direct_rdma.to_string()),
             ("dma-buf", can.dma_buf.to_string()),
         ];
-        let mut table = table(&["capability", "this device"]);
+        let mut table = table(["capability", "this device"]);
         for (what, value) in &rows {
             table.add_row([*what, value.as_str()]);
         }
-        self.print(&table);
+        self.print(&table)?;
         let capabilities: Map<String, Value> = rows
             .into_iter()
             .map(|(what, value)| (what.to_owned(), value.into()))
@@ -95,37 +83,33 @@ impl Show {
 
     pub(crate) fn pool(&mut self, pool: &MemoryPool) -> Result<()> {
         self.print(format_args!(
-            "\npool: release threshold {}, reuse {:?}",
+            "\npool: release threshold {}, reuse {}",
             pool.release_threshold()?,
             pool.reuse_policy()?
-        ));
-        Ok(())
+        ))
     }
 
-    pub(crate) fn steps(&self, steps: &Steps) {
-        let mut table = table(&["step", "reserved", "high", "used", "high"]);
+    pub(crate) fn steps(&self, steps: &Steps) -> Result<()> {
+        let mut table = figures(1, ["step", "reserved", "high", "used", "high"]);
         for (what, stats) in steps {
             table.add_row([
                 (*what).to_owned(),
-                mib(stats.reserved.current),
-                mib(stats.reserved.high),
-                mib(stats.used.current),
-                mib(stats.used.high),
+                bytes(stats.reserved.current),
+                bytes(stats.reserved.high),
+                bytes(stats.used.current),
+                bytes(stats.used.high),
             ]);
         }
-        self.print(&table);
+        self.print(&table)
     }
 
-    pub(crate) fn replay(&self, replay: &Replay, backend: &Backend) {
+    pub(crate) fn replay(&self, replay: &Replay, backend: &Backend) -> Result<()> {
         let per_op = |time: std::time::Duration| {
-            format!(
-                "{:.0} ns",
-                time.as_nanos() as f64 / replay.operations as f64
-            )
+            nanoseconds(time.as_nanos() as f64 / replay.operations as f64)
         };
         let waste = replay.stats.reserved.high.saturating_sub(replay.peak_asked);
-        let mut table = table(&["training run replayed", ""]);
-        table.add_row(["operations".to_owned(), replay.operations.to_string()]);
+        let mut table = figures(1, ["training run replayed", ""]);
+        table.add_row(["operations".to_owned(), count(replay.operations as u64)]);
         table.add_row([
             "time per operation, cold pool".to_owned(),
             per_op(replay.cold),
@@ -134,18 +118,22 @@ impl Show {
             "time per operation, warm pool".to_owned(),
             per_op(replay.warm),
         ]);
-        table.add_row(["peak asked".to_owned(), mib(replay.peak_asked)]);
-        table.add_row(["peak used".to_owned(), mib(replay.stats.used.high)]);
-        table.add_row(["peak reserved".to_owned(), mib(replay.stats.reserved.high)]);
-        table.add_row(["waste".to_owned(), mib(waste)]);
+        table.add_row(["peak asked".to_owned(), bytes(replay.peak_asked)]);
+        table.add_row(["peak used".to_owned(), bytes(replay.stats.used.high)]);
+        table.add_row([
+            "peak reserved".to_owned(),
+            bytes(replay.stats.reserved.high),
+        ]);
+        table.add_row(["waste".to_owned(), bytes(waste)]);
         table.add_row([
             "reserved / asked".to_owned(),
             format!("{:.3}", replay.reserved_over_asked()),
         ]);
-        self.print(format_args!("\n{table}"));
+        self.print(format_args!("\n{table}"))?;
         if backend.simulated {
-            self.print("(simulated driver: the times and the waste say nothing about a GPU)");
+            self.print("(simulated driver: the times and the waste say nothing about a GPU)")?;
         }
+        Ok(())
     }
 
     /// Prints the JSON object, if that is what was asked for.
@@ -170,8 +158,7 @@ impl Show {
                 "reserved_over_asked": replay.reserved_over_asked(),
             }),
         );
-        println!("{}", serde_json::to_string(&self.object)?);
-        Ok(())
+        say!("{}", serde_json::to_string(&self.object)?)
     }
 }
 
@@ -182,16 +169,4 @@ fn stats_json(stats: &PoolStats) -> Value {
         "used_bytes": stats.used.current,
         "used_high_bytes": stats.used.high,
     })
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_FULL_CONDENSED)
-        .set_header(header.iter().copied());
-    table
-}
-
-fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -1,6 +1,6 @@
 //! A pool from its creation to its trimming.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cuda_mem::{Device, MemoryPool, PoolStats, ReleaseThreshold, ReusePolicy};
 
 use crate::show::Show;
@@ -35,7 +35,9 @@ pub(crate) fn run(device: Device, bytes: u64, show: &mut Show) -> Result<Steps> 
     let mut copied = vec![0; len];
     second.copy_to(&mut copied)?;
     let wrong = copied.iter().position(|byte| *byte != 0x5a);
-    ensure!(wrong.is_none(), "byte {wrong:?} came back wrong");
+    if let Some(place) = wrong {
+        bail!("byte {place} came back wrong");
+    }
     step("filled, copied, checked every byte")?;
 
     {
@@ -63,6 +65,6 @@ pub(crate) fn run(device: Device, bytes: u64, show: &mut Show) -> Result<Steps> 
     step("high marks reset")?;
 
     pool.close()?;
-    show.steps(&steps);
+    show.steps(&steps)?;
     Ok(steps)
 }

@@ -9,6 +9,7 @@ use cuda_mem::{
     AlignedAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor,
     Resource, StatisticsAdaptor, TrackingAdaptor,
 };
+use cuda_mem_console::size;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Adaptor {
@@ -62,8 +63,8 @@ impl FromStr for Adaptor {
         };
         match name {
             "aligned" => {
-                let value = need("an alignment, such as aligned=4096")?;
-                let bytes = usize::try_from(bytes(value)?).map_err(|error| error.to_string())?;
+                let value = need("an alignment, such as aligned=4K")?;
+                let bytes = usize::try_from(size(value)?).map_err(|error| error.to_string())?;
                 if !bytes.is_power_of_two() {
                     return Err(format!(
                         "an alignment is a power of two, and {bytes} is not"
@@ -71,32 +72,18 @@ impl FromStr for Adaptor {
                 }
                 Ok(Self::Aligned(bytes))
             }
-            "limit" => Ok(Self::Limit(bytes(need("bytes, such as limit=16G")?)?)),
+            "limit" => Ok(Self::Limit(size(need("a size, such as limit=16G")?)?)),
             "logging" => Ok(Self::Logging(value.map(PathBuf::from))),
             "prefetch" => plain(Self::Prefetch),
             "recovery" => plain(Self::Recovery),
             "statistics" => plain(Self::Statistics),
             "tracking" => plain(Self::Tracking),
             _ => Err(format!(
-                "there is no adaptor {name:?}; there are aligned=BYTES, limit=BYTES, logging[=FILE], \
+                "there is no adaptor {name:?}; there are aligned=SIZE, limit=SIZE, logging[=FILE], \
                  prefetch, recovery, statistics, tracking"
             )),
         }
     }
-}
-
-/// `4096`, `4K`, `16M`, `2G`.
-fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().last() {
-        Some((end, 'K')) => (&text[..end], 10),
-        Some((end, 'M')) => (&text[..end], 20),
-        Some((end, 'G')) => (&text[..end], 30),
-        _ => (text, 0),
-    };
-    let number = digits.parse::<u64>().ok();
-    number
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("{text:?} is not a number of bytes, such as 4096, 4K, 16M or 2G"))
 }
 
 impl fmt::Display for Adaptor {

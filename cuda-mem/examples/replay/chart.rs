@@ -1,7 +1,5 @@
 //! Bytes over the operations, as a picture.
 
-use std::path::Path;
-
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -20,7 +18,7 @@ pub(crate) struct Panel {
 }
 
 /// Draws one panel below the other.
-pub(crate) fn draw(file: &Path, asked: &[u64], panels: &[Panel]) -> Result<()> {
+pub(crate) fn draw(asked: &[u64], panels: &[Panel]) -> Result<String> {
     let mut picture = String::new();
     {
         let count = panels.len().max(1);
@@ -32,7 +30,7 @@ pub(crate) fn draw(file: &Path, asked: &[u64], panels: &[Panel]) -> Result<()> {
         }
         root.present().map_err(told)?;
     }
-    std::fs::write(file, picture).map_err(|error| anyhow!("{}: {error}", file.display()))
+    Ok(picture)
 }
 
 fn draw_panel(

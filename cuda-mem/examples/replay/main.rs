@@ -1,11 +1,14 @@
 //! An allocation log, served by any resource: how long it takes, and how much memory.
 //!
-//! `cargo run --release -p cuda-mem --example replay -- [TRACE] [--resource pool] [--adaptor limit=16G]`, or
-//! with `--compare` over all resources. On the GPU if there is one, else on the simulated driver.
+//! On the GPU if there is one, else on the simulated driver.
+//!
+//! ```sh
+//! cargo run --release --example replay                              # a recorded training run, over a pool
+//! cargo run --release --example replay -- my.csv --resource arena
+//! cargo run --release --example replay -- --compare --svg run.svg   # over all resources, with a picture
+//! ```
 
 mod adaptors;
-#[path = "../quickstart/backend.rs"]
-mod backend;
 mod chart;
 mod counting;
 mod measure;
@@ -14,15 +17,15 @@ mod plan;
 mod resources;
 mod show;
 
-use std::fmt;
-use std::io::{ErrorKind as IoErrorKind, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
-use cuda_mem::{Device, Driver, ErrorKind};
+use cuda_mem::ErrorKind;
+use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse, OutputFile};
 use cuda_mem_trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -34,79 +37,55 @@ use plan::Plan;
 use resources::{KINDS, Kind};
 use show::Show;
 
+/// Replays an allocation log over a memory resource, and says what it costs
 #[derive(Debug, Parser)]
-#[command(about = "Replays an allocation log over a memory resource, and says what it costs")]
+#[command(name = "replay", after_help = EXIT_CODES)]
 struct Args {
-    /// Allocation log in RMM's CSV format, also packed with gzip or zstd. Without one, a recorded training
-    /// run.
-    trace: Option<PathBuf>,
-    /// Where the memory comes from. May be given several times.
-    #[arg(long, default_value = "pool", value_parser = PossibleValuesParser::new(KINDS.iter().map(|kind| kind.name)))]
+    /// Allocation log in RMM's CSV format, plain or packed with gzip or zstd [default: a recorded training
+    /// run]
+    #[arg(value_name = "LOG", default_value_os_t = cuda_mem_trace::recorded(), hide_default_value = true)]
+    trace: PathBuf,
+    #[command(flatten)]
+    device: DeviceOption,
+    /// Where the memory comes from; may be given several times
+    #[arg(long, value_name = "NAME", default_value = "pool", value_parser = PossibleValuesParser::new(KINDS.iter().map(|kind| kind.name)))]
     resource: Vec<String>,
-    /// What is put over it: aligned=BYTES, limit=BYTES, logging[=FILE], prefetch, recovery, statistics,
-    /// tracking. May be given several times, the innermost first.
-    #[arg(long)]
+    /// An adaptor over the resource: aligned=SIZE, limit=SIZE, logging[=FILE], prefetch, recovery, statistics
+    /// or tracking; may be given several times, the innermost first
+    #[arg(long, value_name = "NAME[=VALUE]")]
     adaptor: Vec<Adaptor>,
-    /// All resources in turn.
+    /// Replay over all resources in turn
     #[arg(long, conflicts_with = "resource")]
     compare: bool,
-    /// How often the log is replayed on one resource; pass 0 finds it cold.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How often the log is replayed on one resource; pass 0 starts with an empty one
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     passes: u32,
-    /// Only so many operations from the start of the log.
-    #[arg(long, value_name = "OPERATIONS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Replay only the first N operations of the log
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     first: Option<u64>,
-    /// Ordinal of the device, among those that CUDA_VISIBLE_DEVICES leaves.
-    #[arg(long, default_value_t = 0)]
-    device: usize,
-    /// Print a JSON object for each resource and pass instead of a table.
+    /// Print a JSON object for each resource and pass instead of a table
     #[arg(long)]
     json: bool,
-    /// Draw the bytes asked for, used and reserved over time; for a pass of its own on a new resource.
+    /// Draw the bytes asked for and reserved over time, in a pass of its own on a new resource
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// What the caller got wrong, as opposed to what went wrong. Ends the program with code 2.
-#[derive(Debug)]
-struct Misuse(String);
-
-impl fmt::Display for Misuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Misuse {}
-
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<Misuse>() { 2 } else { 1 })
-        }
-    }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<std::io::Error>();
-    error.is_some_and(|error| error.kind() == IoErrorKind::BrokenPipe)
+    cuda_mem_console::main(run)
 }
 
 fn run(args: &Args) -> Result<()> {
     // Read first and as a whole: a bad log costs nothing, and nothing is half done.
-    let path = args.trace.clone().unwrap_or_else(recorded);
-    let trace = Trace::read(&path).map_err(|error| Misuse(error.to_string()))?;
+    let trace = Trace::read(&args.trace).map_err(|error| Misuse(error.to_string()))?;
     let most = args.first.map_or(Ok(usize::MAX), usize::try_from)?;
     let plan = Plan::new(&trace, most)?;
+    // Before the work, too: a picture that cannot be written is no reason to wait for it.
+    let picture = args.svg.as_deref().map(OutputFile::open).transpose()?;
 
-    let backend = backend::open()?;
-    let device = device(backend.driver, args.device)?;
-    let simulator = backend.driver.library_path().filter(|_| backend.simulated);
-    let counted = Counted::new(backend.driver, simulator)?;
+    let backend = cuda_mem_console::open()?;
+    let device = args.device.of(&backend)?;
+    let counted = Counted::new(backend.driver, backend.simulator())?;
     let bench = Bench {
         plan: &plan,
         device,
@@ -116,13 +95,18 @@ fn run(args: &Args) -> Result<()> {
         clock: measure::clock_cost(),
     };
     let mut show = Show::new(args.json, &backend, &args.adaptor, &plan);
-    show.head(device, &path.display().to_string(), bench.clock)?;
-    let outcome = replay(args, &bench, &mut show);
+    show.head(device, &args.trace, bench.clock)?;
+    let outcome = replay(args, &bench, picture, &mut show);
     show.finish()?;
     outcome
 }
 
-fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>) -> Result<()> {
+fn replay(
+    args: &Args,
+    bench: &Bench<'_>,
+    picture: Option<OutputFile>,
+    show: &mut Show<'_>,
+) -> Result<()> {
     let kinds: Vec<&Kind> = if args.compare {
         KINDS.iter().collect()
     } else {
@@ -156,8 +140,8 @@ fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>) -> Result<()> {
             Err(error) => return Err(error.context(kind.name)),
         }
     }
-    if let Some(file) = args.svg.as_ref().filter(|_| ran > 0) {
-        chart::draw(file, &bench.plan.asked, &panels)?;
+    if let Some(file) = picture.filter(|_| ran > 0) {
+        file.write(chart::draw(&bench.plan.asked, &panels)?.as_bytes())?;
     }
     if ran == 0 || failed > 0 {
         bail!("{ran} resources were replayed over, and {failed} failed");
@@ -183,26 +167,6 @@ fn title(name: &str, known: bool, adaptors: &[Adaptor]) -> String {
         title += " (used and reserved computed from the operations)";
     }
     title + ", pass 0"
-}
-
-/// The log that ships with the repository: where the bundle for other machines has it, or in the source.
-fn recorded() -> PathBuf {
-    const NAME: &str = "gpt2-train-varlen.csv.gz";
-    let bundled = std::env::current_exe().ok().and_then(|program| {
-        let data = program.parent()?.parent()?.join("data");
-        Some(data.join(NAME)).filter(|path| path.is_file())
-    });
-    bundled.unwrap_or_else(|| {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data");
-        data.join(NAME)
-    })
-}
-
-fn device(driver: Driver, ordinal: usize) -> Result<Device> {
-    driver.device(ordinal).map_err(|error| match error.kind() {
-        ErrorKind::InvalidDevice => Misuse(format!("--device {ordinal}: {error}")).into(),
-        _ => error.into(),
-    })
 }
 
 fn progress(name: &'static str, bench: &Bench<'_>, curve: bool) -> Result<ProgressBar> {

@@ -1,15 +1,15 @@
 //! Tables for people, one JSON object a line for programs.
 
-use std::io::{self, Write};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use cuda_mem::Device;
+use cuda_mem_console::{Backend, bytes, count, figures, nanoseconds, say, wrapped};
 use serde_json::json;
 
 use crate::adaptors::Adaptor;
-use crate::backend::Backend;
 use crate::measure::{Figures, METHOD};
 use crate::plan::Plan;
 
@@ -31,93 +31,64 @@ impl<'a> Show<'a> {
         adaptors: &[Adaptor],
         plan: &'a Plan,
     ) -> Self {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_FULL_CONDENSED).set_header([
-            "resource",
-            "pass",
-            "mean",
-            "median",
-            "p99",
-            "worst",
-            "asked",
-            "used",
-            "reserved",
-            "reserved/asked",
-            "driver calls",
-        ]);
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let header = [
+            "resource", "pass", "mean", "median", "p99", "worst", "reserved", "/ asked", "calls",
+        ];
         Self {
             json,
             backend,
             adaptors: adaptors.iter().map(ToString::to_string).collect(),
             plan,
-            table,
+            table: figures(1, header),
             computed: false,
             not_run: Vec::new(),
         }
     }
 
-    fn kind(&self) -> &'static str {
-        if self.backend.simulated {
-            "simulated"
-        } else {
-            "gpu"
-        }
-    }
-
-    pub(crate) fn head(&self, device: Device, trace: &str, clock: Duration) -> Result<()> {
-        if let Some(reason) = &self.backend.reason {
-            // Said in both forms: nobody should take these figures for a GPU's.
-            eprintln!("no GPU driver ({reason}); using the simulated driver");
-        }
+    pub(crate) fn head(&self, device: Device, trace: &Path, clock: Duration) -> Result<()> {
         if self.json {
             return Ok(());
         }
         let plan = self.plan;
-        let mut out = io::stdout().lock();
         let driver = self.backend.driver.version();
-        writeln!(
-            out,
-            "driver: {}, CUDA {driver}, {}",
-            self.kind(),
-            device.name()?
-        )?;
-        writeln!(
-            out,
-            "log: {trace}: {} operations, {} streams, {} threads, at most {} alive",
-            plan.steps.len(),
-            plan.streams,
-            plan.threads,
-            mib(plan.peak_asked)
-        )?;
+        let kind = self.backend.name();
+        say!("driver: {kind}, CUDA {driver}, {}", device.name()?)?;
+        let trace = trace.file_name().unwrap_or(trace.as_os_str()).display();
+        let of = |number: usize, noun: &str| {
+            let plural = if number == 1 { "" } else { "s" };
+            format!("{} {noun}{plural}", count(number as u64))
+        };
+        let mut log = vec![
+            of(plan.steps.len(), "operation"),
+            of(plan.streams, "stream"),
+            of(plan.threads, "thread"),
+            format!("at most {} alive", bytes(plan.peak_asked)),
+        ];
         if plan.failures > 0 {
-            let failures = plan.failures;
-            writeln!(
-                out,
-                "     {failures} requests failed when it was recorded; they are not replayed"
-            )?;
+            let failed = of(plan.failures, "request");
+            log.push(format!(
+                "{failed} failed when it was recorded and not replayed"
+            ));
         }
         if plan.foreign_frees > 0 {
-            let frees = plan.foreign_frees;
-            writeln!(
-                out,
-                "     {frees} frees are on another stream than the allocation, behind an event"
-            )?;
+            let frees = of(plan.foreign_frees, "free");
+            log.push(format!(
+                "{frees} on another stream than the allocation, behind an event"
+            ));
         }
-        writeln!(out, "order: {}", plan.order())?;
-        writeln!(
-            out,
-            "method: {METHOD}; the clock costs {} ns",
-            clock.as_nanos()
+        say!(
+            "{}",
+            wrapped("log: ", &format!("{trace}: {}", log.join(", ")))
+        )?;
+        say!("{}", wrapped("order: ", &plan.order()))?;
+        let clock = nanoseconds(clock.as_nanos() as f64);
+        say!(
+            "{}",
+            wrapped("method: ", &format!("{METHOD}; the clock costs {clock}"))
         )?;
         if !self.adaptors.is_empty() {
-            writeln!(
-                out,
-                "adaptors, innermost first: {}",
-                self.adaptors.join(", ")
-            )?;
+            let adaptors = self.adaptors.join(", ");
+            say!("{}", wrapped("adaptors, innermost first: ", &adaptors))?;
         }
         Ok(())
     }
@@ -137,7 +108,7 @@ impl<'a> Show<'a> {
         let line = json!({
             "resource": resource,
             "adaptors": self.adaptors,
-            "backend": self.kind(),
+            "backend": self.backend.name(),
             "pass": pass,
             "operations": self.plan.steps.len(),
             "streams": self.plan.streams,
@@ -152,30 +123,29 @@ impl<'a> Show<'a> {
             "peaks_known": figures.peaks_known,
             "driver_calls": figures.driver_calls,
         });
-        Ok(writeln!(io::stdout().lock(), "{line}")?)
+        say!("{line}")
     }
 
     fn row(&mut self, resource: &str, pass: usize, figures: &Figures) {
         self.computed |= !figures.peaks_known;
-        let peak = |bytes| {
+        let peak = |number| {
             let mark = if figures.peaks_known { "" } else { " *" };
-            format!("{}{mark}", mib(bytes))
+            format!("{}{mark}", bytes(number))
         };
-        let asked = self.plan.peak_asked;
-        let calls = figures.driver_calls;
-        let each = calls as f64 / self.plan.steps.len() as f64;
+        let asked = self.plan.peak_asked.max(1) as f64;
         self.table.add_row([
             resource.to_owned(),
             pass.to_string(),
-            format!("{:.0} ns", figures.ns_per_op),
-            format!("{} ns", figures.median_ns),
-            format!("{} ns", figures.p99_ns),
-            format!("{} ns", figures.worst_ns),
-            mib(asked),
-            peak(figures.peak_used),
+            nanoseconds(figures.ns_per_op),
+            nanoseconds(figures.median_ns as f64),
+            nanoseconds(figures.p99_ns as f64),
+            nanoseconds(figures.worst_ns as f64),
             peak(figures.peak_reserved),
-            format!("{:.3}", figures.peak_reserved as f64 / asked.max(1) as f64),
-            format!("{calls} ({each:.2} an operation)"),
+            format!("{:.3}", figures.peak_reserved as f64 / asked),
+            format!(
+                "{:.3}",
+                figures.driver_calls as f64 / self.plan.steps.len() as f64
+            ),
         ]);
     }
 
@@ -192,29 +162,21 @@ impl<'a> Show<'a> {
         if self.json {
             return Ok(());
         }
-        let mut out = io::stdout().lock();
         if self.table.row_count() > 0 {
-            writeln!(out, "\n{}", self.table)?;
-        }
-        for (resource, reason) in &self.not_run {
-            writeln!(out, "{resource}: not run: {reason}")?;
-        }
-        if self.computed {
-            writeln!(
-                out,
-                "* computed from the operations: the resource does not know what it holds"
+            say!("\n{}", self.table)?;
+            say!(
+                "times, peaks, and driver calls of an operation; / asked: reserved over the most bytes alive"
             )?;
         }
+        for (resource, reason) in &self.not_run {
+            say!("{}", wrapped(&format!("{resource}: not run: "), reason))?;
+        }
+        if self.computed {
+            say!("* computed from the operations: the resource keeps no statistics")?;
+        }
         if self.backend.simulated {
-            writeln!(out, "(simulated driver: the times say nothing about a GPU)")?;
+            say!("(simulated driver: the times say nothing about a GPU)")?;
         }
         Ok(())
     }
-}
-
-fn mib(bytes: u64) -> String {
-    if bytes < 1 << 20 {
-        return format!("{bytes} B");
-    }
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

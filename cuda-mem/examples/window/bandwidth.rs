@@ -1,16 +1,19 @@
 //! Bytes a second by size.
 
 use anyhow::Result;
+use cuda_mem_console::{bytes as scaled, figures};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
-use crate::report::{self, Outcome};
+use crate::report::Outcome;
+use crate::size_from;
 use crate::transfer::{self, Way};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A size in bytes; can be given more than once. Without it six sizes from 4 KiB to 64 MiB.
-    #[arg(long = "size", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    /// Size of a transfer, such as 64K or 1GiB; may be given several times [default: six sizes from 4 KiB to
+    /// 64 MiB]
+    #[arg(long = "size", value_name = "SIZE", value_parser = |text: &str| size_from(1, text))]
     sizes: Vec<u64>,
 }
 
@@ -25,11 +28,11 @@ pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
     };
     let ways = Way::all(bench);
     let names = ways.iter().map(|way| way.name());
-    let mut table = report::figures(std::iter::once("size".to_owned()).chain(names));
+    let mut table = figures(1, std::iter::once("size".to_owned()).chain(names));
     let mut rows: Vec<Value> = Vec::new();
     for size in sizes {
         let bytes = usize::try_from(*size)?;
-        let mut cells = vec![report::size(bytes)];
+        let mut cells = vec![scaled(bytes as u64)];
         for way in &ways {
             let ns = transfer::with(bench, *way, bytes, |transfer| {
                 let write = bench.plan.batches(|| transfer.write())?;

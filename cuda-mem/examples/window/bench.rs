@@ -3,13 +3,12 @@
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
 use cuda_mem::{
-    Context, Device, DeviceBuffer, ErrorKind, MappingKind, Stream, Support, Window, WindowKind,
-    WindowOptions,
+    Context, Device, DeviceBuffer, MappingKind, Stream, Support, Window, WindowKind, WindowOptions,
 };
+use cuda_mem_console::{self as console, Backend};
 
-use crate::backend::{self, Backend};
+use crate::Args;
 use crate::timing::Plan;
-use crate::{Args, Misuse};
 
 /// Of the device, in bytes.
 const PAGE: usize = 64 << 10;
@@ -44,15 +43,8 @@ pub(crate) struct Kind {
 
 impl Bench {
     pub(crate) fn open(args: &Args) -> Result<Self> {
-        let backend = backend::open()?;
-        if let Some(reason) = &backend.reason {
-            eprintln!("no GPU driver ({reason}); using the simulated driver");
-        }
-        let device = backend.driver.device(args.device);
-        let device = device.map_err(|error| match error.kind() {
-            ErrorKind::InvalidDevice => Misuse(format!("--device {}: {error}", args.device)).into(),
-            _ => anyhow::Error::from(error),
-        })?;
+        let backend = console::open()?;
+        let device = args.device.of(&backend)?;
         let context = device.primary_context()?;
         let stream = context.stream()?;
         let wanted = |kind: &WindowKind| args.kinds.is_empty() || args.kinds.contains(kind);

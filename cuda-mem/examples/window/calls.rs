@@ -2,16 +2,18 @@
 
 use anyhow::{Context as _, Result};
 use cuda_mem::{Window, WindowKind};
+use cuda_mem_console::{bytes as scaled, nanoseconds, table};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
 use crate::figures::quantile;
-use crate::report::{self, Outcome};
+use crate::report::Outcome;
+use crate::size_from;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Bytes of the memory.
-    #[arg(long, default_value_t = 64 << 10, value_parser = clap::value_parser!(u64).range(8192..=1 << 32))]
+    /// Size of the memory, such as 64K
+    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size_from(8192, text))]
     size: u64,
 }
 
@@ -34,13 +36,13 @@ pub(crate) fn run(bench: &Bench, args: &Args) -> Result<Outcome> {
         left_out.push(format!("export_dma_buf: {error:#}"));
     }
     let header = ["window", "call", "median", "p99", "samples"];
-    let mut table = report::table(header.map(str::to_owned));
+    let mut table = table(header);
     for row in &rows {
-        let (median, p99) = (report::time(row.median), report::time(row.p99));
+        let (median, p99) = (nanoseconds(row.median), nanoseconds(row.p99));
         let (call, samples) = (row.call.to_owned(), row.samples.to_string());
         table.add_row([row.window.clone(), call, median, p99, samples]);
     }
-    let mut title = format!("windows on {}", report::size(words * size_of::<u32>()));
+    let mut title = format!("windows on {}", scaled((words * size_of::<u32>()) as u64));
     for line in &left_out {
         title += &format!("\nleft out: {line}");
     }

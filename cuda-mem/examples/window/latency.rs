@@ -4,18 +4,20 @@ use std::cell::RefCell;
 
 use anyhow::Result;
 use comfy_table::Table;
+use cuda_mem_console::{bytes as scaled, figures, nanoseconds, table};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
 use crate::cold;
 use crate::figures::{Crossover, Pair, crossover, quantile};
-use crate::report::{self, Outcome};
+use crate::report::Outcome;
+use crate::size_from;
 use crate::transfer::{self, Transfer, Way};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The largest size, in bytes. The others are the powers of two below.
-    #[arg(long, default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    /// The largest size; the others are the powers of two below
+    #[arg(long, default_value = "16M", value_name = "SIZE", value_parser = |text: &str| size_from(1, text))]
     size: u64,
 }
 
@@ -116,11 +118,11 @@ impl Row {
 
 fn by_size(sizes: &[usize], ways: &[Way], rows: &[Row], cache: usize) -> Table {
     let names = ways.iter().map(|way| way.name());
-    let mut table = report::figures(std::iter::once("size".to_owned()).chain(names));
+    let mut table = figures(1, std::iter::once("size".to_owned()).chain(names));
     for bytes in sizes {
         let same = rows.iter().filter(|row| row.bytes == *bytes);
-        let cells = same.map(|row| row.ns[cache].map(report::time).join(" / "));
-        table.add_row(std::iter::once(report::size(*bytes)).chain(cells));
+        let cells = same.map(|row| row.ns[cache].map(nanoseconds).join(" / "));
+        table.add_row(std::iter::once(scaled(*bytes as u64)).chain(cells));
     }
     table
 }
@@ -192,13 +194,13 @@ impl Meeting {
 
 fn of_meetings(meetings: &[Meeting], largest: usize) -> Table {
     let header = ["window", "copy", "cache", "writes", "reads"];
-    let mut table = report::table(header.map(str::to_owned));
+    let mut table = table(header);
     for meeting in meetings {
         let [writes, reads] = meeting.at.map(|at| match at {
             Crossover::AtOnce => "the smallest size on".to_owned(),
-            Crossover::At(bytes) => report::size(bytes),
+            Crossover::At(bytes) => scaled(bytes as u64),
             Crossover::Never => {
-                format!("never within {}", report::size(largest))
+                format!("never within {}", scaled(largest as u64))
             }
         });
         let (window, copy) = (meeting.window.clone(), meeting.copy.clone());

@@ -1,17 +1,15 @@
-//! How fast this machine's host reaches a GPU's memory, after the four tools of gdrcopy: each kind of window that can be
-//! had here, next to copies by the driver.
+//! How fast the host reaches a GPU's memory through each kind of window, beside copies by the driver, after
+//! the four tools of gdrcopy.
 //!
 //! ```sh
-//! cargo run --release --example window -- latency       # by size, and up to which sizes a window is better than a copy
+//! cargo run --release --example window -- latency       # by size, and where copies become faster
 //! cargo run --release --example window -- bandwidth     # by size
 //! cargo run --release --example window -- calls         # what each call costs
 //! cargo run --release --example window -- ping-pong     # a word to a running kernel and back
 //! ```
 //!
-//! Without a GPU it runs on the simulated driver, and says so: the figures mean nothing then.
+//! Without a GPU it runs on the simulated driver, whose figures say nothing about a GPU.
 
-#[path = "../quickstart/backend.rs"]
-mod backend;
 mod bandwidth;
 mod bench;
 mod calls;
@@ -28,30 +26,28 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use cuda_mem::WindowKind;
+use cuda_mem_console::{self as console, DeviceOption, EXIT_CODES, size};
 
 use bench::Bench;
 
+/// Measures how fast the host reaches a GPU's memory, through windows and by copies
 #[derive(Debug, Parser)]
-#[command(
-    name = "window",
-    about = "How fast the host reaches a GPU's memory, through windows and by copies"
-)]
+#[command(name = "window", after_help = EXIT_CODES)]
 struct Args {
     #[command(subcommand)]
     tool: Tool,
-    /// Ordinal of the device, among those that CUDA_VISIBLE_DEVICES leaves.
-    #[arg(long, global = true, default_value_t = 0)]
-    device: usize,
-    /// Only windows of this kind: host-mapped, dma-buf, gdrcopy or copies. Can be given more than once.
-    #[arg(long = "kind", global = true, value_parser = kind)]
+    #[command(flatten)]
+    device: DeviceOption,
+    /// Only windows of this kind: host-mapped, dma-buf, gdrcopy or copies; may be given several times
+    #[arg(long = "kind", value_name = "KIND", global = true, value_parser = kind)]
     kinds: Vec<WindowKind>,
-    /// Repeat every measurement this often, instead of for some time.
-    #[arg(long, global = true, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    /// Repeat every measurement N times instead of for some time
+    #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     count: Option<u32>,
-    /// A few short measurements only, to see that it works.
+    /// Take a few short measurements only, to see that it works
     #[arg(long, global = true)]
     quick: bool,
-    /// Print one JSON object instead of tables.
+    /// Print one JSON object instead of tables
     #[arg(long, global = true)]
     json: bool,
 }
@@ -59,14 +55,13 @@ struct Args {
 /// What is measured.
 #[derive(Debug, Subcommand)]
 enum Tool {
-    /// Bytes a second, written and read, by size.
+    /// Bytes a second by size, written and read
     Bandwidth(bandwidth::Args),
-    /// The time of one write or read by size, with the host's caches warm and cold, and the sizes from which on a copy
-    /// by the driver is faster.
+    /// Time of a write or read by size, with warm and cold caches, and where copies become faster
     Latency(latency::Args),
-    /// What each call on a window costs.
+    /// Time of each call on a window
     Calls(calls::Args),
-    /// A word to a running kernel and its answer back.
+    /// Time of a word to a running kernel and its answer
     PingPong,
 }
 
@@ -81,18 +76,6 @@ impl Tool {
     }
 }
 
-/// What the caller got wrong, as opposed to what went wrong. Ends the program with code 2.
-#[derive(Debug)]
-struct Misuse(String);
-
-impl std::fmt::Display for Misuse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Misuse {}
-
 fn kind(name: &str) -> Result<WindowKind, String> {
     let found = WindowKind::ALL.into_iter();
     let mut found = found.filter(|kind| kind.to_string() == name);
@@ -104,14 +87,19 @@ fn kind(name: &str) -> Result<WindowKind, String> {
     })
 }
 
-fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<Misuse>() { 2 } else { 1 })
-        }
+/// A size for a measurement, with limits.
+fn size_from(least: u64, text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if (least..=1 << 32).contains(&bytes) => Ok(bytes),
+        _ => Err(format!(
+            "the size must be {} to 4 GiB",
+            console::bytes(least)
+        )),
     }
+}
+
+fn main() -> ExitCode {
+    console::main(run)
 }
 
 fn run(args: &Args) -> Result<()> {

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Image, Launch, WindowKind};
+use cuda_mem_console::{figures, nanoseconds};
 use serde_json::{Value, json};
 
 use crate::bench::Bench;
 use crate::figures::quantile;
-use crate::report::{self, Outcome};
+use crate::report::Outcome;
 
 const KERNELS: &str = include_str!("../../../tests/data/kernels.ptx");
 
@@ -27,14 +28,13 @@ const OTHER: usize = 128;
 const WORDS: usize = OTHER + 1;
 
 pub(crate) fn run(bench: &Bench) -> Result<Outcome> {
-    let mut table =
-        report::figures(["window", "rounds", "min", "median", "p99"].map(str::to_owned));
+    let mut table = figures(1, ["window", "rounds", "min", "median", "p99"]);
     let mut rows: Vec<Value> = Vec::new();
     let rounds = bench.rounds;
     for kind in bench.had() {
         let mut all = play(bench, kind, rounds).with_context(|| kind.to_string())?;
         let [min, median, p99] = [0.0, 0.5, 0.99].map(|part| quantile(&mut all, part));
-        let [shown_min, shown_median, shown_p99] = [min, median, p99].map(report::time);
+        let [shown_min, shown_median, shown_p99] = [min, median, p99].map(nanoseconds);
         let (name, rounds) = (kind.to_string(), all.len().to_string());
         table.add_row([name, rounds, shown_min, shown_median, shown_p99]);
         rows.push(json!({

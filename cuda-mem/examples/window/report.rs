@@ -1,9 +1,8 @@
 //! What is shown: tables for people, one JSON object for programs.
 
-use std::io::{self, Write as _};
-
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
+use cuda_mem_console::{print, wrapped};
 use serde_json::{Map, Value, json};
 
 use crate::Args;
@@ -32,11 +31,7 @@ pub(crate) fn show(args: &Args, bench: &Bench, outcome: Outcome) -> Result<()> {
     } else {
         pages(args, bench, &machine, &outcome)
     };
-    // Not `println!`, which panics when nobody reads.
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    Ok(print(&text)?)
 }
 
 /// Where it was measured, and what kinds of windows there are.
@@ -54,7 +49,7 @@ fn machine(bench: &Bench) -> Result<Map<String, Value>> {
         })
         .collect();
     let machine = json!({
-        "backend": if bench.backend.simulated { "simulated" } else { "gpu" },
+        "backend": bench.backend.name(),
         "device": bench.device.name()?,
         "driver": bench.backend.driver.version().to_string(),
         "cpu": line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
@@ -91,13 +86,19 @@ fn pages(args: &Args, bench: &Bench, machine: &Map<String, Value>, outcome: &Out
     if bench.backend.simulated {
         all += "SIMULATED DRIVER: no figure here says anything about a GPU\n";
     }
-    all += &format!("method: {}\n", outcome.method);
-    all += &format!("without wishes a window is: {}\n", bench.usual);
+    let mut paragraph = |mark: &str, text: &str| {
+        all += &wrapped(mark, text);
+        all.push('\n');
+    };
+    paragraph("method: ", &outcome.method);
+    paragraph("default window: ", &bench.usual);
     for kind in &bench.kinds {
-        let mapping = kind.mapping.map(|mapping| format!(", {mapping}"));
-        let here = format!("here{}", mapping.unwrap_or_default());
-        let missing = kind.missing.as_ref().map(|why| format!("not here: {why}"));
-        all += &format!("  {}: {}\n", kind.kind, missing.unwrap_or(here));
+        let here = match (&kind.missing, kind.mapping) {
+            (Some(why), _) => format!("not here: {why}"),
+            (None, Some(mapping)) => format!("here, {mapping}"),
+            (None, None) => "here".to_owned(),
+        };
+        paragraph(&format!("  {}: ", kind.kind), &here);
     }
     for (title, table) in &outcome.tables {
         all += &format!("\n{title}\n{table}\n");
@@ -118,45 +119,4 @@ fn system() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let (system, kind) = (std::env::consts::OS, std::env::consts::ARCH);
     format!("{system} {} {kind}", release.trim())
-}
-
-/// A table of text.
-pub(crate) fn table(header: impl IntoIterator<Item = String>) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_FULL_CONDENSED)
-        .set_header(header);
-    table
-}
-
-/// The same with figures in all other columns.
-pub(crate) fn figures(header: impl IntoIterator<Item = String>) -> Table {
-    let mut table = table(header);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-pub(crate) fn size(bytes: usize) -> String {
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if value.fract() == 0.0 {
-        return format!("{value} {}", UNITS[unit]);
-    }
-    format!("{value:.1} {}", UNITS[unit])
-}
-
-pub(crate) fn time(nanoseconds: f64) -> String {
-    match nanoseconds {
-        ns if ns < 10.0 => format!("{ns:.2} ns"),
-        ns if ns < 1000.0 => format!("{ns:.0} ns"),
-        ns if ns < 10_000.0 => format!("{:.2} µs", ns / 1e3),
-        ns if ns < 1e6 => format!("{:.1} µs", ns / 1e3),
-        ns => format!("{:.2} ms", ns / 1e6),
-    }
 }

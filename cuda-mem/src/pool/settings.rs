@@ -109,6 +109,15 @@ impl ReusePolicy {
     ];
 }
 
+impl fmt::Display for ReusePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("none");
+        }
+        bitflags::parser::to_writer(self, f)
+    }
+}
+
 impl Default for ReusePolicy {
     fn default() -> Self {
         Self::DRIVER_DEFAULT

@@ -52,6 +52,8 @@ pub(crate) fn plan(programs: &[String], data: &Path, only: &[String]) -> Plan {
     jobs.push(job(example, &["--json", "--trace", &trace], Expect::Json));
     jobs.push(job(example, &["--trace", &trace], Expect::Nothing));
     jobs.extend(named("example-doctor").map(|name| job(name, &["--measure"], Expect::Nothing)));
+    jobs.extend(named("example-devices").map(|name| job(name, &[], Expect::Nothing)));
+    jobs.extend(named("example-peers").map(|name| job(name, &[], Expect::Nothing)));
     jobs.extend(named("example-replay").map(|name| {
         job(
             name,

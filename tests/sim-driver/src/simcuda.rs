@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUresult, CUstream};
 
+use crate::device::Device;
 use crate::export::Answer;
 use crate::fault::{self, Hit};
 use crate::live::Live;
@@ -139,6 +140,20 @@ extern "C" fn simcuda_live(out: *mut Live) {
 #[unsafe(no_mangle)]
 extern "C" fn simcuda_images(device: u64) -> u64 {
     state().map_or(0, |state| state.images(device as usize))
+}
+
+/// Bytes that pools and allocations of this process hold on a GPU of the machine, or on one of its MIG
+/// instances, counted from 1; 0 stands for the whole GPU. For the simulated NVML.
+#[unsafe(no_mangle)]
+extern "C" fn simcuda_memory_used(gpu: u64, instance: u64) -> u64 {
+    let is_meant = |device: &&Device| {
+        let its = device.instance.map_or(0, |instance| instance as u64 + 1);
+        device.index as u64 == gpu && (instance == 0 || its == instance)
+    };
+    state().map_or(0, |state| {
+        let devices = state.devices.iter().filter(is_meant);
+        devices.map(|device| device.taken).sum()
+    })
 }
 
 /// From this point of the stream on, a range of mapped memory is a block of its own for the sanitizer.

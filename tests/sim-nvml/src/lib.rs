@@ -22,12 +22,16 @@
 //! | `NVML_SIM_MISSING` | symbols that an older library lacks: `nvmlDeviceGetMemoryInfo_v2` |
 //! | `NVML_SIM_ERROR` | what `nvmlInit_v2` answers: 9, 18 |
 //!
+//! What this process has allocated from the simulated driver counts as used too, once both libraries are
+//! loaded. Contexts, streams and code take no memory there.
+//!
 //! What it answers is written from the reference of NVML, and not measured.
 //!
 //! Linux only; elsewhere the crate is empty.
 
 #![cfg(target_os = "linux")]
 
+mod driver;
 #[cfg(target_pointer_width = "64")]
 #[path = "../../sim-driver/src/elf.rs"]
 mod elf;

@@ -5,6 +5,7 @@ use cuda_driver_sys::nvml::{
     NVML_MEMORY_V2, nvmlDevice_t, nvmlMemory_v2_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
 
+use crate::driver;
 use crate::export::Answer;
 use crate::knobs::{Knobs, Unit};
 
@@ -78,7 +79,8 @@ pub(crate) fn memory(unit: Unit) -> nvmlMemory_v2_t {
     };
     let (usable, reserved) = (knobs.memory / parts, knobs.reserved / parts);
     let used = knobs.used.iter().filter(|(at, _)| *at == unit);
-    let used = used.map(|(_, bytes)| *bytes).sum::<u64>().min(usable);
+    let others = used.map(|(_, bytes)| *bytes).sum::<u64>();
+    let used = (others + driver::used(unit)).min(usable);
     nvmlMemory_v2_t {
         version: NVML_MEMORY_V2,
         total: usable + reserved,

@@ -169,7 +169,10 @@ pub(crate) fn measuring_times_both_and_says_how(_: &Lab) -> Result<()> {
         &["1000 pairs", "median"],
     )?;
     let (_, text) = ended(doctor(&[], &["--simulate", "--measure"])?)?;
-    has(&text, &["method: ", "ns a pair", "nothing about a GPU"])
+    has(
+        &text,
+        &["method: ", "cuMemAlloc, a pair", "nothing about a GPU"],
+    )
 }
 
 pub(crate) fn without_memory_to_measure_with_it_is_limited(_: &Lab) -> Result<()> {

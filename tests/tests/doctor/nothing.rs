@@ -37,7 +37,7 @@ fn is_left(set: &[(&str, &str)], flags: &[&str], verdict: &str, advice: &str) ->
     ensure!(code == 2, "{text}");
     has(
         &text,
-        &["error (", &format!("result: {verdict} (exit code 2)")],
+        &["error: ", &format!("result: {verdict} (exit code 2)")],
     )?;
     let sim = sim_path()?.display().to_string();
     let banner = format!("driver: {sim}");

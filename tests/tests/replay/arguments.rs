@@ -44,7 +44,7 @@ pub(crate) fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
         ),
         (
             ["--adaptor", "teapot"],
-            &["teapot", "limit=BYTES", "recovery"],
+            &["teapot", "limit=SIZE", "recovery"],
         ),
         (["--adaptor", "limit"], &["limit needs"]),
         (["--adaptor", "limit=much"], &["much", "number of bytes"]),

@@ -32,7 +32,7 @@ pub(crate) fn a_picture_is_well_formed_and_shows_each_resource(lab: &Lab) -> Res
     let nowhere = ["--json", "--svg", "/nowhere/picture.svg"];
     let path = log.path.display().to_string();
     let output = replay(lab, &[&[path.as_str()], &nowhere[..]].concat())?;
-    refused(&output, 1, &["/nowhere/picture.svg"])
+    refused(&output, 3, &["/nowhere/picture.svg"])
 }
 
 /// Every tag is closed, in order, and no text holds what would be one.

@@ -7,8 +7,11 @@
 //! [`random`] makes the operations of a benchmark instead of reading them.
 
 pub mod random;
+mod recorded;
 mod unpack;
 mod write;
+
+pub use recorded::recorded;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -109,7 +112,10 @@ impl Trace {
             .trim(csv::Trim::All)
             .from_reader(unpacked);
         // The rows would be read without a header if it cannot be read.
-        reader.headers().map_err(|error| (None, describe(&error)))?;
+        let header = reader
+            .byte_headers()
+            .map_err(|error| (None, describe(&error)))?;
+        absent_columns(header).map_err(|problem| (None, problem))?;
         let mut builder = Builder::default();
         for row in reader.deserialize::<Row>() {
             let row = row.map_err(|error| {
@@ -127,6 +133,29 @@ impl Trace {
         }
         Ok(builder.finish())
     }
+}
+
+/// The columns that a replay cannot do without; see [`Row`].
+const COLUMNS: [&str; 4] = ["Action", "Pointer", "Size", "Stream"];
+
+fn absent_columns(header: &csv::ByteRecord) -> Result<(), String> {
+    let absent: Vec<&str> = COLUMNS
+        .into_iter()
+        .filter(|column| !header.iter().any(|found| found == column.as_bytes()))
+        .collect();
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let noun = if absent.len() == 1 {
+        "column"
+    } else {
+        "columns"
+    };
+    Err(format!(
+        "this is no allocation log: its first line lacks the {noun} {}; a log in RMM's format begins with \
+         Thread,Time,Action,Pointer,Size,Stream",
+        absent.join(", ")
+    ))
 }
 
 fn describe(error: &csv::Error) -> String {
@@ -373,8 +402,16 @@ mod tests {
     #[test]
     fn an_empty_or_foreign_file_is_refused() {
         assert!(parse("").is_err());
-        let (_, problem) = Trace::parse("a,b\n1,2\n".as_bytes()).expect_err("other columns");
-        assert!(problem.contains("Thread,Time"), "{problem}");
+        let absent = |text: &[u8]| Trace::parse(text).expect_err("no log").1;
+        let problem = absent(b"a,b\n1,2\n");
+        assert!(
+            problem.contains("lacks the columns Action, Pointer, Size, Stream"),
+            "{problem}"
+        );
+        let problem = absent(b"Thread,Time,Action,Pointer,Size\n0,0.1,free,0x10,1\n");
+        assert!(problem.contains("lacks the column Stream"), "{problem}");
+        assert!(absent(b"\x7fELF\xff\x00").contains("allocation log"));
+        assert!(absent(b"").contains("allocation log"));
     }
 
     #[test]

@@ -1,0 +1,41 @@
+//! What the simulated driver of this process holds, if that is loaded.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::OnceLock;
+
+use crate::find::built_library;
+use crate::knobs::Unit;
+
+/// `simcuda_memory_used`: a GPU, and one of its instances counted from 1, or 0 for all of it.
+type MemoryUsed = unsafe extern "C" fn(u64, u64) -> u64;
+
+/// Bytes that the process has allocated on a GPU or instance.
+pub(crate) fn used((gpu, instance): Unit) -> u64 {
+    let instance = instance.map_or(0, |instance| instance as u64 + 1);
+    // SAFETY: the simulated driver's function, which takes any numbers.
+    function().map_or(0, |function| unsafe { function(gpu as u64, instance) })
+}
+
+/// Looked for again until it is found: the driver may be loaded after this library.
+fn function() -> Option<MemoryUsed> {
+    static FOUND: OnceLock<MemoryUsed> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Some(*found);
+    }
+    let path = built_library("CUDA_SIM_LIBRARY", "libcuda_sim.so")?;
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: with NOLOAD nothing is loaded and no initialiser runs.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    if library.is_null() {
+        return None;
+    }
+    // SAFETY: an open library, and a name that ends in zero.
+    let symbol = unsafe { libc::dlsym(library, c"simcuda_memory_used".as_ptr()) };
+    if symbol.is_null() {
+        return None;
+    }
+    // SAFETY: the simulated driver exports it with this signature.
+    let found = unsafe { std::mem::transmute::<*mut libc::c_void, MemoryUsed>(symbol) };
+    Some(*FOUND.get_or_init(|| found))
+}
