@@ -1,6 +1,6 @@
 //! Where a built library lies. The other simulated libraries compile this file too.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A library of this crate: the one that a variable names, or one beside the running program, or in the
 /// target folder that this crate was built in.
@@ -18,7 +18,62 @@ pub(crate) fn built_library(variable: &str, file: &str) -> Option<PathBuf> {
     folders.extend([profile.join("deps"), profile]);
     folders
         .into_iter()
-        .map(|folder| folder.join(file))
-        .find(|path| path.is_file())
+        .find_map(|folder| library_in(&folder, file))
         .map(|path| path.canonicalize().unwrap_or(path))
+}
+
+/// The library in one folder. Cargo adds a hash to its name where the crate is a dependency from git or
+/// from a registry; older builds stay beside the newest one.
+fn library_in(folder: &Path, file: &str) -> Option<PathBuf> {
+    let plain = folder.join(file);
+    if plain.is_file() {
+        return Some(plain);
+    }
+    let (stem, ending) = file.rsplit_once('.')?;
+    let entries = std::fs::read_dir(folder).ok()?;
+    let hashed = entries.filter_map(|entry| {
+        let entry = entry.ok()?;
+        let name = entry.file_name().into_string().ok()?;
+        let (name, found) = name.rsplit_once('.')?;
+        let hash = name.strip_prefix(stem)?.strip_prefix('-')?;
+        let is_hash = !hash.is_empty() && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (found == ending && is_hash).then_some(entry)
+    });
+    let newest = hashed.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok());
+    newest.map(|entry| entry.path())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn a_library_with_a_hash_in_its_name_is_found_and_the_newest_wins() {
+        let folder = std::env::temp_dir().join(format!("find-library-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a scratch folder");
+        let write = |name: &str, age: u64| {
+            let file = File::create(folder.join(name)).expect("created");
+            let time = SystemTime::now() - Duration::from_secs(age);
+            file.set_modified(time).expect("dated");
+        };
+        let found = || {
+            let path = library_in(&folder, "libcuda_sim.so")?;
+            path.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        };
+        assert_eq!(found(), None);
+        write("libcuda_sim-12e5ce3b1902dd47.rlib", 0);
+        write("libcuda_sim-notahash.so", 0);
+        write("libcuda_sim_gdr-12e5ce3b1902dd47.so", 0);
+        assert_eq!(found(), None);
+        write("libcuda_sim-00000000000000aa.so", 20);
+        write("libcuda_sim-00000000000000bb.so", 10);
+        assert_eq!(found().as_deref(), Some("libcuda_sim-00000000000000bb.so"));
+        write("libcuda_sim.so", 30);
+        assert_eq!(found().as_deref(), Some("libcuda_sim.so"));
+        fs::remove_dir_all(&folder).expect("removed");
+    }
 }
