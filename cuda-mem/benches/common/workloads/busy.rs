@@ -83,6 +83,7 @@ fn together<R: Rival>(rival: &R, operations: usize) -> Result<Row> {
             .collect()
     });
     let done = done?;
+    let planned = operations * THREADS;
     let operations: usize = done.iter().map(|done| done.operations).sum();
     let slowest = done.iter().map(|done| done.seconds).fold(0.0, f64::max);
     let calls: Duration = done.iter().map(|done| done.calls).sum();
@@ -91,6 +92,7 @@ fn together<R: Rival>(rival: &R, operations: usize) -> Result<Row> {
         workload: "busy",
         threads: THREADS,
         operations,
+        planned,
         ns: Some(slowest * 1e9 * THREADS as f64 / operations as f64),
         call_ns: Some(calls.as_nanos() as f64 / operations as f64),
         asked: Some(shared.asked.load(Ordering::Relaxed)),

@@ -31,6 +31,7 @@ pub(super) fn run<R: Rival>(
             workload: "mixed",
             threads,
             operations: threads * pairs,
+            planned: threads * pairs,
             million_pairs_per_second: Some(middle(millions)),
             asked: Some(asked(threads, pairs)?),
             reserved: Some(reserved),

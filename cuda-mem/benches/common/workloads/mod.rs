@@ -67,6 +67,8 @@ pub(crate) struct Row {
     bytes: Option<usize>,
     /// Of all threads together.
     operations: usize,
+    /// As many, if nothing stops them.
+    planned: usize,
     /// Of one operation on its thread.
     ns: Option<f64>,
     /// The part of `ns` that is spent in the allocator.
@@ -92,6 +94,7 @@ impl Row {
             "threads": self.threads,
             "bytes": self.bytes,
             "operations": self.operations,
+            "planned": self.planned,
             "ns": self.ns,
             "call_ns": self.call_ns,
             "first_ns": self.first_ns,

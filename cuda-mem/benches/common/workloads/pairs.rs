@@ -35,7 +35,8 @@ pub(super) fn run<R: Rival>(
             workload: "pairs",
             threads: 1,
             bytes: Some(bytes),
-            operations: rounds.len() * effort.pairs,
+            operations: effort.pair_rounds * effort.pairs,
+            planned: effort.pair_rounds * effort.pairs,
             ns: Some(middle(rounds)),
             ..Row::default()
         })?;

@@ -21,6 +21,7 @@ pub(super) fn run<R: Rival>(
         workload: "gpt2",
         threads: 1,
         operations: trace.ops.len(),
+        planned: trace.ops.len(),
         ns: Some(second),
         first_ns: Some(first),
         asked: Some(trace.peak_bytes),
