@@ -7,10 +7,17 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/draws.rs"]
+mod draws;
+#[path = "../common/gpt2.rs"]
+mod gpt2;
+#[path = "../common/mix.rs"]
+mod mix;
+#[path = "../common/subjects.rs"]
+mod subjects;
 
 mod pairs;
 mod replay;
-mod subjects;
 mod threads;
 mod workloads;
 
@@ -18,6 +25,13 @@ use anyhow::Result;
 use serde_json::json;
 
 use common::{cpu, open};
+
+const SUBJECTS: [&str; 2] = ["pool", "arena"];
+
+/// Whether a row is measured: all are, unless `CUDA_MEM_BENCH_ONLY` is a part of the names of some.
+fn is_asked_for(name: &str) -> bool {
+    std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
+}
 
 fn main() -> Result<()> {
     let has = |option: &str| std::env::args().any(|argument| argument == option);

@@ -7,8 +7,9 @@ use anyhow::Result;
 use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Resource, Stream};
 use serde_json::{Value, json};
 
+use crate::SUBJECTS;
 use crate::common::middle;
-use crate::subjects::{NAMES, Subject, layout};
+use crate::subjects::{Subject, layout};
 
 pub(crate) const METHOD: &str = "nanoseconds for one allocate + free, one thread, one stream, nothing \
      running, no synchronise: medians of 201 rounds of 1000 pairs (the pool: 100) after 20 rounds; \
@@ -57,7 +58,7 @@ pub(crate) fn measure(device: &Device, stream: &Stream) -> Result<Vec<Row>> {
             },
         })
     };
-    let all: Result<Vec<Measured>> = NAMES.into_iter().map(measured).collect();
+    let all: Result<Vec<Measured>> = SUBJECTS.into_iter().map(measured).collect();
     let all = all?;
     let mut rows = Vec::new();
     // Subjects next to each other, because a shared machine has slow minutes.

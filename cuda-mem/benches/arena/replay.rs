@@ -9,8 +9,9 @@ use cuda_mem_trace::Op;
 use serde_json::{Value, json};
 
 use crate::common::middle;
-use crate::subjects::{NAMES, Subject, is_asked_for, layout};
+use crate::subjects::{Subject, layout};
 use crate::workloads::{Workload, all};
+use crate::{SUBJECTS, is_asked_for};
 
 pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource, on one thread, without \
      kernels: the first pass on a new resource, then the median of 11 more; what is left alive is freed between \
@@ -38,7 +39,7 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
             (0..workload.streams).map(|_| context.stream()).collect();
         let streams = streams?;
         let steps = steps(&workload)?;
-        for subject in NAMES {
+        for subject in SUBJECTS {
             let resource = Subject::new(subject, device)?;
             let first_ns = pass(&resource, &streams, &steps, workload.slots)?;
             let warm: Result<Vec<f64>> = (0..WARM_PASSES)

@@ -9,7 +9,9 @@ use cuda_mem::{Device, Stream};
 use serde_json::{Value, json};
 
 use crate::common::middle;
-use crate::subjects::{Subject, is_asked_for, layout};
+use crate::is_asked_for;
+use crate::mix::Mix;
+use crate::subjects::{Subject, layout};
 
 pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads together, from one shared \
      resource: all threads start at a barrier after 1000 pairs of warm-up and time their pairs, 1,000,000 each \
@@ -166,63 +168,6 @@ fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
         unsafe { resource.deallocate(address, layout, stream) }?;
     }
     Ok(())
-}
-
-/// Blocks of many sizes, freed in another order than they came.
-struct Mix {
-    state: u64,
-    live: Vec<(u64, usize)>,
-}
-
-impl Mix {
-    fn new(seed: u64) -> Self {
-        Self {
-            state: seed,
-            live: vec![(0, 0); 32],
-        }
-    }
-
-    fn draw(&mut self) -> u64 {
-        self.state = self
-            .state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        self.state >> 33
-    }
-
-    fn run(&mut self, resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
-        for _ in 0..pairs {
-            let place = self.draw() as usize % self.live.len();
-            let bytes = 256_usize << (self.draw() % 13);
-            self.put(resource, stream, place, bytes)?;
-        }
-        Ok(())
-    }
-
-    fn put(
-        &mut self,
-        resource: &Subject,
-        stream: &Stream,
-        place: usize,
-        bytes: usize,
-    ) -> Result<()> {
-        let (address, old) = self.live[place];
-        if address != 0 {
-            // SAFETY: allocated here as this layout, and forgotten.
-            unsafe { resource.deallocate(address, layout(old)?, stream) }?;
-        }
-        let address = if bytes == 0 {
-            0
-        } else {
-            resource.allocate(layout(bytes)?, stream)?
-        };
-        self.live[place] = (address, bytes);
-        Ok(())
-    }
-
-    fn end(&mut self, resource: &Subject, stream: &Stream) -> Result<()> {
-        (0..self.live.len()).try_for_each(|place| self.put(resource, stream, place, 0))
-    }
 }
 
 pub(crate) fn json(rows: &[Row]) -> Value {

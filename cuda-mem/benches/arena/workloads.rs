@@ -1,10 +1,10 @@
 //! Operations to replay: a recorded trace, and made ones for several streams.
 
-use std::path::Path;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use cuda_mem_trace::random::random_allocations;
 use cuda_mem_trace::{Op, Trace};
+
+use crate::gpt2;
 
 pub(crate) struct Workload {
     pub(crate) name: String,
@@ -60,7 +60,7 @@ impl Draw {
 
 /// All of them.
 pub(crate) fn all() -> Result<Vec<Workload>> {
-    let trace = gpt2()?;
+    let trace = gpt2::read()?;
     let mut all = vec![
         from_ops("GPT-2 training", trace.ops.clone()),
         from_ops(
@@ -86,17 +86,6 @@ pub(crate) fn all() -> Result<Vec<Workload>> {
         ));
     }
     Ok(all)
-}
-
-fn gpt2() -> Result<Trace> {
-    let name = "gpt2-train-varlen.csv.gz";
-    let beside = std::env::current_exe()?;
-    let bundled = beside.parent().map(|bin| bin.join("../data").join(name));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/data")
-        .join(name);
-    let path = bundled.filter(|path| path.exists()).unwrap_or(source);
-    Trace::read(&path).context("the recorded trace")
 }
 
 /// The beginning of a trace on each of several streams, in random turns of up to 200 operations.

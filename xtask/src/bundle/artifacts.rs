@@ -133,6 +133,8 @@ fn name_of(target: &Target, profile: &Profile) -> Option<String> {
     let name = &target.name;
     match kind {
         "example" => Some(format!("example-{name}")),
+        // Not a benchmark of the report, which would run it: a part of the comparison with other allocators.
+        "bench" if name == "rivals" => Some("rivals-cuda-mem".to_owned()),
         "bench" => Some(format!("bench-{name}")),
         // Programs keep their names: tests start them by these.
         "bin" if profile.test => None,
@@ -182,6 +184,7 @@ mod tests {
             message("test", "pool", true, "/t/deps/pool-2"),
             message("example", "quickstart", false, "/t/examples/quickstart"),
             message("bench", "alloc", false, "/t/deps/alloc-3"),
+            message("bench", "rivals", false, "/t/deps/rivals-5"),
             message("bin", "report", false, "/t/report"),
             message("bin", "report", true, "/t/deps/report-4"),
             message("test", "pool", true, "/t/deps/pool-2"),
@@ -196,6 +199,7 @@ mod tests {
                 "example-quickstart",
                 "libcuda_sim.so",
                 "report",
+                "rivals-cuda-mem",
                 "test-cuda_mem",
                 "test-pool"
             ]

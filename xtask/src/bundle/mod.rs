@@ -1,6 +1,7 @@
 //! `cargo xtask bundle`: tests, examples and benchmarks in a folder that runs without Rust.
 
 mod artifacts;
+mod rivals;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,6 +24,10 @@ pub(crate) struct Args {
     /// the machine that the bundle is carried to.
     #[arg(long)]
     simulated: bool,
+
+    /// Also take what compares the crates with other allocators. Fetches RMM, with pip.
+    #[arg(long)]
+    rivals: bool,
 }
 
 const MIB: u64 = 1 << 20;
@@ -38,6 +43,10 @@ const DATA: &str = "tests/data";
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut artifacts = artifacts::build()?;
     artifacts.retain(|artifact| args.simulated || !artifact.is_of_the_simulator());
+    artifacts.retain(|artifact| args.rivals || !rivals::is_part(artifact));
+    if args.rivals {
+        artifacts.push(rivals::cudarc()?);
+    }
     clear(&args.out)?;
     let bin = args.out.join("bin");
     for artifact in &artifacts {
@@ -50,6 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let script = args.out.join("run.sh");
     workspace::write(&script, RUN)?;
     make_executable(&script)?;
+    if args.rivals {
+        rivals::add(&args.out)?;
+    }
 
     let size = size_of(&args.out)?;
     println!(
@@ -78,8 +90,11 @@ fn mebibytes(bytes: u64) -> String {
 fn clear(out: &Path) -> Result<()> {
     let script = out.join("run.sh");
     if script.is_file() {
-        for folder in ["bin", "data"] {
-            match fs::remove_dir_all(out.join(folder)) {
+        let folders = ["bin", "data", rivals::FOLDER].map(|folder| out.join(folder));
+        let mut removed: Vec<_> = folders.iter().map(fs::remove_dir_all).collect();
+        removed.push(fs::remove_file(out.join(rivals::SCRIPT)));
+        for result in removed {
+            match result {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
                     return Err(error)
                         .with_context(|| format!("could not empty {}", out.display()));
@@ -165,8 +180,10 @@ mod tests {
         assert!(clear(&out).is_err());
         fs::write(out.join("run.sh"), RUN)?;
         fs::write(out.join("report.json"), "{}")?;
+        fs::write(out.join(rivals::SCRIPT), "")?;
         clear(&out)?;
         assert!(!out.join("bin/stale").exists());
+        assert!(!out.join(rivals::SCRIPT).exists());
         assert!(out.join("report.json").exists());
         Ok(())
     }

@@ -3,10 +3,22 @@
 //!
 //! `cargo run --release --manifest-path cuda-mem/benches/cudarc/Cargo.toml [-- --json] [--quick]`. Needs a
 //! driver and no toolkit. `--quick` makes fewer rounds.
+//!
+//! `-- --rivals [--subject NAME] [--workload NAME] [--quick]` runs the workloads of `benches/rivals/README.md` instead.
+
+#[path = "../../common/draws.rs"]
+mod draws;
+#[path = "../../common/gpt2.rs"]
+mod gpt2;
+#[path = "../../common/mix.rs"]
+mod mix;
+#[path = "../../common/workloads/mod.rs"]
+mod workloads;
 
 mod machine;
 mod pairs;
 mod replay;
+mod rivals;
 mod threads;
 
 use std::process::ExitCode;
@@ -41,6 +53,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
+    if std::env::args().nth(1).as_deref() == Some("--rivals") {
+        return rivals::run();
+    }
     let mut effort = Effort {
         rounds: 101,
         pairs: 1000,
@@ -53,10 +68,12 @@ fn run() -> Result<()> {
             "--quick" => effort.rounds = 5,
             // What `cargo bench` adds.
             "--bench" => {}
-            other => anyhow::bail!("there is no option {other}; there are --json and --quick"),
+            other => anyhow::bail!(
+                "there is no option {other}; there are --json, --quick, and --rivals in the first place"
+            ),
         }
     }
-    let trace = replay::read()?;
+    let trace = gpt2::read()?;
     machine::require_driver()?;
     let context = CudaContext::new(0).context("the first device")?;
     ensure!(

@@ -1,6 +1,5 @@
 //! A recorded training run.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,24 +15,10 @@ pub(crate) const METHOD: &str = "mean time of an operation of the recorded GPT-2
      memory back unless its release threshold was raised, which cudarc does not do";
 
 const PASSES: usize = 2;
-const NAME: &str = "gpt2-train-varlen.csv.gz";
 
 pub(crate) struct Replay {
     operations: usize,
     ns_per_op: Vec<f64>,
-}
-
-/// The log of the repository, or of the bundle that this program lies in.
-pub(crate) fn read() -> Result<Trace> {
-    let bundled = std::env::current_exe().ok().and_then(|program| {
-        let data = program.parent()?.parent()?.join("data");
-        Some(data.join(NAME)).filter(|path| path.is_file())
-    });
-    let path = bundled.unwrap_or_else(|| {
-        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/data");
-        data.join(NAME)
-    });
-    Ok(Trace::read(&path)?)
 }
 
 pub(crate) fn measure(context: &Arc<CudaContext>, trace: &Trace) -> Result<Replay> {

@@ -3,12 +3,9 @@
 use std::alloc::Layout;
 
 use anyhow::Result;
-use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Stream};
+use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, ReleaseThreshold, Stream};
 
-/// Whether a row is measured: all are, unless `CUDA_MEM_BENCH_ONLY` is a part of the names of some.
-pub(crate) fn is_asked_for(name: &str) -> bool {
-    std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
-}
+use crate::mix::Allocator;
 
 /// The alignment that every resource keeps.
 pub(crate) const ALIGNMENT: usize = 256;
@@ -20,13 +17,16 @@ pub(crate) enum Subject {
     Arena(Arena),
 }
 
-pub(crate) const NAMES: [&str; 2] = ["pool", "arena"];
-
 impl Subject {
-    /// A new one.
+    /// A new one: `pool`, `pool-kept`, which gives nothing back when streams synchronise, or `arena`.
     pub(crate) fn new(name: &str, device: &Device) -> Result<Self> {
         Ok(match name {
             "pool" => Self::Pool(MemoryPool::builder(device).build()?),
+            "pool-kept" => Self::Pool(
+                MemoryPool::builder(device)
+                    .release_threshold(ReleaseThreshold::Never)
+                    .build()?,
+            ),
             _ => Self::Arena(Arena::builder(device).build()?),
         })
     }
@@ -68,4 +68,29 @@ impl Subject {
 
 pub(crate) fn layout(bytes: usize) -> Result<Layout> {
     Ok(Layout::from_size_align(bytes, ALIGNMENT)?)
+}
+
+/// A block of a subject.
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    pub(crate) address: u64,
+    pub(crate) layout: Layout,
+}
+
+impl Allocator for Subject {
+    type Stream = Stream;
+    type Block = Block;
+
+    #[inline]
+    fn allocate(&self, stream: &Stream, bytes: usize) -> Result<Block> {
+        let layout = layout(bytes)?;
+        let address = self.allocate(layout, stream)?;
+        Ok(Block { address, layout })
+    }
+
+    #[inline]
+    fn free(&self, stream: &Stream, block: Block) -> Result<()> {
+        // SAFETY: a block comes from `allocate` with its layout, and whoever frees it uses it no more.
+        unsafe { self.deallocate(block.address, block.layout, stream) }
+    }
 }
