@@ -23,11 +23,11 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use cuda_mem::{Device, Driver, ErrorKind};
+use cuda_mem_chart::reserved::Curves;
 use cuda_mem_trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use adaptors::Adaptor;
-use chart::Panel;
 use counting::Counted;
 use measure::Bench;
 use plan::Plan;
@@ -62,9 +62,8 @@ struct Args {
     /// Print a JSON object for each resource and pass instead of a table.
     #[arg(long)]
     json: bool,
-    /// Draw the bytes asked for, used and reserved over time; for a pass of its own on a new resource.
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    chart: chart::Output,
 }
 
 /// What the caller got wrong, as opposed to what went wrong. Ends the program with code 2.
@@ -117,36 +116,35 @@ fn run(args: &Args) -> Result<()> {
     };
     let mut show = Show::new(args.json, &backend, &args.adaptor, &plan);
     show.head(device, &path.display().to_string(), bench.clock)?;
-    let outcome = replay(args, &bench, &mut show);
+    let mut curves = chart::curves(&plan, &path, &backend, device)?;
+    let outcome = replay(args, &bench, &mut show, &mut curves);
+    let drawn = args.chart.write(&curves);
     show.finish()?;
-    outcome
+    outcome.and(drawn)
 }
 
-fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>) -> Result<()> {
+fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>, curves: &mut Curves) -> Result<()> {
     let kinds: Vec<&Kind> = if args.compare {
         KINDS.iter().collect()
     } else {
         let names = args.resource.iter();
         names.filter_map(|name| Kind::named(name)).collect()
     };
-    let mut panels = Vec::new();
     let (mut ran, mut failed) = (0, 0);
     for kind in &kinds {
-        let bar = progress(kind.name, bench, args.svg.is_some())?;
+        let bar = progress(kind.name, bench, args.chart.is_wanted())?;
         let measured = bench.measure(kind, &bar).and_then(|figures| {
-            let curve = args.svg.as_ref().map(|_| bench.curve(kind, &bar));
-            Ok((figures, curve.transpose()?))
+            let wanted = args.chart.is_wanted();
+            let reserved = wanted.then(|| bench.reserved(kind, &bar)).transpose()?;
+            Ok((figures, reserved))
         });
         bar.finish_and_clear();
         match measured {
-            Ok((figures, curve)) => {
+            Ok((figures, reserved)) => {
                 ran += 1;
                 show.figures(kind.name, &figures)?;
-                let known = figures.iter().all(|figures| figures.peaks_known);
-                panels.extend(curve.map(|curve| Panel {
-                    title: title(kind.name, known, &args.adaptor),
-                    curve,
-                }));
+                let curve = reserved.map(|bytes| chart::curve(kind.name, &args.adaptor, bytes));
+                curves.resources.extend(curve);
             }
             // The others still have something to say.
             Err(error) if kinds.len() > 1 => {
@@ -155,9 +153,6 @@ fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>) -> Result<()> {
             }
             Err(error) => return Err(error.context(kind.name)),
         }
-    }
-    if let Some(file) = args.svg.as_ref().filter(|_| ran > 0) {
-        chart::draw(file, &bench.plan.asked, &panels)?;
     }
     if ran == 0 || failed > 0 {
         bail!("{ran} resources were replayed over, and {failed} failed");
@@ -172,17 +167,6 @@ fn is_of_the_device(error: &anyhow::Error) -> bool {
         kind,
         Some(ErrorKind::NotSupported | ErrorKind::SymbolMissing | ErrorKind::OutOfMemory)
     )
-}
-
-fn title(name: &str, known: bool, adaptors: &[Adaptor]) -> String {
-    let mut title = name.to_owned();
-    for adaptor in adaptors {
-        title += &format!(" + {adaptor}");
-    }
-    if !known {
-        title += " (used and reserved computed from the operations)";
-    }
-    title + ", pass 0"
 }
 
 /// The log that ships with the repository: where the bundle for other machines has it, or in the source.
