@@ -8,13 +8,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod chart;
 mod kinds;
 mod measure;
 mod ring;
 mod show;
 
 use anyhow::{Context as _, Result};
+use cuda_mem_chart::placement;
 use serde_json::{Value, json};
 
 use common::{cpu, open};
@@ -26,11 +26,14 @@ fn main() -> Result<()> {
         at.and_then(|at| arguments.get(at + 1)).cloned()
     };
     let report = match value_of("--from") {
-        Some(file) => read(&file)?,
+        Some(file) => {
+            let printed = std::fs::read_to_string(&file).with_context(|| file.clone())?;
+            placement::read(&printed).context(file)?
+        }
         None => run()?,
     };
     if let Some(file) = value_of("--svg") {
-        chart::draw(&report, file.as_ref())?;
+        std::fs::write(&file, placement::grid(&report)?.svg()?).context(file)?;
     }
     if arguments.iter().any(|argument| argument == "--json") {
         println!("{report}");
@@ -40,14 +43,6 @@ fn main() -> Result<()> {
         show::table(&report);
     }
     Ok(())
-}
-
-/// The report in what a run has printed, which may stand among other lines.
-fn read(file: &str) -> Result<Value> {
-    let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
-    let line = text.lines().find(|line| line.starts_with('{'));
-    let line = line.context("there is no line of JSON")?;
-    Ok(serde_json::from_str(line)?)
 }
 
 fn run() -> Result<Value> {

@@ -1,105 +1,91 @@
-//! Bytes over the operations, as a picture.
+//! Reserved bytes over the operations: as data, and as a picture.
 
-use anyhow::{Result, anyhow};
-use plotters::coord::Shift;
-use plotters::prelude::*;
+use std::path::{Path, PathBuf};
 
-use crate::measure::Curve;
+use anyhow::Result;
+use cuda_mem::Device;
+use cuda_mem_chart::Level;
+use cuda_mem_chart::reserved::{Curve, Curves, thinned};
+use cuda_mem_console::{Backend, OutputFile};
 
-/// Pixels: the whole width, and the height for each resource.
-const SIZE: (u32, u32) = (1200, 420);
-/// The most points of a line: more than one a pixel shows nothing more.
-const POINTS: usize = 1200;
+use crate::adaptors::Adaptor;
+use crate::plan::Plan;
 
-/// One resource.
-pub(crate) struct Panel {
-    pub(crate) title: String,
-    pub(crate) curve: Curve,
+/// The options.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Output {
+    /// Draw the bytes asked for and reserved over the operations, in a pass of its own on a new resource
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Draw a horizontal line, such as 'PyTorch peak=19.1GiB'; may be given several times
+    #[arg(long, value_name = "NAME=SIZE", requires = "svg")]
+    level: Vec<Level>,
+    /// Write what --svg draws as JSON, for `cargo run -p cuda-mem-chart -- reserved FILE`
+    #[arg(long, value_name = "FILE")]
+    curves: Option<PathBuf>,
 }
 
-/// Draws one panel below the other.
-pub(crate) fn draw(asked: &[u64], panels: &[Panel]) -> Result<String> {
-    let mut picture = String::new();
-    {
-        let count = panels.len().max(1);
-        let height = SIZE.1 * u32::try_from(count)?;
-        let root = SVGBackend::with_string(&mut picture, (SIZE.0, height)).into_drawing_area();
-        root.fill(&WHITE).map_err(told)?;
-        for (panel, area) in panels.iter().zip(root.split_evenly((count, 1))) {
-            draw_panel(&area, asked, panel)?;
+/// The files, opened before the work: one that cannot be written is no reason to wait for it.
+pub(crate) struct Files {
+    svg: Option<OutputFile>,
+    curves: Option<OutputFile>,
+    level: Vec<Level>,
+}
+
+impl Output {
+    /// Whether there is anything to draw or to write.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.svg.is_some() || self.curves.is_some()
+    }
+
+    pub(crate) fn open(&self) -> Result<Files> {
+        let open = |path: &Option<PathBuf>| path.as_deref().map(OutputFile::open).transpose();
+        Ok(Files {
+            svg: open(&self.svg)?,
+            curves: open(&self.curves)?,
+            level: self.level.clone(),
+        })
+    }
+}
+
+impl Files {
+    /// Nothing if nothing was replayed.
+    pub(crate) fn write(self, curves: &Curves) -> Result<()> {
+        if curves.resources.is_empty() {
+            return Ok(());
         }
-        root.present().map_err(told)?;
-    }
-    Ok(picture)
-}
-
-fn draw_panel(
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
-    asked: &[u64],
-    panel: &Panel,
-) -> Result<()> {
-    let lines = [
-        (
-            "reserved",
-            RED,
-            thinned(panel.curve.iter().map(|levels| levels.1)),
-        ),
-        (
-            "used",
-            BLUE,
-            thinned(panel.curve.iter().map(|levels| levels.0)),
-        ),
-        ("asked", BLACK, thinned(asked.iter().copied())),
-    ];
-    let points = lines.iter().flat_map(|(_, _, points)| points);
-    let top = points
-        .map(|point| point.1)
-        .fold(f64::MIN_POSITIVE, f64::max);
-    let mut chart = ChartBuilder::on(area)
-        .caption(&panel.title, ("sans-serif", 20))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(90)
-        .build_cartesian_2d(0.0..asked.len().max(1) as f64, 0.0..top * 1.05)
-        .map_err(told)?;
-    chart
-        .configure_mesh()
-        .x_desc("operation")
-        .y_desc("MiB")
-        .x_label_formatter(&|x| format!("{x:.0}"))
-        .light_line_style(TRANSPARENT)
-        .draw()
-        .map_err(told)?;
-    for (name, colour, points) in lines {
-        chart
-            .draw_series(LineSeries::new(points, colour))
-            .map_err(told)?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour));
-    }
-    chart
-        .configure_series_labels()
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
-        .draw()
-        .map_err(told)
-}
-
-/// The highest value of each stretch, in MiB: a peak must not get lost.
-fn thinned(values: impl ExactSizeIterator<Item = u64>) -> Vec<(f64, f64)> {
-    let stretch = values.len().div_ceil(POINTS).max(1);
-    let mut points: Vec<(f64, f64)> = Vec::new();
-    for (index, value) in values.enumerate() {
-        let mib = value as f64 / f64::from(1 << 20);
-        match points.last_mut() {
-            Some(last) if index % stretch != 0 => last.1 = last.1.max(mib),
-            _ => points.push(((index + 1) as f64, mib)),
+        if let Some(file) = self.curves {
+            file.write(serde_json::to_string(curves)?.as_bytes())?;
         }
+        if let Some(file) = self.svg {
+            file.write(curves.chart(self.level).svg()?.as_bytes())?;
+        }
+        Ok(())
     }
-    points
 }
 
-/// Its errors are not `Sync`, which `anyhow` wants.
-fn told(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow!("the picture could not be drawn: {error}")
+/// Without any resource yet.
+pub(crate) fn curves(plan: &Plan, log: &Path, backend: &Backend, device: Device) -> Result<Curves> {
+    let place = if backend.simulated {
+        "simulated driver".to_owned()
+    } else {
+        device.name()?
+    };
+    let name = log.file_name().unwrap_or(log.as_os_str());
+    Ok(Curves {
+        trace: name.to_string_lossy().into_owned(),
+        device: format!("{place}, CUDA {}", backend.driver.version()),
+        operations: u64::try_from(plan.steps.len())?,
+        asked: thinned(plan.asked.iter().copied()),
+        resources: Vec::new(),
+    })
+}
+
+/// `reserved` has a value for each operation.
+pub(crate) fn curve(name: &str, adaptors: &[Adaptor], reserved: Option<Vec<u64>>) -> Curve {
+    let adaptors = adaptors.iter().map(|adaptor| format!(" + {adaptor}"));
+    Curve {
+        name: name.to_owned() + &adaptors.collect::<String>(),
+        reserved: reserved.map(|reserved| thinned(reserved.into_iter())),
+    }
 }

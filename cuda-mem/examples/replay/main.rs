@@ -25,12 +25,12 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use cuda_mem::ErrorKind;
-use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse, OutputFile};
+use cuda_mem_chart::reserved::Curves;
+use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse};
 use cuda_mem_trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use adaptors::Adaptor;
-use chart::Panel;
 use counting::Counted;
 use measure::Bench;
 use plan::Plan;
@@ -66,9 +66,8 @@ struct Args {
     /// Print a JSON object for each resource and pass instead of a table
     #[arg(long)]
     json: bool,
-    /// Draw the bytes asked for and reserved over time, in a pass of its own on a new resource
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    chart: chart::Output,
 }
 
 fn main() -> ExitCode {
@@ -81,7 +80,7 @@ fn run(args: &Args) -> Result<()> {
     let most = args.first.map_or(Ok(usize::MAX), usize::try_from)?;
     let plan = Plan::new(&trace, most)?;
     // Before the work, too: a picture that cannot be written is no reason to wait for it.
-    let picture = args.svg.as_deref().map(OutputFile::open).transpose()?;
+    let files = args.chart.open()?;
 
     let backend = cuda_mem_console::open()?;
     let device = args.device.of(&backend)?;
@@ -96,41 +95,35 @@ fn run(args: &Args) -> Result<()> {
     };
     let mut show = Show::new(args.json, &backend, &args.adaptor, &plan);
     show.head(device, &args.trace, bench.clock)?;
-    let outcome = replay(args, &bench, picture, &mut show);
+    let mut curves = chart::curves(&plan, &args.trace, &backend, device)?;
+    let outcome = replay(args, &bench, &mut show, &mut curves);
+    let drawn = files.write(&curves);
     show.finish()?;
-    outcome
+    outcome.and(drawn)
 }
 
-fn replay(
-    args: &Args,
-    bench: &Bench<'_>,
-    picture: Option<OutputFile>,
-    show: &mut Show<'_>,
-) -> Result<()> {
+fn replay(args: &Args, bench: &Bench<'_>, show: &mut Show<'_>, curves: &mut Curves) -> Result<()> {
     let kinds: Vec<&Kind> = if args.compare {
         KINDS.iter().collect()
     } else {
         let names = args.resource.iter();
         names.filter_map(|name| Kind::named(name)).collect()
     };
-    let mut panels = Vec::new();
     let (mut ran, mut failed) = (0, 0);
     for kind in &kinds {
-        let bar = progress(kind.name, bench, args.svg.is_some())?;
+        let bar = progress(kind.name, bench, args.chart.is_wanted())?;
         let measured = bench.measure(kind, &bar).and_then(|figures| {
-            let curve = args.svg.as_ref().map(|_| bench.curve(kind, &bar));
-            Ok((figures, curve.transpose()?))
+            let wanted = args.chart.is_wanted();
+            let reserved = wanted.then(|| bench.reserved(kind, &bar)).transpose()?;
+            Ok((figures, reserved))
         });
         bar.finish_and_clear();
         match measured {
-            Ok((figures, curve)) => {
+            Ok((figures, reserved)) => {
                 ran += 1;
                 show.figures(kind.name, &figures)?;
-                let known = figures.iter().all(|figures| figures.peaks_known);
-                panels.extend(curve.map(|curve| Panel {
-                    title: title(kind.name, known, &args.adaptor),
-                    curve,
-                }));
+                let curve = reserved.map(|bytes| chart::curve(kind.name, &args.adaptor, bytes));
+                curves.resources.extend(curve);
             }
             // The others still have something to say.
             Err(error) if kinds.len() > 1 => {
@@ -139,9 +132,6 @@ fn replay(
             }
             Err(error) => return Err(error.context(kind.name)),
         }
-    }
-    if let Some(file) = picture.filter(|_| ran > 0) {
-        file.write(chart::draw(&bench.plan.asked, &panels)?.as_bytes())?;
     }
     if ran == 0 || failed > 0 {
         bail!("{ran} resources were replayed over, and {failed} failed");
@@ -156,17 +146,6 @@ fn is_of_the_device(error: &anyhow::Error) -> bool {
         kind,
         Some(ErrorKind::NotSupported | ErrorKind::SymbolMissing | ErrorKind::OutOfMemory)
     )
-}
-
-fn title(name: &str, known: bool, adaptors: &[Adaptor]) -> String {
-    let mut title = name.to_owned();
-    for adaptor in adaptors {
-        title += &format!(" + {adaptor}");
-    }
-    if !known {
-        title += " (used and reserved computed from the operations)";
-    }
-    title + ", pass 0"
 }
 
 fn progress(name: &'static str, bench: &Bench<'_>, curve: bool) -> Result<ProgressBar> {

@@ -36,9 +36,6 @@ pub(crate) struct Figures {
     pub(crate) driver_calls: u64,
 }
 
-/// Bytes used and reserved after each operation of a pass.
-pub(crate) type Curve = Vec<(u64, u64)>;
-
 pub(crate) struct Bench<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) device: Device,
@@ -161,26 +158,28 @@ impl Bench<'_> {
         Ok(all)
     }
 
-    /// A first pass that looks at the resource after each operation.
-    pub(crate) fn curve(&self, kind: &Kind, bar: &ProgressBar) -> Result<Curve> {
+    /// The bytes reserved after each operation of a first pass; `None` if the resource does not count them.
+    pub(crate) fn reserved(&self, kind: &Kind, bar: &ProgressBar) -> Result<Option<Vec<u64>>> {
         let made = self.make(kind, self.device)?;
+        if made.levels()?.is_none() {
+            return Ok(None);
+        }
         let streams = self.streams(self.device)?;
-        let mut curve = Curve::new();
+        let mut reserved = Vec::new();
         self.stage(&made.resource, &streams, bar).passes(
             1,
             || {
                 Ok(Sampler {
                     made: &made,
-                    asked: &self.plan.asked,
-                    curve: Vec::with_capacity(self.plan.steps.len()),
+                    reserved: Vec::with_capacity(self.plan.steps.len()),
                 })
             },
             |sampler| {
-                curve = sampler.curve;
+                reserved = sampler.reserved;
                 Ok(())
             },
         )?;
-        Ok(curve)
+        Ok(Some(reserved))
     }
 }
 
@@ -321,17 +320,14 @@ impl Watch for Calls<'_> {
 /// Asks the resource after each operation.
 struct Sampler<'a> {
     made: &'a Made,
-    asked: &'a [u64],
-    curve: Curve,
+    reserved: Vec<u64>,
 }
 
 impl Watch for Sampler<'_> {
-    fn done(&mut self, index: usize) -> Result<()> {
+    fn done(&mut self, _: usize) -> Result<()> {
         let levels = self.made.levels()?;
-        let asked = self.asked[index];
-        self.curve.push(levels.map_or((asked, asked), |levels| {
-            (levels.used, levels.reserved.current)
-        }));
+        self.reserved
+            .extend(levels.map(|levels| levels.reserved.current));
         Ok(())
     }
 }

@@ -70,10 +70,9 @@ impl Kind {
     }
 }
 
-/// Bytes handed out and bytes held.
+/// The highest number of bytes handed out, and the bytes held.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Levels {
-    pub(crate) used: u64,
     /// `None` if nobody keeps it.
     pub(crate) used_high: Option<u64>,
     pub(crate) reserved: Usage,
@@ -116,7 +115,6 @@ impl Made {
             move || {
                 let stats = read.stats()?;
                 Ok(Levels {
-                    used: stats.used.current,
                     used_high: Some(stats.used.high),
                     reserved: stats.reserved,
                 })
@@ -132,7 +130,6 @@ impl Made {
             move || {
                 let stats = read.stats();
                 Ok(Levels {
-                    used: stats.live,
                     used_high: None,
                     reserved: Usage {
                         current: stats.reserved,

@@ -114,7 +114,7 @@ fn main() -> ExitCode {
             streams_and_threads_keep_the_order_of_the_log;
         comparing: every_resource_is_in_it_or_named_with_the_reason,
             what_a_device_lacks_is_told_and_no_failure;
-        pictures: a_picture_is_well_formed_and_shows_each_resource;
+        pictures: a_picture_is_well_formed_and_shows_each_resource, curves_are_kept_and_levels_are_drawn;
         arguments: adaptors_are_put_on_from_the_inside, bad_arguments_are_named,
             running_out_is_told_with_the_operation;
     };

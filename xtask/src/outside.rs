@@ -1,0 +1,179 @@
+//! A program outside the workspace, made from the README alone, as a new user would make it.
+//!
+//! The crates come from git: cargo names their files otherwise than those of a workspace, and only what is
+//! committed is there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args as ClapArgs;
+
+use crate::workspace;
+
+/// What the README has in the place of the repository's address.
+const URL: &str = "URL-OF-THIS-REPOSITORY";
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// Where the program is made, and kept; without it in a scratch folder
+    #[arg(long, value_name = "FOLDER")]
+    into: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = workspace::root();
+    let readme = workspace::read(&root.join("README.md"))?;
+    let scratch = tempfile::tempdir()?;
+    let folder = args.into.as_deref().unwrap_or(scratch.path());
+    let program = Program::of(&readme)?;
+    program.write(folder, &root)?;
+
+    let output = cargo(folder, &["test", "--quiet"])?;
+    print!("{output}");
+    ensure!(output.contains("1 passed"), "the README's test did not run");
+    let shown = program.run(folder)?;
+    print!("{shown}");
+    for line in program.output.lines() {
+        let promised = line.trim_end_matches(" …");
+        ensure!(
+            shown.contains(promised),
+            "the README shows this line, and the program does not print it: {promised}"
+        );
+    }
+    Ok(())
+}
+
+/// The parts of the README that make a program.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    dependencies: String,
+    main: String,
+    /// What the README says that it prints; a line that ends in `…` goes on.
+    output: String,
+    test: String,
+}
+
+impl Program {
+    fn of(readme: &str) -> Result<Self> {
+        let block = |language: &str, place: usize| {
+            let found = blocks(readme, language).nth(place);
+            found.with_context(|| format!("the README has no code block {place} of {language}"))
+        };
+        let program = Self {
+            dependencies: block("toml", 0)?,
+            main: block("rust", 0)?,
+            output: block("text", 0)?,
+            test: block("rust", 1)?,
+        };
+        ensure!(
+            program.dependencies.contains(URL),
+            "the README's dependencies lack {URL}"
+        );
+        ensure!(
+            program.main.contains("fn main"),
+            "the README's first example has no main"
+        );
+        ensure!(
+            program.test.contains("#[test]"),
+            "the README's second example is no test"
+        );
+        Ok(program)
+    }
+
+    fn write(&self, folder: &Path, root: &Path) -> Result<()> {
+        std::fs::create_dir_all(folder.join("src"))?;
+        std::fs::create_dir_all(folder.join("tests"))?;
+        let repository = format!("file://{}", root.display());
+        let package = "[package]\nname = \"outside\"\nversion = \"0.1.0\"\nedition = \"2024\"\n";
+        let manifest = format!("{package}\n{}", self.dependencies.replace(URL, &repository));
+        workspace::write(&folder.join("Cargo.toml"), &manifest)?;
+        workspace::write(&folder.join("src/main.rs"), &self.main)?;
+        workspace::write(&folder.join("tests/gpu.rs"), &self.test)
+    }
+
+    /// On the simulated driver: the example ends with an error that says how much memory there is.
+    fn run(&self, folder: &Path) -> Result<String> {
+        let mut command = Command::new(folder.join("target/debug/outside"));
+        command.env("CUDA_DRIVER_SYS_LIBRARY", simulator(folder)?);
+        let output = command
+            .output()
+            .with_context(|| format!("could not start {command:?}"))?;
+        ensure!(
+            output.status.code() == Some(1),
+            "it ended with {}",
+            output.status
+        );
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text += &String::from_utf8_lossy(&output.stderr);
+        Ok(text)
+    }
+}
+
+/// The library that cargo built for the test, whose name has a hash in it.
+fn simulator(folder: &Path) -> Result<PathBuf> {
+    for entry in std::fs::read_dir(folder.join("target/debug/deps"))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("libcuda_sim-") && name.ends_with(".so") {
+            return Ok(path);
+        }
+    }
+    bail!("cargo built no libcuda_sim")
+}
+
+fn cargo(folder: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = workspace::cargo();
+    command.current_dir(folder).args(arguments);
+    // The folder is a project of its own, whatever this one is built with.
+    command.env_remove("CARGO_TARGET_DIR");
+    workspace::output(&mut command)
+}
+
+/// The contents of the code blocks of a language.
+fn blocks<'a>(markdown: &'a str, language: &'a str) -> impl Iterator<Item = String> + 'a {
+    let mut lines = markdown.lines();
+    std::iter::from_fn(move || {
+        lines.find(|line| line.strip_prefix("```") == Some(language))?;
+        let block = lines.by_ref().take_while(|line| *line != "```");
+        Some(block.map(|line| format!("{line}\n")).collect())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const README: &str = "# A crate\n```toml\n[dependencies]\nx = { git = \"URL-OF-THIS-REPOSITORY\" }\n```\n\
+                          ```rust\nfn main() {}\n```\n```text\nhello …\n```\n```rust,ignore\nno\n```\n\
+                          ```rust\n#[test]\nfn works() {}\n```\n";
+
+    #[test]
+    fn the_parts_are_found_in_their_order() {
+        let program = Program::of(README).expect("a whole README");
+        assert_eq!(program.main, "fn main() {}\n");
+        assert_eq!(program.output, "hello …\n");
+        assert_eq!(program.test, "#[test]\nfn works() {}\n");
+    }
+
+    #[test]
+    fn a_part_that_is_absent_is_named() {
+        for (part, word) in [
+            ("```toml", "toml"),
+            ("```text", "text"),
+            ("#[test]", "no test"),
+            ("fn main", "no main"),
+            (URL, URL),
+        ] {
+            let without = README.replace(part, "");
+            let error = Program::of(&without).expect_err(part).to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_readme_has_all_parts() {
+        let readme = workspace::read(&workspace::root().join("README.md")).expect("it is there");
+        Program::of(&readme).expect("a whole README");
+    }
+}
