@@ -73,7 +73,7 @@ pub(crate) fn curves_are_kept_and_levels_are_drawn(lab: &Lab) -> Result<()> {
     let path = log.path.display().to_string();
     let output = replay(lab, &[&path, "--svg", &svg, "--level", "peak=much"])?;
     refused(&output, 2, &["--level", "peak=much"])?;
-    let output = replay(lab, &[&path, "--level", "peak=1G"])?;
+    let output = replay(lab, &[&path, "--level", "peak=1GiB"])?;
     refused(&output, 2, &["--svg"])
 }
 
