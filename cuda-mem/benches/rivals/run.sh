@@ -106,7 +106,7 @@ run() { # ROUND SUBJECT PROGRAM ARGUMENT...
         echo 'no time was left' >"$base.log"
         status=124
     else
-        timeout $((left < longest_run ? left : longest_run)) "$program" "$@" --subject "$subject" \
+        timeout -k 5 $((left < longest_run ? left : longest_run)) "$program" "$@" --subject "$subject" \
             "${effort[@]}" >"$base.jsonl" 2>"$base.log" || status=$?
     fi
     echo "$status" >"$base.status"
