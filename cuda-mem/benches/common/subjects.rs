@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 
 use anyhow::Result;
-use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, ReleaseThreshold, Stream};
+use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Stream};
 
 use crate::mix::Allocator;
 
@@ -18,15 +18,10 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// A new one: `pool`, `pool-kept`, which gives nothing back when streams synchronise, or `arena`.
+    /// A new one: `pool` or `arena`.
     pub(crate) fn new(name: &str, device: &Device) -> Result<Self> {
         Ok(match name {
             "pool" => Self::Pool(MemoryPool::builder(device).build()?),
-            "pool-kept" => Self::Pool(
-                MemoryPool::builder(device)
-                    .release_threshold(ReleaseThreshold::Never)
-                    .build()?,
-            ),
             _ => Self::Arena(Arena::builder(device).build()?),
         })
     }

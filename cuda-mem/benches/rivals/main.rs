@@ -28,7 +28,7 @@ use mix::Allocator;
 use subjects::{Block, Subject};
 use workloads::{Options, Rival};
 
-const SUBJECTS: [&str; 3] = ["pool", "pool-kept", "arena"];
+const SUBJECTS: [&str; 2] = ["pool", "arena"];
 
 fn main() -> Result<()> {
     let trace = gpt2::read()?;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the allocators of rivals/README.md in turn on the first GPU of this machine.
 #
-#     ./run-rivals.sh [--quick] [--only SUBJECT]... OUTPUT_DIR
+#     ./run-rivals.sh [--quick] [--rounds N] [--only SUBJECT]... OUTPUT_DIR
 #
 # Writes rivals.json, and what every program printed, to OUTPUT_DIR, and prints a table. What cannot be built
 # or run has a row that says so. Ends within six minutes. For the bundle that `cargo xtask bundle --rivals` makes.
@@ -17,6 +17,10 @@ only=' '
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --quick) effort=(--quick) ;;
+        --rounds)
+            rounds=$2
+            shift
+            ;;
         --only)
             only+="$2 "
             shift
@@ -121,7 +125,6 @@ for ((round = 1; round <= rounds; round++)); do
     run "$round" torch "$build/torch" --log "$log"
     run "$round" cudarc "$here/bin/rivals-cudarc" --rivals
     run "$round" rmm-arena "$build/rmm" --log "$log"
-    run "$round" pool-kept "$here/bin/rivals-cuda-mem"
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True run "$round" torch-expandable "$build/torch" --log "$log"
     run "$round" cudarc-untracked "$here/bin/rivals-cudarc" --rivals
     run "$round" rmm-async "$build/rmm" --log "$log"

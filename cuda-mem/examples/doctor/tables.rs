@@ -123,7 +123,7 @@ fn library(page: &mut Page, library: &Library, version: &str) {
     if library.simulated {
         page.line("        SIMULATED: nothing below is about the hardware of this machine");
     } else if let Some(kernel) = kernel_module() {
-        page.line(format_args!("kernel module: {kernel}"));
+        page.line(wrapped("kernel module: ", &kernel));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Finding;
+use super::markdown::lines_outside_fences;
 use super::source::Text;
 
 pub(super) fn check(file: &Text, paths: &BTreeSet<String>) -> Vec<Finding> {
@@ -65,19 +66,10 @@ fn exists(path: &str, paths: &BTreeSet<String>) -> bool {
 /// The targets of `[text](target)`, `[label]: target`, `href="target"` and `src="target"` outside
 /// code, with their lines.
 fn links(text: &str) -> Vec<(usize, &str)> {
-    let mut found = Vec::new();
-    let mut fence: Option<&str> = None;
-    for (index, line) in text.lines().enumerate() {
-        let start = line.trim_start();
-        let mark = ["```", "~~~"].into_iter().find(|m| start.starts_with(m));
-        match (fence, mark) {
-            (None, Some(_)) => fence = mark,
-            (Some(open), Some(close)) if open == close => fence = None,
-            (None, None) => found.extend(in_line(line).into_iter().map(|link| (index + 1, link))),
-            _ => {}
-        }
-    }
-    found
+    let lines = lines_outside_fences(text).into_iter();
+    lines
+        .flat_map(|(number, _, line)| in_line(line).into_iter().map(move |link| (number, link)))
+        .collect()
 }
 
 fn in_line(line: &str) -> Vec<&str> {

@@ -6,11 +6,13 @@
 
 mod aliases;
 mod driver_calls;
+mod figures;
 mod folders;
 mod generated;
 mod layers;
 mod links;
 mod lock;
+mod markdown;
 mod rules;
 mod size;
 pub(crate) mod source;
@@ -92,6 +94,7 @@ fn check(root: &Path) -> Result<(usize, Vec<Finding>)> {
     let (rust, unparsed) = source::parse_all(&tree.texts);
     findings.extend(unparsed);
     findings.extend(rules::check(&tree.texts, &rust));
+    findings.extend(figures::check(&tree.texts));
     for file in &rust {
         findings.extend(aliases::check(file));
         findings.extend(driver_calls::check(file));
