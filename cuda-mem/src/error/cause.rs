@@ -33,11 +33,11 @@ pub(super) enum Cause {
     #[error("gdrcopy's library has no {0}; install a newer one")]
     GdrLacks(&'static str),
     #[error("gdrcopy's library did not open /dev/gdrdrv: {words}. {hint}", words = gdr::words(.0), hint = gdr::hint(.0))]
-    GdrClosed(#[source] std::io::Error),
-    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(source))]
+    GdrClosed(std::io::Error),
+    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(error))]
     Errno {
         function: &'static str,
-        source: std::io::Error,
+        error: std::io::Error,
         asked: Option<String>,
     },
     #[error("no window: {0}")]
@@ -88,10 +88,10 @@ pub(super) enum Cause {
     NotPermitted(String),
     #[error("{0}")]
     PeerGone(String),
-    #[error("{what} failed: {source}")]
+    #[error("{what} failed: {error}")]
     System {
         what: &'static str,
-        source: std::io::Error,
+        error: std::io::Error,
     },
     #[error("{function} answered {code}: {meaning}")]
     Meant {

@@ -42,7 +42,7 @@ pub enum ErrorKind {
     InUse,
     /// The other process, or what it had made, is gone.
     PeerGone,
-    /// The operating system refused something; see the error's source.
+    /// The operating system refused something; see [`Error::io_error`](crate::Error::io_error).
     System,
     /// A stream is being captured into a graph, and this cannot be done meanwhile.
     Capturing,
