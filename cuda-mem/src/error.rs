@@ -58,6 +58,7 @@ impl Error {
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
         if let Cause::Driver { asked, .. }
+        | Cause::NoDevice { asked, .. }
         | Cause::Code { asked, .. }
         | Cause::Nvml { asked, .. }
         | Cause::Errno { asked, .. } = &mut *self.0
@@ -174,6 +175,24 @@ impl Error {
         }
     }
 
+    /// Says what to do if the driver has no such device; other errors stay.
+    #[must_use]
+    pub(crate) fn no_device(self, hint: impl FnOnce() -> String) -> Self {
+        match *self.0 {
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } if kind_of(code) == ErrorKind::InvalidDevice => Self::from(Cause::NoDevice {
+                function,
+                code,
+                asked,
+                hint: hint(),
+            }),
+            other => Self::from(other),
+        }
+    }
+
     /// Says what a code means where it means more than its name.
     #[must_use]
     pub(crate) fn meaning(self, when: CUresult, kind: ErrorKind, meaning: &'static str) -> Self {
@@ -265,6 +284,7 @@ impl Error {
             Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::GdrLacks(_) => {
                 ErrorKind::SymbolMissing
             }
+            Cause::NoDevice { .. } => ErrorKind::InvalidDevice,
             Cause::Nvml { code, .. } => kind_of_nvml(*code),
             Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
@@ -285,9 +305,10 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match &*self.0 {
-            Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Meant { code, .. } => {
-                Some(*code)
-            }
+            Cause::Driver { code, .. }
+            | Cause::NoDevice { code, .. }
+            | Cause::Code { code, .. }
+            | Cause::Meant { code, .. } => Some(*code),
             Cause::OutOfMemory { refusal, .. } => refusal.code(),
             _ => None,
         }
@@ -298,6 +319,7 @@ impl Error {
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
             Cause::Driver { function, .. }
+            | Cause::NoDevice { function, .. }
             | Cause::Code { function, .. }
             | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),

@@ -53,6 +53,13 @@ pub(super) enum Cause {
         code: CUresult,
         asked: Option<String>,
     },
+    #[error("{function} answered {code}{}; {hint}", Asked(asked))]
+    NoDevice {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+        hint: String,
+    },
     #[error(
         "{refusal}{}: {memory}. {}, then try again",
         Asked(asked),

@@ -24,6 +24,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::NoWindow(_) => "NoWindow",
         Cause::NvmlForked => "NvmlForked",
         Cause::Driver { .. } => "Driver",
+        Cause::NoDevice { .. } => "NoDevice",
         Cause::OutOfMemory { .. } => "OutOfMemory",
         Cause::Code { .. } => "Code",
         Cause::Told { .. } => "Told",
@@ -44,7 +45,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// As many as `name` has arms.
-const VARIANTS: usize = 28;
+const VARIANTS: usize = 29;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -92,6 +93,12 @@ fn samples() -> Vec<Error> {
             function: "cuMemFree_v2",
             code,
             asked: asked(),
+        },
+        Cause::NoDevice {
+            function: "cuDeviceGet",
+            code: CUresult::CUDA_ERROR_INVALID_DEVICE,
+            asked: asked(),
+            hint: "ask for another one".to_owned(),
         },
         Cause::OutOfMemory {
             refusal: Refusal::Told(text()),
