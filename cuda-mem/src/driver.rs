@@ -1,5 +1,6 @@
 //! The driver: opened, initialised, asked for its version.
 
+mod log;
 pub(crate) mod start;
 
 use std::fmt;

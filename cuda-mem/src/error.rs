@@ -59,6 +59,7 @@ impl Error {
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
         if let Cause::Driver { asked, .. }
         | Cause::NoDevice { asked, .. }
+        | Cause::Logged { asked, .. }
         | Cause::Code { asked, .. }
         | Cause::Nvml { asked, .. }
         | Cause::Errno { asked, .. } = &mut *self.0
@@ -166,6 +167,24 @@ impl Error {
                 code,
                 asked,
             } if !log.is_empty() => Self::from(Cause::Code {
+                function,
+                code,
+                asked,
+                log,
+            }),
+            other => Self::from(other),
+        }
+    }
+
+    /// Adds what the driver's log says about the call, if the compiler of PTX said nothing.
+    #[must_use]
+    pub(crate) fn with_driver_log(self, log: String) -> Self {
+        match *self.0 {
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } => Self::from(Cause::Logged {
                 function,
                 code,
                 asked,
@@ -286,7 +305,9 @@ impl Error {
             }
             Cause::NoDevice { .. } => ErrorKind::InvalidDevice,
             Cause::Nvml { code, .. } => kind_of_nvml(*code),
-            Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
+            Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Logged { code, .. } => {
+                kind_of(*code)
+            }
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
@@ -307,6 +328,7 @@ impl Error {
         match &*self.0 {
             Cause::Driver { code, .. }
             | Cause::NoDevice { code, .. }
+            | Cause::Logged { code, .. }
             | Cause::Code { code, .. }
             | Cause::Meant { code, .. } => Some(*code),
             Cause::OutOfMemory { refusal, .. } => refusal.code(),
@@ -320,6 +342,7 @@ impl Error {
         match &*self.0 {
             Cause::Driver { function, .. }
             | Cause::NoDevice { function, .. }
+            | Cause::Logged { function, .. }
             | Cause::Code { function, .. }
             | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
@@ -338,6 +361,17 @@ impl Error {
     pub fn jit_log(&self) -> Option<&str> {
         match &*self.0 {
             Cause::Code { log, .. } => Some(log),
+            _ => None,
+        }
+    }
+
+    /// What the driver's own log says about the call, for code that could not be loaded or launched. Drivers have a
+    /// log since CUDA 12.9.
+    #[doc(alias = "cuLogsDumpToMemory")]
+    #[must_use]
+    pub fn driver_log(&self) -> Option<&str> {
+        match &*self.0 {
+            Cause::Logged { log, .. } => Some(log),
             _ => None,
         }
     }

@@ -77,6 +77,17 @@ pub(super) enum Cause {
         asked: Option<String>,
         log: String,
     },
+    #[error(
+        "{function} answered {code}{}{}. The driver's log says: {log}",
+        Asked(asked),
+        advice(kind_of(*code))
+    )]
+    Logged {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+        log: String,
+    },
     #[error("{text}")]
     Told { kind: ErrorKind, text: String },
     #[error("the host has no memory for a copy of {} back from the device", Bytes(*bytes))]

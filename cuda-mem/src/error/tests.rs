@@ -27,6 +27,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::NoDevice { .. } => "NoDevice",
         Cause::OutOfMemory { .. } => "OutOfMemory",
         Cause::Code { .. } => "Code",
+        Cause::Logged { .. } => "Logged",
         Cause::Told { .. } => "Told",
         Cause::HostMemory { .. } => "HostMemory",
         Cause::DriverTooOld { .. } => "DriverTooOld",
@@ -45,7 +46,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// As many as `name` has arms.
-const VARIANTS: usize = 29;
+const VARIANTS: usize = 30;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -110,6 +111,12 @@ fn samples() -> Vec<Error> {
             code,
             asked: asked(),
             log: "line 1; error".to_owned(),
+        },
+        Cause::Logged {
+            function: "cuLaunchKernel",
+            code,
+            asked: asked(),
+            log: "a reason".to_owned(),
         },
         Cause::Told {
             kind: ErrorKind::Other,
