@@ -358,12 +358,20 @@ bitflags! {
     }
 }
 
+/// `A | B`, or `none`.
+pub(crate) fn write_flags<F>(f: &mut fmt::Formatter<'_>, flags: &F) -> fmt::Result
+where
+    F: bitflags::Flags<Bits: bitflags::parser::WriteHex>,
+{
+    if flags.is_empty() {
+        return f.write_str("none");
+    }
+    bitflags::parser::to_writer(flags, f)
+}
+
 impl fmt::Display for HandleTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_empty() {
-            return f.write_str("none");
-        }
-        bitflags::parser::to_writer(self, f)
+        write_flags(f, self)
     }
 }
 

@@ -87,7 +87,7 @@ impl Function {
     ) -> Result<()> {
         if stream.context() != self.context() {
             return Err(Error::invalid(format!(
-                "{self:?} cannot run on {stream:?}, which is of another context; load it there too"
+                "{self} cannot run on {stream}, which is of another context; load it there too"
             )));
         }
         recording::refuse(self.table(), stream.as_raw())?;
