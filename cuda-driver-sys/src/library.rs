@@ -79,6 +79,9 @@ mod tests {
             open_any(["/nowhere/a.so".into(), "/nowhere/b.so".into()]).expect_err("neither exists");
         assert_eq!(error.attempts().len(), 2);
         let text = error.to_string();
+        assert_eq!(format!("{error:?}"), text);
+        let structure = format!("{error:#?}");
+        assert!(structure.starts_with("LoadError {"), "{structure}");
         assert!(
             text.contains("/nowhere/a.so") && text.contains("/nowhere/b.so"),
             "{text}"

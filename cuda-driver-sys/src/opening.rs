@@ -174,7 +174,7 @@ macro_rules! library {
         }
 
         $(#[$error_docs])*
-        #[derive(Clone, Debug)]
+        #[derive(Clone)]
         pub struct $error {
             attempts: Vec<$crate::Attempt>,
         }
@@ -192,6 +192,18 @@ macro_rules! library {
                 f.write_str(concat!("no ", $name, " could be opened; tried "))?;
                 $crate::opening::write_attempts(f, &self.attempts)?;
                 write!(f, $advice)
+            }
+        }
+
+        /// The message, which is what a `main` that returns an error shows; `{:#?}` prints the structure.
+        impl ::std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                if !f.alternate() {
+                    return ::std::fmt::Display::fmt(self, f);
+                }
+                f.debug_struct(stringify!($error))
+                    .field("attempts", &self.attempts)
+                    .finish()
             }
         }
 

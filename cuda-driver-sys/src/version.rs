@@ -108,7 +108,7 @@ impl Symbol {
 }
 
 /// The driver does not export a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct MissingSymbol {
     /// What was looked for.
     pub symbol: &'static str,
@@ -138,4 +138,33 @@ impl fmt::Display for MissingSymbol {
     }
 }
 
+/// The message; `{:#?}` prints the structure.
+impl fmt::Debug for MissingSymbol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        f.debug_struct("MissingSymbol")
+            .field("symbol", &self.symbol)
+            .field("since", &self.since)
+            .finish()
+    }
+}
+
 impl std::error::Error for MissingSymbol {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_symbol_is_printed_as_its_message_and_on_request_as_its_structure() {
+        for symbol in ["cuMemPoolCreate", "cuTeapot"] {
+            let missing = MissingSymbol::new(symbol);
+            assert_eq!(format!("{missing:?}"), missing.to_string());
+            let structure = format!("{missing:#?}");
+            assert!(structure.starts_with("MissingSymbol {"), "{structure}");
+            assert!(structure.contains("since"), "{structure}");
+        }
+    }
+}

@@ -401,6 +401,17 @@ impl PartialEq for Context {
 
 impl Eq for Context {}
 
+/// Its device, in words; with its address if it was handed in.
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_primary {
+            write!(f, "context of {}", self.0.device)
+        } else {
+            write!(f, "context {:p} of {}", self.0.raw, self.0.device)
+        }
+    }
+}
+
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ordinal = self.0.device.ordinal();

@@ -146,7 +146,7 @@ impl Device {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{self:?} does not reach the memory of {resource:?}"
+            "{self} does not reach the memory of {resource:?}"
         )))
     }
 }

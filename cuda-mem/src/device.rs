@@ -35,23 +35,30 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none.
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none. The text quotes what `CUDA_VISIBLE_DEVICES` was
+    /// when the driver was initialised.
     #[doc(alias = "cuDeviceGet")]
     pub fn device(&self, ordinal: usize) -> Result<Device> {
         // An ordinal beyond the driver's int is a device that is not there.
         let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
         // SAFETY: the driver is initialised.
-        let raw = unsafe { raw::device::get(self.table(), asked) }.map_err(|error| {
-            error.asked(|| match self.device_count() {
-                Ok(count) => format!("device {ordinal} of {count}"),
-                Err(_) => format!("device {ordinal}"),
-            })
-        })?;
+        let raw = unsafe { raw::device::get(self.table(), asked) }
+            .map_err(|error| self.not_there(ordinal, error))?;
         Ok(Device {
             driver: *self,
             raw,
             ordinal: asked.unsigned_abs(),
         })
+    }
+
+    #[cold]
+    fn not_there(&self, ordinal: usize, error: Error) -> Error {
+        match self.device_count() {
+            Ok(count) => error
+                .asked(|| format!("device {ordinal} of {count}"))
+                .no_device(|| self.start_facts().hint(count)),
+            Err(_) => error.asked(|| format!("device {ordinal}")),
+        }
     }
 
     /// All visible devices, in the order of their ordinals.
@@ -238,15 +245,16 @@ impl Device {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Device({})", self.ordinal)
-    }
-}
-
+/// `device 0`, by its ordinal.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "device {}", self.ordinal)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.ordinal)
     }
 }
 
@@ -350,12 +358,20 @@ bitflags! {
     }
 }
 
+/// `A | B`, or `none`.
+pub(crate) fn write_flags<F>(f: &mut fmt::Formatter<'_>, flags: &F) -> fmt::Result
+where
+    F: bitflags::Flags<Bits: bitflags::parser::WriteHex>,
+{
+    if flags.is_empty() {
+        return f.write_str("none");
+    }
+    bitflags::parser::to_writer(flags, f)
+}
+
 impl fmt::Display for HandleTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_empty() {
-            return f.write_str("none");
-        }
-        bitflags::parser::to_writer(self, f)
+        write_flags(f, self)
     }
 }
 

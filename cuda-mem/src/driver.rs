@@ -1,5 +1,6 @@
 //! The driver: opened, initialised, asked for its version.
 
+mod log;
 pub(crate) mod start;
 
 use std::fmt;
@@ -41,7 +42,8 @@ impl Driver {
     /// # Errors
     ///
     /// [`DriverMissing`](crate::ErrorKind::DriverMissing) lists everything that was tried.
-    /// [`InvalidDevice`](crate::ErrorKind::InvalidDevice) if the driver finds no GPU.
+    /// [`InvalidDevice`](crate::ErrorKind::InvalidDevice) if the driver finds no GPU; the text quotes
+    /// `CUDA_VISIBLE_DEVICES`.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
         static DRIVER: OnceCell<Driver> = OnceCell::new();

@@ -9,6 +9,8 @@ mod gdr;
 mod kind;
 mod memory;
 mod nvml;
+#[cfg(test)]
+mod tests;
 
 pub use failed::Failed;
 pub use kind::ErrorKind;
@@ -56,6 +58,8 @@ impl Error {
     #[must_use]
     pub(crate) fn asked(mut self, text: impl FnOnce() -> String) -> Self {
         if let Cause::Driver { asked, .. }
+        | Cause::NoDevice { asked, .. }
+        | Cause::Logged { asked, .. }
         | Cause::Code { asked, .. }
         | Cause::Nvml { asked, .. }
         | Cause::Errno { asked, .. } = &mut *self.0
@@ -150,8 +154,8 @@ impl Error {
         Self::from(Cause::PeerGone(text))
     }
 
-    pub(crate) fn system(what: &'static str, source: std::io::Error) -> Self {
-        Self::from(Cause::System { what, source })
+    pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
+        Self::from(Cause::System { what, error })
     }
 
     /// Adds what the compiler of PTX said, if it said anything.
@@ -167,6 +171,42 @@ impl Error {
                 code,
                 asked,
                 log,
+            }),
+            other => Self::from(other),
+        }
+    }
+
+    /// Adds what the driver's log says about the call, if the compiler of PTX said nothing.
+    #[must_use]
+    pub(crate) fn with_driver_log(self, log: String) -> Self {
+        match *self.0 {
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } => Self::from(Cause::Logged {
+                function,
+                code,
+                asked,
+                log,
+            }),
+            other => Self::from(other),
+        }
+    }
+
+    /// Says what to do if the driver has no such device; other errors stay.
+    #[must_use]
+    pub(crate) fn no_device(self, hint: impl FnOnce() -> String) -> Self {
+        match *self.0 {
+            Cause::Driver {
+                function,
+                code,
+                asked,
+            } if kind_of(code) == ErrorKind::InvalidDevice => Self::from(Cause::NoDevice {
+                function,
+                code,
+                asked,
+                hint: hint(),
             }),
             other => Self::from(other),
         }
@@ -258,13 +298,16 @@ impl Error {
             Cause::Load(_) => ErrorKind::DriverMissing,
             Cause::NvmlLoad(_) => ErrorKind::NvmlMissing,
             Cause::GdrLoad(_) | Cause::GdrClosed(_) => ErrorKind::GdrMissing,
-            Cause::Errno { source, .. } => gdr::kind_of_errno(source),
+            Cause::Errno { error, .. } => gdr::kind_of_errno(error),
             Cause::NoWindow(_) => ErrorKind::NoWindow,
             Cause::Missing(_) | Cause::NvmlLacks(_) | Cause::GdrLacks(_) => {
                 ErrorKind::SymbolMissing
             }
+            Cause::NoDevice { .. } => ErrorKind::InvalidDevice,
             Cause::Nvml { code, .. } => kind_of_nvml(*code),
-            Cause::Driver { code, .. } | Cause::Code { code, .. } => kind_of(*code),
+            Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Logged { code, .. } => {
+                kind_of(*code)
+            }
             Cause::OutOfMemory { .. } | Cause::HostMemory { .. } => ErrorKind::OutOfMemory,
             Cause::DriverTooOld { .. } | Cause::NotSupported(_) => ErrorKind::NotSupported,
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
@@ -283,9 +326,11 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match &*self.0 {
-            Cause::Driver { code, .. } | Cause::Code { code, .. } | Cause::Meant { code, .. } => {
-                Some(*code)
-            }
+            Cause::Driver { code, .. }
+            | Cause::NoDevice { code, .. }
+            | Cause::Logged { code, .. }
+            | Cause::Code { code, .. }
+            | Cause::Meant { code, .. } => Some(*code),
             Cause::OutOfMemory { refusal, .. } => refusal.code(),
             _ => None,
         }
@@ -296,6 +341,8 @@ impl Error {
     pub fn function(&self) -> Option<&'static str> {
         match &*self.0 {
             Cause::Driver { function, .. }
+            | Cause::NoDevice { function, .. }
+            | Cause::Logged { function, .. }
             | Cause::Code { function, .. }
             | Cause::Meant { function, .. } => Some(function),
             Cause::OutOfMemory { refusal, .. } => refusal.function(),
@@ -314,6 +361,17 @@ impl Error {
     pub fn jit_log(&self) -> Option<&str> {
         match &*self.0 {
             Cause::Code { log, .. } => Some(log),
+            _ => None,
+        }
+    }
+
+    /// What the driver's own log says about the call, for code that could not be loaded or launched. Drivers have a
+    /// log since CUDA 12.9.
+    #[doc(alias = "cuLogsDumpToMemory")]
+    #[must_use]
+    pub fn driver_log(&self) -> Option<&str> {
+        match &*self.0 {
+            Cause::Logged { log, .. } => Some(log),
             _ => None,
         }
     }
@@ -375,75 +433,16 @@ impl fmt::Display for Error {
     }
 }
 
+/// The message, as [`Display`](fmt::Display) prints it: it is what a `main` that returns an error shows.
+/// `{:#?}` prints the structure.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_driver_error_says_function_code_and_request() {
-        let error = Error::driver("cuDeviceGet", CUresult::CUDA_ERROR_INVALID_DEVICE)
-            .asked(|| "device 7 of 1".to_owned());
-        let text = error.to_string();
-        for part in [
-            "cuDeviceGet",
-            "(101)",
-            "device 7 of 1",
-            "CUDA_VISIBLE_DEVICES",
-        ] {
-            assert!(text.contains(part), "{text}");
+        if f.alternate() {
+            return fmt::Debug::fmt(&self.0, f);
         }
-    }
-
-    #[test]
-    fn only_an_answer_without_effect_leaves_the_memory_there() {
-        assert!(took_effect(&Ok(())));
-        assert!(!took_effect(&Err(Error::new(
-            ErrorKind::InvalidValue,
-            "no"
-        ))));
-        let fault = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
-        assert!(took_effect(&Err(Error::driver("cuMemFree_v2", fault))));
-    }
-
-    #[test]
-    fn an_unknown_code_is_kept() {
-        let error = Error::driver("cuInit", CUresult(54321));
-        assert_eq!(error.kind(), ErrorKind::Other);
-        assert_eq!(error.code(), Some(CUresult(54321)));
-        assert!(error.to_string().contains("54321"));
-    }
-
-    #[test]
-    fn numbers_are_only_added_to_out_of_memory() {
-        let report = || OutOfMemory {
-            asked: 40 << 20,
-            pool_used: Some(1),
-            ..OutOfMemory::default()
-        };
-        let error = Error::driver("cuMemAllocAsync", CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        let error = error.with_memory(report);
-        assert_eq!(
-            error.out_of_memory().map(|memory| memory.asked),
-            Some(40 << 20)
-        );
-        let text = error.to_string();
-        assert!(
-            text.contains("asked for 40.0 MiB, pool used 1 B."),
-            "{text}"
-        );
-        let other = Error::driver("cuMemAllocAsync", CUresult::CUDA_ERROR_INVALID_VALUE);
-        assert!(other.with_memory(report).out_of_memory().is_none());
+        fmt::Display::fmt(self, f)
     }
 }
+
+// No source: the message has the words of what is below it, and printers of chains would repeat them.
+impl std::error::Error for Error {}

@@ -141,7 +141,7 @@ impl Event {
         let stream = stream.into();
         if *stream.context() != self.context {
             return Err(Error::invalid(format!(
-                "the event belongs to {:?} and the stream to {:?}; an event marks streams of its own \
+                "the event belongs to the {} and the stream to the {}; an event marks streams of its own \
                  context only",
                 self.context,
                 stream.context()

@@ -152,7 +152,7 @@ impl Device {
             self.choice(|choice| (choice.strategy, choice.resource.clone()))?;
         match (strategy, fallback) {
             (Strategy::Direct { .. }, Fallback::Refuse) => Err(Error::not_supported(format!(
-                "{self:?} would get its memory from {strategy}, and that was refused"
+                "{self} would get its memory from {strategy}, and that was refused"
             ))),
             _ => Ok(resource),
         }

@@ -77,7 +77,7 @@ impl Location {
         let Self::Device(device) = self else {
             return Ok(());
         };
-        driver.require_same(device.driver(), format_args!("{what} and {device:?}"))
+        driver.require_same(device.driver(), format_args!("{what} and {device}"))
     }
 
     /// What the driver's two numbers mean.
@@ -101,7 +101,7 @@ impl Location {
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Device(device) => write!(f, "device {}", device.ordinal()),
+            Self::Device(device) => device.fmt(f),
             Self::Host => f.write_str("host"),
             Self::HostNuma(node) => write!(f, "NUMA node {node} of the host"),
             Self::Anywhere => f.write_str("anywhere"),
@@ -123,6 +123,16 @@ pub enum AllocationType {
     Managed,
     /// A type that is newer than this crate, by the driver's number.
     Other(u32),
+}
+
+impl fmt::Display for AllocationType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pinned => f.pad("pinned"),
+            Self::Managed => f.pad("managed"),
+            Self::Other(number) => write!(f, "type {number} of"),
+        }
+    }
 }
 
 impl AllocationType {

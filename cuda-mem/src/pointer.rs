@@ -1,5 +1,7 @@
 //! What the driver knows about an address.
 
+use std::fmt;
+
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool, CUpointer_attribute};
 
 use crate::driver::Driver;
@@ -18,6 +20,17 @@ pub enum MemoryKind {
     Managed,
     /// A kind that is newer than this crate, by the driver's number.
     Other(u32),
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device => f.pad("device"),
+            Self::Host => f.pad("host"),
+            Self::Managed => f.pad("managed"),
+            Self::Other(number) => write!(f, "kind {number} of"),
+        }
+    }
 }
 
 /// What the driver knows about an address. From [`Driver::pointer_info`].

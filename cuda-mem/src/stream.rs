@@ -314,6 +314,13 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
+/// Its handle and device, in words.
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:p} of {}", self.0.raw, self.0.context.device())
+    }
+}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({:p} of {:?})", self.0.raw, self.0.context)
@@ -365,7 +372,7 @@ impl<'a> StreamRef<'a> {
     fn enter_default(&self) -> Result<Option<Current<'a>>> {
         if self.is_elsewhere() {
             return Err(Error::invalid(format!(
-                "{self:?} is the own stream of another thread; use it there, or take a stream made by \
+                "{self} is the own stream of another thread; use it there, or take a stream made by \
                  `Context::stream`"
             )));
         }
@@ -384,7 +391,7 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn wait_elsewhere(&self) -> Result<()> {
         if recording::any() {
             return Err(Error::capturing(format!(
-                "{self:?} is the own stream of another thread, so all of its context would have to be waited for, \
+                "{self} is the own stream of another thread, so all of its context would have to be waited for, \
                  and that would spoil the capture that is going on; do it after the capture, or on that thread"
             )));
         }
@@ -456,6 +463,13 @@ impl PartialEq for StreamRef<'_> {
 }
 
 impl Eq for StreamRef<'_> {}
+
+/// As of [`Stream`].
+impl fmt::Display for StreamRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:p} of {}", self.raw, self.context.device())
+    }
+}
 
 impl fmt::Debug for StreamRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Context, CudaVersion, Device, Driver, ErrorKind, MemoryPool, Stream};
+use cuda_mem::{Context, CudaVersion, Device, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_sim::control::Control;
 
 /// Which driver the tests run on.
@@ -93,11 +93,7 @@ impl Lab {
             Ok("sim") => Self::sim(),
             Ok(other) => bail!("CUDA_MEM_TEST_BACKEND is {other:?}; it must be sim or gpu"),
             Err(_) => Self::gpu().or_else(|error| {
-                // Which library was tried and failed is not news on a machine without a GPU.
-                match error.downcast_ref().map(cuda_mem::Error::kind) {
-                    Some(ErrorKind::DriverMissing) => println!("no GPU driver found"),
-                    _ => println!("no GPU to test on: {error:#}"),
-                }
+                println!("{}: testing on the simulated driver", reason(&error));
                 Self::sim()
             }),
         }
@@ -200,6 +196,14 @@ impl Lab {
     /// As the driver answers.
     pub fn pool(&self) -> Result<MemoryPool> {
         Ok(MemoryPool::builder(&self.device()?).build()?)
+    }
+}
+
+/// Why there is no GPU to test on. What was tried in vain on a machine without a driver is no news.
+fn reason(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<Error>().map(Error::kind) {
+        Some(ErrorKind::DriverMissing) => "no GPU driver found".to_owned(),
+        _ => format!("no GPU to test on ({error:#})"),
     }
 }
 

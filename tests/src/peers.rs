@@ -198,7 +198,7 @@ mod streams {
             bail!("a stream of a device without access was taken");
         };
         ensure!(error.kind() == ErrorKind::InvalidValue && error.code().is_none());
-        ensure!(error.to_string().contains("Device(1)"), "{error}");
+        ensure!(error.to_string().contains("device 1"), "{error}");
         Ok(())
     }
 

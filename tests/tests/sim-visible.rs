@@ -24,6 +24,12 @@ mod machines {
         ))
     }
 
+    pub(crate) fn a_machine_without_a_device_is_told_apart_from_a_variable(
+        lab: &Lab,
+    ) -> Result<()> {
+        visible::a_machine_without_a_device_says_so(Machine::of(lab, &[("CUDA_SIM_DEVICES", "0")]))
+    }
+
     pub(crate) fn instances_are_shown_as_the_parser_says(lab: &Lab) -> Result<()> {
         visible::instances_are_shown_as_the_parser_says(
             Machine::of(lab, &[("CUDA_SIM_DEVICES", "4")]),
@@ -42,7 +48,8 @@ fn main() -> ExitCode {
     }
     let tests = cuda_mem_tests::tests! {
         machines: eight_devices_are_shown_as_the_parser_says,
-            one_device_is_shown_as_the_parser_says, instances_are_shown_as_the_parser_says;
+            one_device_is_shown_as_the_parser_says,
+            a_machine_without_a_device_is_told_apart_from_a_variable, instances_are_shown_as_the_parser_says;
     };
     let options = Options {
         sim_only: true,

@@ -34,6 +34,10 @@ mod devices {
     pub(crate) fn a_driver_without_devices_has_read_the_variable_too(lab: &Lab) -> Result<()> {
         visible::a_driver_without_devices_was_tried_all_the_same(machine(lab))
     }
+
+    pub(crate) fn a_device_that_is_not_there_quotes_the_variable(lab: &Lab) -> Result<()> {
+        visible::a_device_that_is_not_there_quotes_the_variable(machine(lab))
+    }
 }
 
 fn main() -> ExitCode {
@@ -44,7 +48,8 @@ fn main() -> ExitCode {
         devices: the_driver_shows_what_the_parser_says, a_change_after_the_start_is_told,
             they_are_chosen_before_the_driver_starts_and_not_after,
             who_initialised_the_driver_before_us_is_noticed,
-            a_driver_without_devices_has_read_the_variable_too;
+            a_driver_without_devices_has_read_the_variable_too,
+            a_device_that_is_not_there_quotes_the_variable;
     };
     run::main(&tests, Options::default())
 }

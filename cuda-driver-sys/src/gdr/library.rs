@@ -51,6 +51,9 @@ mod tests {
             open_any(["/nowhere/a.so".into(), "/nowhere/b.so".into()]).expect_err("neither exists");
         assert_eq!(error.attempts().len(), 2);
         let text = error.to_string();
+        assert_eq!(format!("{error:?}"), text);
+        let structure = format!("{error:#?}");
+        assert!(structure.starts_with("GdrLoadError {"), "{structure}");
         for part in [
             "/nowhere/a.so",
             "/nowhere/b.so",

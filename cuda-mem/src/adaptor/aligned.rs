@@ -1,5 +1,6 @@
 //! Larger alignments than upstream keeps.
 
+use super::debug_over;
 use std::alloc::Layout;
 use std::fmt;
 
@@ -94,10 +95,8 @@ fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
 /// Without the tables, which may be long.
 impl<U: fmt::Debug> fmt::Debug for AlignedAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AlignedAdaptor")
-            .field("upstream", &self.upstream)
-            .field("alignment", &self.alignment)
-            .finish_non_exhaustive()
+        let name = format!("AlignedAdaptor({})", self.alignment);
+        debug_over(f, &name, &self.upstream)
     }
 }
 

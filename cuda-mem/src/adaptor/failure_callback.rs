@@ -1,5 +1,6 @@
 //! Asking the program when memory runs out.
 
+use super::debug_over;
 use std::alloc::Layout;
 use std::fmt;
 
@@ -68,8 +69,6 @@ unsafe impl<U: MemoryResource, F: Fn(u64, &Error) -> bool + Send + Sync> MemoryR
 
 impl<U: fmt::Debug, F> fmt::Debug for FailureCallbackAdaptor<U, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailureCallbackAdaptor")
-            .field("upstream", &self.upstream)
-            .finish_non_exhaustive()
+        debug_over(f, "FailureCallbackAdaptor", &self.upstream)
     }
 }

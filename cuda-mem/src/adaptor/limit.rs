@@ -1,5 +1,8 @@
 //! No more than so many bytes at a time.
 
+use super::debug_over;
+use std::fmt;
+
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,11 +31,17 @@ use crate::stream::Stream;
 /// resource.alloc::<u8>(&stream, 600)?;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct LimitAdaptor<U> {
     upstream: U,
     limit: u64,
     allocated: AtomicU64,
+}
+
+impl<U: fmt::Debug> fmt::Debug for LimitAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = format!("LimitAdaptor({})", Bytes(self.limit));
+        debug_over(f, &name, &self.upstream)
+    }
 }
 
 impl<U: MemoryResource> LimitAdaptor<U> {

@@ -1,5 +1,6 @@
 //! A log of allocations in RMM's format.
 
+use super::debug_over;
 use std::alloc::Layout;
 use std::fmt;
 use std::fs::File;
@@ -307,9 +308,7 @@ impl<U> Drop for LoggingAdaptor<U> {
 
 impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoggingAdaptor")
-            .field("upstream", &self.upstream)
-            .finish_non_exhaustive()
+        debug_over(f, "LoggingAdaptor", &self.upstream)
     }
 }
 

@@ -36,6 +36,8 @@ macro_rules! free_upstream {
         }
     };
 }
+use std::fmt;
+
 use free_upstream;
 
 /// What an adaptor leaves to its upstream.
@@ -55,3 +57,14 @@ macro_rules! from_upstream {
     };
 }
 use from_upstream;
+
+/// A name and what is below it, on one line: errors name resources by their `Debug`. `{:#?}` prints a structure.
+fn debug_over(f: &mut fmt::Formatter<'_>, name: &str, upstream: &dyn fmt::Debug) -> fmt::Result {
+    if f.alternate() {
+        return f
+            .debug_struct(name)
+            .field("upstream", upstream)
+            .finish_non_exhaustive();
+    }
+    write!(f, "{name} over {upstream:?}")
+}

@@ -1,5 +1,8 @@
 //! Moving managed memory to the device that asked for it.
 
+use super::debug_over;
+use std::fmt;
+
 use std::alloc::Layout;
 
 use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr};
@@ -28,10 +31,15 @@ use crate::{raw, recording, report};
 /// assert_eq!(buffer.to_vec()?, [0.0; 1000]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct PrefetchAdaptor<U> {
     upstream: U,
     is_managed: bool,
+}
+
+impl<U: fmt::Debug> fmt::Debug for PrefetchAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_over(f, "PrefetchAdaptor", &self.upstream)
+    }
 }
 
 impl<U: MemoryResource> PrefetchAdaptor<U> {
@@ -113,5 +121,5 @@ fn prefetch(address: CUdeviceptr, bytes: usize, stream: &Stream) -> Result<()> {
             stream.as_raw(),
         )
     }
-    .map_err(|error| error.asked(|| format!("{bytes} bytes to {device:?}")))
+    .map_err(|error| error.asked(|| format!("{bytes} bytes to {device}")))
 }

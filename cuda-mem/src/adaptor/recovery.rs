@@ -1,5 +1,8 @@
 //! Climbing a ladder of remedies when memory runs out.
 
+use super::debug_over;
+use std::fmt;
+
 use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
@@ -25,10 +28,15 @@ use crate::stream::Stream;
 /// assert_eq!(tried.len(), 2);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct RecoveryAdaptor<U> {
     upstream: U,
     ladder: Ladder,
+}
+
+impl<U: fmt::Debug> fmt::Debug for RecoveryAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_over(f, "RecoveryAdaptor", &self.upstream)
+    }
 }
 
 impl<U: MemoryResource> RecoveryAdaptor<U> {

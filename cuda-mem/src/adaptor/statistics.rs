@@ -1,5 +1,6 @@
 //! Counting bytes and allocations.
 
+use super::debug_over;
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -101,12 +102,17 @@ impl fmt::Display for Statistics {
 /// assert_eq!(counted.statistics().allocations.total, 2);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct StatisticsAdaptor<U> {
     upstream: U,
     /// All in one, so that a peak is the peak of a sum that was. A spin lock, because it is held for a few
     /// instructions only, and releasing it costs a plain store.
     counts: Mutex<Statistics>,
+}
+
+impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_over(f, "StatisticsAdaptor", &self.upstream)
+    }
 }
 
 impl<U: MemoryResource> StatisticsAdaptor<U> {

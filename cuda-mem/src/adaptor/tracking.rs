@@ -1,5 +1,6 @@
 //! Knowing what is alive, and who allocated it.
 
+use super::debug_over;
 use std::alloc::Layout;
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -151,9 +152,7 @@ impl<U: MemoryResource> TrackingAdaptor<U> {
 /// Without the tables, which may be long.
 impl<U: fmt::Debug> fmt::Debug for TrackingAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TrackingAdaptor")
-            .field("upstream", &self.upstream)
-            .finish_non_exhaustive()
+        debug_over(f, "TrackingAdaptor", &self.upstream)
     }
 }
 

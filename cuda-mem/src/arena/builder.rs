@@ -105,10 +105,7 @@ impl ArenaBuilder {
         } = self;
         for peer in &peers {
             let driver = device.driver();
-            driver.require_same(
-                peer.driver(),
-                format_args!("the arena's device and {peer:?}"),
-            )?;
+            driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
         }
         peers.retain(|peer| *peer != device);
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
@@ -120,7 +117,7 @@ impl ArenaBuilder {
         }
         if fallback == Fallback::Refuse || !peers.is_empty() {
             return Err(Error::not_supported(format!(
-                "{device:?} has no virtual memory management, and taking blocks of its default resource \
+                "{device} has no virtual memory management, and taking blocks of its default resource \
                  was refused or would not reach other devices"
             )));
         }

@@ -117,7 +117,7 @@ impl Inner {
     #[cold]
     pub(super) fn unknown(&self, unknown: Unknown) -> Error {
         Error::invalid(format!(
-            "{:#x} was not allocated from {self:?}, or was given back already",
+            "{:#x} was not allocated from {self}, or was given back already",
             unknown.start * UNIT
         ))
     }

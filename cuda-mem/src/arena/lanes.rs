@@ -62,13 +62,13 @@ impl Inner {
             && !self.properties.reaches(stream.device())
         {
             return Err(Error::invalid(format!(
-                "{stream:?} is of a device that does not reach the memory of {self:?}"
+                "{stream} is of a device that does not reach the memory of {self}"
             )));
         }
         if !stream.context().is_primary() {
             // An arena keeps marks, and with them contexts, longer than the maker of this one can know.
             return Err(Error::not_supported(format!(
-                "{stream:?} is of a context that was handed in; an arena takes streams of primary contexts"
+                "{stream} is of a context that was handed in; an arena takes streams of primary contexts"
             )));
         }
         {

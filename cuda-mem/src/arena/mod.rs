@@ -307,6 +307,12 @@ impl fmt::Debug for Arena {
     }
 }
 
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "arena {} ({})", self.number, self.source())
+    }
+}
+
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Arena({}, {})", self.number, self.source())

@@ -396,7 +396,7 @@ impl Inner {
         let device = stream.context().memory_info().ok();
         let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
         Err(last
-            .asked(|| format!("{bytes} bytes from {self:?}"))
+            .asked(|| format!("{bytes} bytes from {self}"))
             .with_memory(OutOfMemory::default)
             .and_memory(|memory| {
                 memory.asked = bytes;

@@ -145,7 +145,7 @@ impl Stream {
                     // In the call, where the oldest Rust lets its arguments live long enough.
                     resource::explain(
                         error,
-                        &format_args!("the current pool of {:?}", self.device()),
+                        &format_args!("the current pool of {}", self.device()),
                         bytes,
                         self,
                     )
@@ -186,7 +186,7 @@ pub(super) fn too_large(len: usize, size: usize) -> Error {
 #[cold]
 fn explain(error: Error, bytes: usize, pool: &Pool, stream: &Stream) -> Error {
     error
-        .asked(|| format!("{bytes} bytes from {pool:?}"))
+        .asked(|| format!("{bytes} bytes from {pool}"))
         .with_memory(|| report(bytes, pool, stream))
 }
 

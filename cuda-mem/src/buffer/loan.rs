@@ -95,7 +95,7 @@ impl<T: Pod> DeviceBuffer<T> {
             }
         }
         Err(Error::invalid(format!(
-            "the buffer is used on {ours:?}, and {theirs:?} has no access to it; take a stream of the \
+            "the buffer is used on {ours}, and {theirs} has no access to it; take a stream of the \
              buffer's device, or give access with `Pool::set_access`"
         )))
     }

@@ -227,7 +227,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
         // by this one (R13). A default stream's context is current (R8).
         unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }
-            .map_err(|error| error.asked(|| format!("{self:?}")))
+            .map_err(|error| error.asked(|| self.in_words()))
     }
 
     /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
@@ -302,6 +302,17 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
         // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
         // dropped as if it were not.
         std::mem::forget(std::mem::replace(&mut self.home, Home::Driver));
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// What it is, for errors.
+    pub(crate) fn in_words(&self) -> String {
+        let element = std::any::type_name::<T>();
+        format!(
+            "the buffer of {} {element} at {:#x}",
+            self.len, self.address
+        )
     }
 }
 

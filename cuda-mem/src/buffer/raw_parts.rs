@@ -134,7 +134,10 @@ impl<T: Pod> DeviceBuffer<T> {
     /// ```
     pub fn into_raw(mut self) -> Result<CUdeviceptr, Failed<Self>> {
         if !matches!(self.home, Home::Driver) {
-            let text = format!("{self:?} is not ours to give out of hand");
+            let text = format!(
+                "{} has an owner that has to take the memory back, so its address cannot be taken out of it",
+                self.in_words()
+            );
             return Err(Failed::new(Error::invalid(text), self));
         }
         if let Err(error) = self.settle() {

@@ -147,12 +147,15 @@ impl Driver {
         } else {
             visible.join(", ")
         };
-        Err(Error::new(
-            ErrorKind::InvalidDevice,
-            format!(
-                "{uuid} is not visible to this process; CUDA_VISIBLE_DEVICES leaves it {visible}"
-            ),
-        ))
+        let start = self.start_facts();
+        let hint = if start.devices.is_some() {
+            ": name it there before the program starts"
+        } else {
+            ", so the driver finds no others"
+        };
+        let text =
+            format!("{uuid} is not visible to this process, which sees {visible}; {start}{hint}");
+        Err(Error::new(ErrorKind::InvalidDevice, text))
     }
 }
 

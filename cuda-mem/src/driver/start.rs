@@ -2,6 +2,7 @@
 //! else was first.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -22,6 +23,46 @@ pub(crate) struct Start {
     /// Whether somebody else had initialised it before, so that it has read the variables earlier; `None`
     /// if it would not say.
     pub(crate) was_initialised: Option<bool>,
+}
+
+impl Start {
+    /// What to do when a device is not there. The driver shows this process `found` devices; none, and it does not
+    /// start.
+    #[cold]
+    pub(crate) fn hint(&self, found: usize) -> String {
+        let mut hint = self.to_string();
+        hint += &match (&self.devices, found) {
+            (None, 0) => ", so the driver finds no GPU at all: see whether nvidia-smi lists one, and whether the \
+                          container or virtual machine was given it"
+                .to_owned(),
+            (None, found) => {
+                format!(", so the driver finds no others: ask for an ordinal below {found}")
+            }
+            (Some(_), 0) => " and leaves no device: name devices that are there, or unset it, before the program \
+                             starts"
+                .to_owned(),
+            (Some(_), found) => format!(
+                " and leaves {found} device{}: ask for an ordinal below {found}, or name more devices before the \
+                 program starts",
+                if found == 1 { "" } else { "s" }
+            ),
+        };
+        if self.was_initialised == Some(true) {
+            hint += ". Something else in this process had initialised it earlier, perhaps with another value";
+        }
+        hint
+    }
+}
+
+/// What the variable was, in quotes.
+impl fmt::Display for Start {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.devices {
+            None => write!(f, "{VISIBLE_DEVICES} was not set")?,
+            Some(value) => write!(f, "{VISIBLE_DEVICES} was \"{}\"", value.display())?,
+        }
+        f.write_str(" when the driver was initialised")
+    }
 }
 
 /// The drivers that this crate has initialised.
@@ -73,7 +114,7 @@ pub(super) unsafe fn initialise(table: &raw::Table) -> Result<&'static Start> {
     };
     starts.were_tried = true;
     // SAFETY: as above.
-    unsafe { raw::init::init(table) }?;
+    unsafe { raw::init::init(table) }.map_err(|error| error.no_device(|| start.hint(0)))?;
     let start: &'static Start = Box::leak(Box::new(start));
     starts.known.push((address, start));
     Ok(start)

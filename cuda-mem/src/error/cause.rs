@@ -33,11 +33,11 @@ pub(super) enum Cause {
     #[error("gdrcopy's library has no {0}; install a newer one")]
     GdrLacks(&'static str),
     #[error("gdrcopy's library did not open /dev/gdrdrv: {words}. {hint}", words = gdr::words(.0), hint = gdr::hint(.0))]
-    GdrClosed(#[source] std::io::Error),
-    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(source))]
+    GdrClosed(std::io::Error),
+    #[error("{function} answered {words}{}", Asked(asked), words = gdr::words(error))]
     Errno {
         function: &'static str,
-        source: std::io::Error,
+        error: std::io::Error,
         asked: Option<String>,
     },
     #[error("no window: {0}")]
@@ -53,6 +53,13 @@ pub(super) enum Cause {
         code: CUresult,
         asked: Option<String>,
     },
+    #[error("{function} answered {code}{}; {hint}", Asked(asked))]
+    NoDevice {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+        hint: String,
+    },
     #[error(
         "{refusal}{}: {memory}. {}, then try again",
         Asked(asked),
@@ -65,6 +72,17 @@ pub(super) enum Cause {
     },
     #[error("{function} answered {code}{}. The compiler said: {log}", Asked(asked))]
     Code {
+        function: &'static str,
+        code: CUresult,
+        asked: Option<String>,
+        log: String,
+    },
+    #[error(
+        "{function} answered {code}{}{}. The driver's log says: {log}",
+        Asked(asked),
+        advice(kind_of(*code))
+    )]
+    Logged {
         function: &'static str,
         code: CUresult,
         asked: Option<String>,
@@ -88,10 +106,10 @@ pub(super) enum Cause {
     NotPermitted(String),
     #[error("{0}")]
     PeerGone(String),
-    #[error("{what} failed: {source}")]
+    #[error("{what} failed: {error}")]
     System {
         what: &'static str,
-        source: std::io::Error,
+        error: std::io::Error,
     },
     #[error("{function} answered {code}: {meaning}")]
     Meant {

@@ -45,9 +45,19 @@ impl<T> From<Failed<T>> for Error {
     }
 }
 
+/// The message, as of [`Error`]; `{:#?}` prints the structure, with the type of the object and not what is in
+/// it, which need not be printable.
 impl<T> fmt::Debug for Failed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        let object = self.object.as_ref();
+        let object = object.map(|_| std::any::type_name::<T>());
+        f.debug_struct("Failed")
+            .field("error", &self.error)
+            .field("object", &object)
+            .finish()
     }
 }
 
@@ -57,8 +67,5 @@ impl<T> fmt::Display for Failed<T> {
     }
 }
 
-impl<T> std::error::Error for Failed<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
-    }
-}
+// No source, as of `Error`.
+impl<T> std::error::Error for Failed<T> {}

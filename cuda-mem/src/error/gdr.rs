@@ -15,7 +15,7 @@ impl Error {
     pub(crate) fn errno(function: &'static str, errno: i32) -> Self {
         Self::from(Cause::Errno {
             function,
-            source: io::Error::from_raw_os_error(errno),
+            error: io::Error::from_raw_os_error(errno),
             asked: None,
         })
     }
@@ -36,10 +36,27 @@ impl Error {
     /// The error number of the system, if a function answered with one.
     #[must_use]
     pub fn raw_os_error(&self) -> Option<i32> {
+        self.io_error()?.raw_os_error()
+    }
+
+    /// The error of the operating system, if one is the cause.
+    ///
+    /// [`source`](std::error::Error::source) has none, because the message says the same.
+    ///
+    /// ```
+    /// use std::io;
+    ///
+    /// // SAFETY: there is no such file.
+    /// let error = unsafe { cuda_mem::Image::open("/nowhere/kernels.ptx") }.unwrap_err();
+    /// assert_eq!(error.io_error().map(io::Error::kind), Some(io::ErrorKind::NotFound));
+    /// assert!(error.to_string().starts_with("reading code failed: "));
+    /// ```
+    #[must_use]
+    pub fn io_error(&self) -> Option<&io::Error> {
         match &*self.0 {
-            Cause::Errno { source, .. }
-            | Cause::GdrClosed(source)
-            | Cause::System { source, .. } => source.raw_os_error(),
+            Cause::Errno { error, .. } | Cause::GdrClosed(error) | Cause::System { error, .. } => {
+                Some(error)
+            }
             _ => None,
         }
     }

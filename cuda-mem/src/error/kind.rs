@@ -1,5 +1,7 @@
 //! Kinds of failures, and which code is of which kind.
 
+use std::fmt;
+
 use cuda_driver_sys::CUresult;
 
 /// What kind of failure it was, for programs to decide on.
@@ -42,7 +44,7 @@ pub enum ErrorKind {
     InUse,
     /// The other process, or what it had made, is gone.
     PeerGone,
-    /// The operating system refused something; see the error's source.
+    /// The operating system refused something; see [`Error::io_error`](crate::Error::io_error).
     System,
     /// A stream is being captured into a graph, and this cannot be done meanwhile.
     Capturing,
@@ -62,6 +64,41 @@ pub enum ErrorKind {
     NoWindow,
     /// Anything else; see [`Error::code`](crate::Error::code).
     Other,
+}
+
+/// A few words, such as `out of memory`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::DriverMissing => "no CUDA driver",
+            Self::NvmlMissing => "no NVML",
+            Self::GdrMissing => "no gdrcopy",
+            Self::SymbolMissing => "function missing",
+            Self::NotInitialized => "not initialised",
+            Self::Deinitialized => "driver shutting down",
+            Self::Forked => "process forked",
+            Self::InvalidDevice => "no such device",
+            Self::OutOfMemory => "out of memory",
+            Self::NotSupported => "not supported",
+            Self::NotPermitted => "not permitted",
+            Self::InvalidValue => "invalid argument",
+            Self::InvalidContext => "no usable context",
+            Self::ContextDestroyed => "context destroyed",
+            Self::NotReady => "not ready",
+            Self::DeviceFault => "device fault",
+            Self::InUse => "in use",
+            Self::PeerGone => "other process gone",
+            Self::System => "refused by the system",
+            Self::Capturing => "stream being captured",
+            Self::StillAllocated => "still allocated",
+            Self::InvalidImage => "code that cannot be loaded",
+            Self::NotFound => "not found",
+            Self::AlreadyRegistered => "already registered",
+            Self::NotRegistered => "not registered",
+            Self::NoWindow => "no window",
+            Self::Other => "other error",
+        })
+    }
 }
 
 /// What the caller can do about a failure of this kind.

@@ -146,7 +146,7 @@ impl fmt::Display for OutOfMemory {
             let before = if index == 0 { "; tried " } else { ", then " };
             write!(f, "{before}{}", tried.remedy)?;
             if let Some(error) = tried.error {
-                write!(f, " (which failed: {error:?})")?;
+                write!(f, " (which failed: {error})")?;
             }
         }
         Ok(())
@@ -189,7 +189,7 @@ mod tests {
         };
         assert_eq!(
             memory.to_string(),
-            "asked for 2.0 KiB; tried again, then waiting for the stream (which failed: Capturing)"
+            "asked for 2.0 KiB; tried again, then waiting for the stream (which failed: stream being captured)"
         );
     }
 

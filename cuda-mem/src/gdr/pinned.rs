@@ -69,8 +69,9 @@ impl GdrMapping {
         // SAFETY: as above; the handle was pinned just now.
         let mapped = unsafe { raw::gdr::map(table, lock.0, handle, whole, map_flags) };
         drop(lock); // `mapping` takes it at its end
-        mapping.mapped = mapped
-            .map_err(|error| error.asked(|| format!("{whole} bytes, mapped as {wanted:?}")))?;
+        mapping.mapped = mapped.map_err(|error| {
+            error.asked(|| format!("{whole} bytes, mapped as {}", in_words(wanted)))
+        })?;
         mapping.kind = mapping.info()?.mapping_type;
         Ok(mapping)
     }
@@ -133,5 +134,15 @@ impl GdrMapping {
 impl Drop for GdrMapping {
     fn drop(&mut self) {
         report::release("window", || self.end());
+    }
+}
+
+/// What the processor does with its accesses.
+fn in_words(kind: gdr_mapping_type_t) -> &'static str {
+    match kind {
+        gdr_mapping_type_t::GDR_MAPPING_TYPE_WC => "write-combining",
+        gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING => "cached",
+        gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE => "device",
+        _ => "the library likes",
     }
 }

@@ -8,6 +8,9 @@ pub use dma_buf::DmaBuf;
 #[cfg(target_os = "linux")]
 pub(crate) use dma_buf::descriptor;
 
+use crate::device::write_flags;
+use std::fmt;
+
 use bitflags::bitflags;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdevice_attribute, CUflushGPUDirectRDMAWritesScope, CUpointer_attribute};
@@ -30,6 +33,13 @@ bitflags! {
         #[doc(alias = "CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_MEMOPS")]
         const MEMOPS = 2;
         const _ = !0;
+    }
+}
+
+/// The names of its flags.
+impl fmt::Display for FlushOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_flags(f, self)
     }
 }
 
@@ -169,7 +179,7 @@ impl Context {
         let options = FlushOptions::of(&device)?;
         if !options.contains(FlushOptions::HOST) {
             return Err(Error::not_supported(format!(
-                "{device:?} lets the host flush no writes of others ({options:?}); use a stream's memory operations"
+                "{device} lets the host flush no writes of others (it has {options}); use a stream's memory operations"
             )));
         }
         let raw = match scope {
@@ -204,7 +214,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let table = self.stream().device().driver().table();
         // SAFETY: the buffer's memory is live.
         unsafe { raw::gpu_direct::set_sync_memops(table, self.as_raw(), wanted) }
-            .map_err(|error| error.asked(|| format!("{self:?}")))
+            .map_err(|error| error.asked(|| self.in_words()))
     }
 
     /// Whether [`set_sync_memops`](Self::set_sync_memops) holds.

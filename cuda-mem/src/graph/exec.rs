@@ -154,7 +154,7 @@ impl GraphExec {
         if took_effect(&launched) {
             self.parts.leave(stream);
         }
-        launched.map_err(|error| error.asked(|| format!("{:?}", self.graph)))?;
+        launched.map_err(|error| error.asked(|| self.graph.in_words()))?;
         let blocks: Vec<Block> = self.parts.left().copied().collect();
         self.alive = (!blocks.is_empty()).then(|| Alive {
             stream: stream.clone(),

@@ -14,6 +14,7 @@ pub use left::{Left, LeftBuffer};
 pub use memory::GraphMemoryStats;
 pub use nodes::{Node, NodeMemory};
 
+use crate::error::Bytes;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -180,6 +181,13 @@ impl Drop for Graph {
         let table = self.context.driver().table();
         // SAFETY: the graph is this value's, and no instance has been made of it.
         report::release("graph", || unsafe { raw::graph::destroy(table, self.raw) });
+    }
+}
+
+impl Graph {
+    pub(super) fn in_words(&self) -> String {
+        let (blocks, left) = (self.parts.blocks.len(), Bytes(self.left_bytes() as u64));
+        format!("a graph with {blocks} allocations, which leaves {left}")
     }
 }
 

@@ -37,5 +37,5 @@ unsafe fn device_address(context: &Context, at: *mut c_void) -> Result<CUdevicep
     let _current = context.bind()?;
     // SAFETY: a context is current; the rest is the caller's.
     unsafe { raw::host::device_pointer(context.driver().table(), at) }
-        .map_err(|error| error.asked(|| format!("the host's {at:p} on {:?}", context.device())))
+        .map_err(|error| error.asked(|| format!("the host's {at:p} on {}", context.device())))
 }

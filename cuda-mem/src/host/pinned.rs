@@ -144,7 +144,7 @@ impl Context {
 #[cold]
 fn refused(error: Error, bytes: usize, flags: HostFlags) -> Error {
     error
-        .asked(|| format!("{bytes} bytes of pinned memory, {flags:?}"))
+        .asked(|| format!("{bytes} bytes of pinned memory, {flags}"))
         .with_memory(|| OutOfMemory {
             asked: bytes as u64,
             ..OutOfMemory::default()

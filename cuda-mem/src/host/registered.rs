@@ -1,5 +1,6 @@
 //! The program's own memory, registered with the driver.
 
+use crate::device::write_flags;
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
@@ -39,6 +40,13 @@ bitflags! {
         /// (`CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED`); CUDA 11.1.
         #[doc(alias = "CU_MEMHOSTREGISTER_READ_ONLY")]
         const READ_ONLY = 8;
+    }
+}
+
+/// The names of its flags.
+impl fmt::Display for RegisterFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_flags(f, self)
     }
 }
 
@@ -213,7 +221,7 @@ impl Context {
             recording::kept_out(table, || unsafe {
                 raw::host::register(table, at.as_ptr().cast(), bytes, flags.bits())
             })
-            .map_err(|error| error.asked(|| format!("{bytes} bytes at {at:p}, {flags:?}")))?;
+            .map_err(|error| error.asked(|| format!("{bytes} bytes at {at:p}, {flags}")))?;
         }
         let registered = Registered {
             at,
@@ -243,7 +251,7 @@ impl Context {
             return Ok(());
         }
         Err(Error::not_supported(format!(
-            "{:?} cannot register memory for devices that only read (READ_ONLY); register it without that \
+            "{} cannot register memory for devices that only read (READ_ONLY); register it without that \
              flag",
             self.device()
         )))

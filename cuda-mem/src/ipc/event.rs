@@ -21,7 +21,9 @@ impl Event {
         let _current = self.context().bind()?;
         // SAFETY: the event is live and its context current.
         unsafe { raw::ipc::export_event(table, self.as_raw()) }
-            .map_err(|error| error.asked(|| format!("{self:?}, which must be interprocess")))
+            .map_err(|error| {
+                error.asked(|| "an event, which must be made to be interprocess".to_owned())
+            })
             .map(EventHandle)
     }
 }

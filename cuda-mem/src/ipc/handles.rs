@@ -152,7 +152,7 @@ impl SharedBuffer {
         let size = size_of::<T>();
         if self.element_size != size as u64 {
             return Err(Error::invalid(format!(
-                "{self:?} has elements of {} bytes, and {} has {size}",
+                "the shared buffer has elements of {} bytes, and {} has {size}",
                 self.element_size,
                 std::any::type_name::<T>()
             )));
@@ -162,7 +162,8 @@ impl SharedBuffer {
         match (len, bytes) {
             (Some(len), Some(1..=0x7fff_ffff_ffff_ffff)) => Ok(len),
             _ => Err(Error::invalid(format!(
-                "{self:?} is larger than any address space, or empty"
+                "{} elements of {} bytes are more than any address space has, or none",
+                self.len, self.element_size
             ))),
         }
     }

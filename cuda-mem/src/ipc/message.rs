@@ -124,7 +124,7 @@ impl Channel {
         buffer: DeviceBuffer<T>,
     ) -> Result<(), Failed<DeviceBuffer<T>>> {
         let Some(number) = buffer.loan_number() else {
-            let text = format!("{buffer:?} was not received through a channel");
+            let text = format!("{} was not received through a channel", buffer.in_words());
             return Err(Failed::new(Error::invalid(text), buffer));
         };
         match registry::users(buffer.as_raw()) {

@@ -38,7 +38,10 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the memory is live, and no pool ends meanwhile.
         let token = unsafe { raw::ipc::export_pointer(table, self.as_raw()) }.map_err(|error| {
             error.asked(|| {
-                format!("{self:?}, which must be memory of a pool that was exported before")
+                format!(
+                    "{}, which must be memory of a pool that was exported before",
+                    self.in_words()
+                )
             })
         })?;
         Ok(SharedBuffer {
@@ -139,7 +142,7 @@ impl ImportedPool {
         };
         if !self.reaches(&stream.device())? {
             return Err(Error::invalid(format!(
-                "{:?} has no access to {self:?}; call `accessible_from` first",
+                "{} has no access to the {self}; call `accessible_from` first",
                 stream.device()
             )));
         }
@@ -147,7 +150,7 @@ impl ImportedPool {
         let address = registry::import_pointer(driver, raw_pool, || {
             // SAFETY: the pool is live, the caller vouches for the token, and no pool ends meanwhile.
             unsafe { raw::ipc::import_pointer(driver.table(), raw_pool, token.0) }
-                .map_err(|error| error.asked(|| format!("{bytes} bytes of {self:?}")))
+                .map_err(|error| error.asked(|| format!("{bytes} bytes of the {self}")))
         })?;
         let mapping = Box::new(Mapping {
             pool: self.clone(),

@@ -83,8 +83,9 @@ impl MemoryPool {
         // crash (measured, R127).
         if self.handle_types().contains(HandleTypes::FABRIC) && !has_fabric() {
             return Err(Error::not_permitted(format!(
-                "{self:?} has fabric handles, and this process may use no channel in {CHANNELS}; build \
-                 a pool with other kinds of handle only"
+                "{} has fabric handles, and this process may use no channel in {CHANNELS}; build a pool with \
+                 other kinds of handle only",
+                **self
             )));
         }
         let _ends = pool::no_pool_ends()?;
@@ -94,7 +95,7 @@ impl MemoryPool {
             if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
                 self.note_failed_export();
             }
-            error.asked(|| format!("{self:?}, which must be built with HandleTypes::{kind}"))
+            error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
         })
     }
 }
@@ -273,7 +274,7 @@ impl Inner {
         };
         // SAFETY: the pool is live, and the device of its driver.
         unsafe { raw::pool::set_access(device.driver().table(), self.raw, &[wish]) }
-            .map_err(|error| error.asked(|| format!("{device:?} and a pool of another process")))
+            .map_err(|error| error.asked(|| format!("{device} and a pool of another process")))
     }
 
     fn check_driver(&self, device: &Device) -> Result<()> {
@@ -292,6 +293,13 @@ impl PartialEq for ImportedPool {
 }
 
 impl Eq for ImportedPool {}
+
+/// Its handle and device, in words.
+impl fmt::Display for ImportedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "imported pool {:p} on {}", self.0.raw, self.0.device)
+    }
+}
 
 impl fmt::Debug for ImportedPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,7 @@
 //! Advice: how managed memory will be used.
 
+use std::fmt;
+
 use cuda_driver_sys::CUmem_advise;
 
 use crate::error::{Error, Result};
@@ -21,6 +23,16 @@ pub enum Advice {
     /// It will be used from here, a device or the host, and is kept within reach, so that a use meets no page
     /// fault. It may lie elsewhere. Several places may have this.
     AccessedBy(Location),
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ReadMostly => f.pad("read mostly"),
+            Self::PreferredLocation(place) => write!(f, "preferred location {place}"),
+            Self::AccessedBy(place) => write!(f, "accessed by {place}"),
+        }
+    }
 }
 
 impl Advice {

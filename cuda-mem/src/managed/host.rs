@@ -64,7 +64,7 @@ impl<T: Pod> ManagedBuffer<T> {
                 .has_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?
             {
                 return Err(Error::not_supported(format!(
-                    "{device:?} has no concurrent managed access (attribute 89): the host must not touch managed \
+                    "{device} has no concurrent managed access (attribute 89): the host must not touch managed \
                      memory while that device works on anything. Use `copy_to` and `copy_from`, or hide the device \
                      with CUDA_VISIBLE_DEVICES"
                 )));

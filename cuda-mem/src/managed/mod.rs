@@ -99,7 +99,7 @@ impl<T: Pod> ManagedBuffer<T> {
         let found = resource.memory_properties();
         if found.kind != MemoryKind::Managed || !found.host {
             return Err(Error::invalid(format!(
-                "a managed buffer needs managed memory, and {resource:?} has {:?} memory; take a \
+                "a managed buffer needs managed memory, and {resource:?} has {} memory; take a \
                  `ManagedResource`, or a pool of `AllocationType::Managed`",
                 found.kind
             )));

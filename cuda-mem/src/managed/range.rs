@@ -64,11 +64,14 @@ impl<T: Pod> ManagedBuffer<T> {
                 start,
                 len: end - start,
             }),
-            _ => Err(Error::invalid(format!(
-                "elements {:?} to {:?} are no range of a buffer of {all}",
-                elements.start_bound(),
-                elements.end_bound(),
-            ))),
+            _ => {
+                let number =
+                    |at: Option<usize>| at.map_or("the end".to_owned(), |at| at.to_string());
+                let (start, end) = (number(start), number(end));
+                Err(Error::invalid(format!(
+                    "elements {start} to {end} are no range of a buffer of {all}"
+                )))
+            }
         }
     }
 
@@ -184,7 +187,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         self.pieces().try_for_each(|piece| {
             // SAFETY: the piece is of managed memory that the buffer has not freed.
             unsafe { raw::managed::advise(table, piece, word, place.to_raw()) }
-                .map_err(|error| explain(error, || format!("{advice:?} for {self:?}")))
+                .map_err(|error| explain(error, || format!("{advice} for {self:?}")))
         })
     }
 
@@ -278,7 +281,7 @@ impl<T: Pod> ManagedRange<'_, T> {
             Location::Device(device) => {
                 driver.require_same(
                     device.driver(),
-                    format_args!("the managed buffer and {device:?}"),
+                    format_args!("the managed buffer and {device}"),
                 )?;
                 Ok(place)
             }

@@ -202,7 +202,7 @@ fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<C
         return Ok(Value(address));
     }
     Err(Error::invalid(format!(
-        "the memory is on loan to {to:?}, and the launch is on {stream:?}; lend it to that one, or pass the buffer \
+        "the memory is on loan to {to}, and the launch is on {stream}; lend it to that one, or pass the buffer \
          itself if it is a device's"
     )))
 }

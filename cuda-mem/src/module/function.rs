@@ -172,7 +172,10 @@ impl Function {
         let _current = self.context().bind()?;
         // SAFETY: the code is held, and its context current.
         unsafe { raw::module::set_attribute(self.table(), self.as_raw(), attribute, value) }
-            .map_err(|error| error.asked(|| format!("{bytes} bytes a block of {self:?}")))
+            .map_err(|error| {
+                let error = self.context().driver().explain(error);
+                error.asked(|| format!("{bytes} bytes a block of {self}"))
+            })
     }
 
     /// How many blocks of so many threads, each with so many bytes of shared memory from the launch, run at a
@@ -188,7 +191,7 @@ impl Function {
         let _current = self.context().bind()?;
         // SAFETY: the code is held, and its context current.
         let blocks = unsafe { raw::module::occupancy(self.table(), self.as_raw(), asked, shared) }
-            .map_err(|error| error.asked(|| format!("{threads} threads a block of {self:?}")))?
+            .map_err(|error| error.asked(|| format!("{threads} threads a block of {self}")))?
             .unsigned_abs();
         Ok(Occupancy {
             blocks,
@@ -253,6 +256,13 @@ impl Function {
     fn require_12_4(&self, what: &'static str) -> Result<()> {
         let driver = self.context().driver();
         driver.require_version(what, CudaVersion::new(12, 4))
+    }
+}
+
+/// Its name and device, in words.
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {:?} on {}", self.name(), self.context().device())
     }
 }
 

@@ -106,6 +106,13 @@ impl<'a> Image<'a> {
     }
 }
 
+/// Its kind and bytes, in words.
+impl fmt::Display for Image<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} bytes", self.kind, self.bytes.len())
+    }
+}
+
 impl fmt::Debug for Image<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Image({}, {} bytes)", self.kind, self.bytes.len())

@@ -1,5 +1,7 @@
 //! Launching kernels.
 
+use std::fmt;
+
 use cuda_driver_sys::{CUdevice_attribute, CUresult};
 
 use super::argument::{Arguments, sealed::Spot};
@@ -85,7 +87,7 @@ impl Function {
     ) -> Result<()> {
         if stream.context() != self.context() {
             return Err(Error::invalid(format!(
-                "{self:?} cannot run on {stream:?}, which is of another context; load it there too"
+                "{self} cannot run on {stream}, which is of another context; load it there too"
             )));
         }
         recording::refuse(self.table(), stream.as_raw())?;
@@ -126,11 +128,11 @@ impl Function {
         }
         let given: Vec<usize> = places.iter().map(|place| place.1).collect();
         Err(Error::invalid(format!(
-            "{self:?} takes arguments of {wanted:?} bytes, and was given {given:?}"
+            "{self} takes arguments of {wanted:?} bytes, and was given {given:?}"
         )))
     }
 
-    /// Adds what would have been possible to a refusal.
+    /// Adds why it was refused: what the driver's log says, which limit is exceeded, and all of them.
     #[cold]
     fn explain(&self, launch: Launch, error: Error) -> Error {
         let refusals = [
@@ -138,33 +140,129 @@ impl Function {
             CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
             CUresult::CUDA_ERROR_INVALID_CONTEXT,
         ];
-        if !error.code().is_some_and(|code| refusals.contains(&code)) {
-            return error;
-        }
+        let is_refusal = error.code().is_some_and(|code| refusals.contains(&code));
+        // First: what is asked below may be refused too.
+        let error = self.context().driver().explain(error);
         error.asked(|| {
-            let number = |limit: Result<u32>| limit.map_or("?".to_owned(), |limit| limit.to_string());
-            let device = |attribute| {
-                let limit = self.context().device().attribute(attribute);
-                number(limit.map(|limit| limit.unwrap_or(0).unsigned_abs()))
-            };
-            use CUdevice_attribute as A;
+            if !is_refusal {
+                return self.to_string();
+            }
+            let limits = self.limits();
+            let exceeded = limits.exceeded(&launch);
+            let colon = if exceeded.is_empty() { "" } else { ": " };
             format!(
-                "{self:?} with a grid of {:?}, blocks of {:?} threads and {} bytes of shared memory. A block of it \
-                 has at most {} threads, of the device's [{}, {}, {}] by dimension, and {} bytes from a launch; a \
-                 grid [{}, {}, {}] blocks",
-                launch.grid,
-                launch.block,
+                "{self} with a grid of {} blocks, {} threads a block and {} bytes of shared memory{colon}{}. {limits}",
+                Sizes(launch.grid.map(Some)),
+                Sizes(launch.block.map(Some)),
                 launch.shared,
-                number(self.max_threads()),
+                exceeded.join("; ")
+            )
+        })
+    }
+
+    /// What launches of it may ask for.
+    fn limits(&self) -> Limits {
+        let device = |attribute| {
+            let limit = self.context().device().attribute(attribute).ok()?;
+            limit.map(i32::unsigned_abs)
+        };
+        use CUdevice_attribute as A;
+        Limits {
+            threads: self.max_threads().ok(),
+            block: [
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X),
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y),
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z),
-                number(self.max_dynamic_shared()),
+            ],
+            grid: [
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X),
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y),
                 device(A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z),
-            )
-        })
+            ],
+            shared: self.max_dynamic_shared().ok(),
+        }
+    }
+}
+
+/// What a launch of a kernel may ask for; `None` where the driver does not tell.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Threads of a block.
+    threads: Option<u32>,
+    /// Threads of a block, by dimension.
+    block: [Option<u32>; 3],
+    /// Blocks, by dimension.
+    grid: [Option<u32>; 3],
+    /// Bytes of shared memory of a block that come from the launch.
+    shared: Option<u32>,
+}
+
+const DIMENSIONS: [&str; 3] = ["first", "second", "third"];
+
+impl Limits {
+    /// Where a launch asks for more.
+    fn exceeded(&self, launch: &Launch) -> Vec<String> {
+        if launch.block.contains(&0) {
+            return vec!["it asks for a block without threads".to_owned()];
+        }
+        let mut exceeded = Vec::new();
+        let mut check = |asked: u64, what: String, limit: Option<u32>| {
+            if let Some(limit) = limit
+                && asked > u64::from(limit)
+            {
+                exceeded.push(format!("{asked} {what} are more than {limit}"));
+            }
+        };
+        let threads = launch.block.iter().map(|size| u64::from(*size));
+        let threads = threads.fold(1, u64::saturating_mul);
+        check(threads, "threads a block".to_owned(), self.threads);
+        for (index, dimension) in DIMENSIONS.iter().enumerate() {
+            let what = format!("threads in a block's {dimension} dimension");
+            check(launch.block[index].into(), what, self.block[index]);
+        }
+        for (index, dimension) in DIMENSIONS.iter().enumerate() {
+            let what = format!("blocks in the grid's {dimension} dimension");
+            check(launch.grid[index].into(), what, self.grid[index]);
+        }
+        let what = "bytes of shared memory".to_owned();
+        check(launch.shared.into(), what, self.shared);
+        exceeded
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "A block of it has at most {} threads, by dimension {}, and {} bytes of shared memory from a launch; a grid \
+             {} blocks",
+            Size(self.threads),
+            Sizes(self.block),
+            Size(self.shared),
+            Sizes(self.grid)
+        )
+    }
+}
+
+/// A number, or `?`.
+struct Size(Option<u32>);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(size) => size.fmt(f),
+            None => f.write_str("?"),
+        }
+    }
+}
+
+/// `4 x 1 x 1`.
+struct Sizes([Option<u32>; 3]);
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z] = self.0.map(Size);
+        write!(f, "{x} x {y} x {z}")
     }
 }
 
@@ -183,5 +281,47 @@ mod tests {
         assert_eq!(Launch::over(257, 256).grid, [2, 1, 1]);
         assert_eq!(Launch::over(usize::MAX, 1).grid, [u32::MAX, 1, 1]);
         assert_eq!(Launch::over(5, 0).block, [0, 1, 1]);
+    }
+
+    #[test]
+    fn a_limit_that_is_exceeded_is_named() {
+        let limits = Limits {
+            threads: Some(1024),
+            block: [Some(1024), Some(1024), Some(64)],
+            grid: [Some(u32::MAX >> 1), Some(65_535), None],
+            shared: Some(48 << 10),
+        };
+        let exceeded = |grid, block| {
+            limits
+                .exceeded(&Launch::new(grid, block).shared(1))
+                .join("; ")
+        };
+        assert_eq!(exceeded([1; 3], [1024, 1, 1]), "");
+        assert_eq!(
+            exceeded([1, 1, u32::MAX], [1; 3]),
+            "",
+            "unknown is no limit"
+        );
+        assert_eq!(
+            exceeded([1; 3], [1, 0, 1]),
+            "it asks for a block without threads"
+        );
+        assert_eq!(
+            exceeded([1, 65_536, 1], [1, 32, 65]),
+            "2080 threads a block are more than 1024; 65 threads in a block's third dimension are more than 64; \
+             65536 blocks in the grid's second dimension are more than 65535"
+        );
+        let huge = Launch::new([1; 3], [u32::MAX; 3]).shared(u32::MAX);
+        let exceeded = limits.exceeded(&huge);
+        assert_eq!(exceeded.len(), 5);
+        assert_eq!(
+            exceeded[4],
+            "4294967295 bytes of shared memory are more than 49152"
+        );
+        assert_eq!(
+            limits.to_string(),
+            "A block of it has at most 1024 threads, by dimension 1024 x 1024 x 64, and 49152 bytes of shared memory \
+             from a launch; a grid 2147483647 x 65535 x ? blocks"
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUlibrary, CudaVersion};
 
-use super::{Function, Image, LoadingMode, c_name};
+use super::{Function, Image, LoadingMode, c_name, not_found};
 use crate::context::Context;
 use crate::device::Device;
 use crate::driver::Driver;
@@ -88,7 +88,10 @@ impl Driver {
         }
         // SAFETY: the driver is initialised; PTX ends in 0, and for a binary its maker has vouched.
         let (raw, logs) = unsafe { raw::module::load_library(self.table(), image.bytes()) }
-            .map_err(|error| error.asked(|| format!("{image:?} as a library")))?;
+            .map_err(|error| {
+                let error = self.explain(error);
+                error.asked(|| format!("{image} as a library"))
+            })?;
         let loaded = Loaded {
             driver: *self,
             raw,
@@ -123,7 +126,7 @@ impl Library {
                 ErrorKind::InvalidImage => logs.explain(error),
                 _ => error,
             };
-            error.asked(|| format!("kernel {name:?} of {self:?}"))
+            not_found(name, &"the library", driver.explain(error))
         };
         // SAFETY: the library is loaded.
         let kernel = unsafe { raw::module::kernel(driver.table(), *raw, &text) }.map_err(asked)?;

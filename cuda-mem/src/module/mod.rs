@@ -19,7 +19,7 @@ pub use library::Library;
 
 use crate::context::Context;
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::{raw, recording, report};
 
@@ -132,8 +132,10 @@ impl Context {
         let table = self.driver().table();
         let _current = self.bind()?;
         // SAFETY: the context is current; PTX ends in 0, and for a binary its maker has vouched.
-        let raw = unsafe { raw::module::load(table, image.bytes()) }
-            .map_err(|error| error.asked(|| format!("{image:?} for {:?}", self.device())))?;
+        let raw = unsafe { raw::module::load(table, image.bytes()) }.map_err(|error| {
+            let error = self.driver().explain(error);
+            error.asked(|| format!("{image} for {}", self.device()))
+        })?;
         let loaded = Loaded {
             context: self.clone(),
             raw,
@@ -156,7 +158,10 @@ impl Module {
         let _current = context.bind()?;
         // SAFETY: the module is loaded, and its context current.
         let function = unsafe { raw::module::function(context.driver().table(), *raw, &text) }
-            .map_err(|error| error.asked(|| format!("kernel {name:?} of {self:?}")))?;
+            .map_err(|error| {
+                let code = format_args!("code on {}", context.device());
+                not_found(name, &code, context.driver().explain(error))
+            })?;
         Function::new(function, context.clone(), self.clone().into(), name)
     }
 
@@ -177,6 +182,18 @@ impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Module({:?})", self.context().device())
     }
+}
+
+/// Adds which kernel was looked for.
+#[cold]
+fn not_found(name: &str, code: &dyn fmt::Display, error: Error) -> Error {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => {
+            "; the name is that after `.entry`, and C++ names are mangled unless they are `extern \"C\"`"
+        }
+        _ => "",
+    };
+    error.asked(|| format!("kernel {name:?} of {code}{hint}"))
 }
 
 /// A name for the driver.

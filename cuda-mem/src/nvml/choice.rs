@@ -216,7 +216,7 @@ impl<'a, T> Judge<'a, T> {
             }
             Err(Unfit::Other(why)) => why,
         };
-        self.pass_over(format!("{unit:?}: {why}"));
+        self.pass_over(format!("{unit}: {why}"));
     }
 
     fn pass_over(&mut self, reason: String) {

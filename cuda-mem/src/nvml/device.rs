@@ -275,6 +275,16 @@ impl PartialEq for NvmlDevice {
 
 impl Eq for NvmlDevice {}
 
+/// Its UUID, in words.
+impl fmt::Display for NvmlDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.uuid_text() {
+            Ok(uuid) => f.write_str(&uuid),
+            Err(_) => f.write_str("a device without a UUID"),
+        }
+    }
+}
+
 impl fmt::Debug for NvmlDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.uuid_text() {

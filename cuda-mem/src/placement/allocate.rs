@@ -130,7 +130,7 @@ impl Placement {
             return Ok(home);
         }
         Err(Error::invalid(format!(
-            "a stream of {:?}, and the home device of the placement is {home:?}",
+            "a stream of {}, and the home device of the placement is {home}",
             stream.device()
         )))
     }

@@ -9,7 +9,7 @@ use super::pages::LIMIT;
 use crate::error::{Bytes, Error, ErrorKind};
 
 /// Why a request cannot be met, and what would have to change. Turns into an [`Error`](crate::Error).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
     /// No bytes were asked for.
@@ -134,6 +134,37 @@ pub enum PlaceError {
         /// What to change.
         remedy: &'static str,
     },
+}
+
+/// The message, as of [`Error`](crate::Error); `{:#?}` prints the structure.
+impl fmt::Debug for PlaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        macro_rules! structure {
+            ($($variant:ident { $($field:ident),* })*) => {
+                match self {$(
+                    Self::$variant { $($field),* } => f
+                        .debug_struct(stringify!($variant))
+                        $(.field(stringify!($field), $field))*
+                        .finish(),
+                )*}
+            };
+        }
+        structure! {
+            NoBytes {}
+            TooLarge { asked }
+            NoSuchDevice { device, devices }
+            Missing { device, capability, purpose, remedy }
+            NoHostNode { device, purpose, remedy }
+            NoPeerAccess { from, to }
+            PageSize { asked, offered, place }
+            NoRoom { device, asked, capacity, striping, remedy }
+            NoRoomForShare { device, share, capacity }
+            Conflict { first, second, why, remedy }
+        }
+    }
 }
 
 struct Sizes<'a>(&'a [u64]);

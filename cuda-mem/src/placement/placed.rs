@@ -164,9 +164,8 @@ impl<T: Pod> Placed<T> {
         if self.is_of_host {
             return Ok(());
         }
-        Err(Error::not_supported(format!(
-            "the host does not reach {self:?}; copy it, or ask for memory of the host"
-        )))
+        let text = "the host does not reach the memory of this placement; copy it, or ask for memory of the host";
+        Err(Error::not_supported(text.to_owned()))
     }
 
     /// See [`DeviceBuffer::fill`].

@@ -1,5 +1,7 @@
 //! Which devices reach the memory of a pool.
 
+use std::fmt;
+
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
@@ -25,6 +27,23 @@ pub enum Access {
     ReadWrite,
     /// Something newer than this crate, by the driver's number.
     Other(u32),
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.pad("no access"),
+            Self::Read => f.pad("access to read"),
+            Self::ReadWrite => f.pad("access to read and write"),
+            Self::Other(number) => write!(f, "access of kind {number}"),
+        }
+    }
+}
+
+/// `device 1: access to read and write, device 2: no access`.
+pub(crate) fn list_of<P: fmt::Display>(all: &[(P, Access)]) -> String {
+    let each = all.iter().map(|(who, access)| format!("{who}: {access}"));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 impl Access {
@@ -58,7 +77,7 @@ impl Device {
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
         self.driver()
-            .require_same(peer.driver(), format_args!("{self:?} and {peer:?}"))?;
+            .require_same(peer.driver(), format_args!("{self} and {peer}"))?;
         // SAFETY: both devices are of this driver.
         unsafe { raw::device::can_access_peer(self.driver().table(), self.as_raw(), peer.as_raw()) }
     }
@@ -82,7 +101,7 @@ impl Pool {
         let location = Location::Device(*device).to_raw();
         // SAFETY: the pool is live.
         let flags = unsafe { raw::pool::access(self.table(), self.0.raw, location) }
-            .map_err(|error| error.asked(|| format!("{device:?} and {self:?}")))?;
+            .map_err(|error| error.asked(|| format!("{device} and {self}")))?;
         Ok(Access::from_raw(flags))
     }
 
@@ -125,7 +144,7 @@ impl Pool {
         for (index, (device, wanted)) in access.iter().enumerate() {
             self.check_access(device, *wanted)?;
             if access[..index].iter().any(|(before, _)| before == device) {
-                return Err(Error::invalid(format!("{device:?} is named twice")));
+                return Err(Error::invalid(format!("{device} is named twice")));
             }
             // It has this anyway.
             let has_it =
@@ -151,7 +170,7 @@ impl Pool {
             .unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the pool is live; the caller sees to it that who loses access is done.
         unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
-            .map_err(|error| error.asked(|| format!("{access:?} of {self:?}")))?;
+            .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
         for (device, wanted) in access {
             granted.retain(|known| known != device);
             let bit = bit(*device);
@@ -172,20 +191,20 @@ impl Pool {
                 Ok(())
             } else {
                 Err(Error::invalid(format!(
-                    "{device:?} owns {self:?}; its access cannot be less than {:?}",
+                    "{device} owns {self}; its access cannot be less than {}",
                     Access::ReadWrite
                 )))
             };
         }
         if self.0.allocation_type == AllocationType::Managed && wanted != Access::ReadWrite {
             return Err(Error::invalid(format!(
-                "{self:?} is everybody's; nobody's access can be less than {:?}",
+                "{self} is everybody's; nobody's access can be less than {}",
                 Access::ReadWrite
             )));
         }
         if !matches!(wanted, Access::None | Access::ReadWrite) {
             return Err(Error::not_supported(format!(
-                "pools know no access but {:?} and {:?}, and {wanted:?} was asked for",
+                "pools give {} or {}, and {wanted} was asked for",
                 Access::None,
                 Access::ReadWrite
             )));
@@ -195,7 +214,7 @@ impl Pool {
         };
         if wanted == Access::ReadWrite && !device.can_access_peer(&owner)? {
             return Err(Error::not_supported(format!(
-                "{device:?} cannot reach the memory of {owner:?}: they are no peers on this machine"
+                "{device} cannot reach the memory of {owner}: they are no peers on this machine"
             )));
         }
         Ok(())
@@ -224,7 +243,7 @@ impl Pool {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "{device:?} has no access to {self:?}; take a stream of the pool's device, or give access \
+            "{device} has no access to {self}; take a stream of the pool's device, or give access \
              with `Pool::set_access`"
         )))
     }
@@ -247,7 +266,7 @@ pub(super) fn reach_at_first(location: Location, allocation_type: AllocationType
 impl Inner {
     fn check_driver(&self, device: &Device) -> Result<()> {
         self.driver
-            .require_same(device.driver(), format_args!("{device:?} and the pool"))
+            .require_same(device.driver(), format_args!("{device} and the pool"))
     }
 }
 

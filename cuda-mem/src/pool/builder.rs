@@ -6,7 +6,7 @@ use cuda_driver_sys::{CUmemPoolProps, CUmemoryPool, CudaVersion};
 use super::{Access, MemoryPool, ReleaseThreshold, ReusePolicy};
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::{Bytes, Error, Result};
 use crate::location::{AllocationType, Location};
 use crate::{raw, report};
 
@@ -26,6 +26,24 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
+    /// What was asked for.
+    fn in_words(&self) -> String {
+        let mut words = format!(
+            "a pool of {} memory on {}",
+            self.allocation_type, self.location
+        );
+        if let Some(bytes) = self.max_size {
+            words += &format!(" of at most {}", Bytes(bytes));
+        }
+        if !self.handle_types.is_empty() {
+            words += &format!(", with handles: {}", self.handle_types);
+        }
+        if self.hw_decompress {
+            words += ", for hardware decompression";
+        }
+        words
+    }
+
     pub(super) fn new(driver: Driver, location: Location, allocation_type: AllocationType) -> Self {
         Self {
             driver,
@@ -141,7 +159,7 @@ impl PoolBuilder {
         let props = self.props()?;
         // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
         unsafe { raw::pool::create(self.driver.table(), &props) }
-            .map_err(|error| error.asked(|| format!("{self:?}")))
+            .map_err(|error| error.asked(|| self.in_words()))
     }
 
     fn default_reuse(&self) -> ReusePolicy {
@@ -239,6 +257,9 @@ impl PoolBuilder {
             (Location::Invisible, _) => "a pool is made on a device that is visible",
             _ => return Ok(()),
         };
-        Err(Error::invalid(format!("{wrong} (asked: {self:?})")))
+        Err(Error::invalid(format!(
+            "{wrong} (asked for {})",
+            self.in_words()
+        )))
     }
 }

@@ -216,19 +216,19 @@ impl Device {
         pool.require_healthy()?;
         if pool.device() != Some(*self) {
             return Err(Error::invalid(format!(
-                "{pool:?} cannot be current on {self:?}: a current pool is one of its device"
+                "{pool} cannot be current on {self}: a current pool is one of its device"
             )));
         }
         // SAFETY: device and pool are live and of one driver.
         unsafe { raw::pool::set_current(self.driver().table(), self.as_raw(), pool.as_raw()) }
-            .map_err(|error| error.asked(|| format!("{pool:?}")))
+            .map_err(|error| error.asked(|| pool.to_string()))
     }
 
     pub(super) fn require_pools(&self) -> Result<()> {
         match self.supports_memory_pools()? {
             Support::Yes => Ok(()),
             Support::No(reason) => Err(Error::not_supported(format!(
-                "{self:?} has no memory pools: {reason}"
+                "{self} has no memory pools: {reason}"
             ))),
         }
     }
@@ -266,7 +266,7 @@ impl Driver {
         let (place, kind) = (location.to_raw(), allocation_type.to_raw());
         // SAFETY: the driver refuses a location that it does not know.
         let raw = unsafe { raw::pool::default_at(self.table(), place, kind) }
-            .map_err(|error| error.asked(|| format!("{allocation_type:?}, {location}")))?;
+            .map_err(|error| error.asked(|| format!("{allocation_type} memory on {location}")))?;
         Ok(default_of(*self, (location, allocation_type), raw))
     }
 
@@ -286,7 +286,7 @@ impl Driver {
         let (place, kind) = (location.to_raw(), allocation_type.to_raw());
         // SAFETY: as in `default_pool_at`.
         let raw = unsafe { raw::pool::current_at(self.table(), place, kind) }
-            .map_err(|error| error.asked(|| format!("{allocation_type:?}, {location}")))?;
+            .map_err(|error| error.asked(|| format!("{allocation_type} memory on {location}")))?;
         Ok(current_of(*self, raw, default))
     }
 
@@ -302,15 +302,13 @@ impl Driver {
     pub fn set_current_pool_at(&self, pool: &Pool) -> Result<()> {
         pool.require_healthy()?;
         if pool.driver() != *self {
-            return Err(Error::invalid(format!(
-                "{pool:?} belongs to another driver"
-            )));
+            return Err(Error::invalid(format!("{pool} belongs to another driver")));
         }
         self.require_pools_at(pool.location())?;
         let (place, kind) = (pool.location().to_raw(), pool.allocation_type().to_raw());
         // SAFETY: the pool is live and of this driver.
         unsafe { raw::pool::set_current_at(self.table(), place, kind, pool.as_raw()) }
-            .map_err(|error| error.asked(|| format!("{pool:?}")))
+            .map_err(|error| error.asked(|| pool.to_string()))
     }
 
     fn require_pools_at(&self, location: Location) -> Result<()> {
@@ -318,7 +316,7 @@ impl Driver {
         self.require_version("the pool of a place and type", since)?;
         match location {
             Location::Device(device) if device.driver() != *self => Err(Error::invalid(format!(
-                "{device:?} belongs to another driver"
+                "{device} belongs to another driver"
             ))),
             Location::Device(device) => device.require_pools(),
             _ => Ok(()),

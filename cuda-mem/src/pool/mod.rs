@@ -11,6 +11,7 @@ mod support;
 mod threshold;
 
 pub use access::Access;
+pub(crate) use access::list_of;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
 pub use properties::PoolProperties;
@@ -406,7 +407,7 @@ impl Pool {
         let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
         // SAFETY: the pool is live.
         unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
-            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self:?}")))
+            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")))
     }
 
     /// What the pool holds and has handed out: four driver calls, some 0.1 µs together.
@@ -466,7 +467,7 @@ impl Pool {
     fn wide(&self, attribute: CUmemPool_attribute) -> Result<u64> {
         // SAFETY: the pool is live; the callers name only attributes of this width.
         unsafe { raw::pool::wide_attribute(self.table(), self.0.raw, attribute) }
-            .map_err(|error| error.asked(|| format!("attribute {} of {self:?}", attribute.0)))
+            .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
     }
 
     /// Writes an attribute that is 8 bytes wide.
@@ -474,7 +475,7 @@ impl Pool {
         // SAFETY: as in `wide`.
         unsafe { raw::pool::set_wide_attribute(self.table(), self.0.raw, attribute, value) }
             .map_err(|error| {
-                error.asked(|| format!("attribute {} of {self:?} to {value}", attribute.0))
+                error.asked(|| format!("attribute {} of {self} to {value}", attribute.0))
             })
     }
 }
@@ -488,6 +489,17 @@ impl PartialEq for Pool {
 }
 
 impl Eq for Pool {}
+
+/// Its handle and place, in words.
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {:p} on {}", self.0.raw, self.0.location)?;
+        if self.0.allocation_type != AllocationType::Pinned {
+            write!(f, " ({} memory)", self.0.allocation_type)?;
+        }
+        Ok(())
+    }
+}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -53,7 +53,7 @@ impl Pool {
         let narrow = |attribute: A| {
             // SAFETY: the pool is live, and the attributes asked for below are 4 bytes wide.
             unsafe { raw::pool::narrow_attribute(self.table(), self.as_raw(), attribute) }
-                .map_err(|error| error.asked(|| format!("attribute {} of {self:?}", attribute.0)))
+                .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
         };
         let kind = narrow(A::CU_MEMPOOL_ATTR_LOCATION_TYPE)?.cast_unsigned();
         let id = narrow(A::CU_MEMPOOL_ATTR_LOCATION_ID)?;

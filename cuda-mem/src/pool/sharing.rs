@@ -72,7 +72,7 @@ impl super::Pool {
             return Ok(());
         }
         Err(Error::not_permitted(format!(
-            "{self:?} could not be exported before, and the driver does not survive its further use; \
+            "{self} could not be exported before, and the driver does not survive its further use; \
              build a pool with another kind of handle"
         )))
     }

@@ -15,6 +15,7 @@ pub(crate) mod host;
 pub(crate) mod init;
 #[cfg(target_os = "linux")]
 pub(crate) mod ipc;
+pub(crate) mod log;
 pub(crate) mod managed;
 pub(crate) mod memory;
 pub(crate) mod module;

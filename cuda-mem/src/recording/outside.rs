@@ -224,6 +224,7 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::MutexGuard;
     use std::sync::atomic::AtomicBool;
 
     use super::super::{Note, refuse};
@@ -231,12 +232,19 @@ mod tests {
 
     const STREAM: usize = 0x1000;
 
+    /// A capture keeps new work out of the whole process, so that the tests take turns.
+    fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn handle() -> CUstream {
         ptr::without_provenance_mut(STREAM)
     }
 
     #[test]
     fn a_capture_waits_for_work_and_keeps_new_work_out() {
+        let _turn = turn();
         let table = Table::default();
         let has_begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -264,6 +272,7 @@ mod tests {
 
     #[test]
     fn a_capture_in_the_middle_of_its_own_work_is_refused() {
+        let _turn = turn();
         let table = Table::default();
         let stream = ptr::without_provenance_mut(0x2000);
         let work = outside(&table, stream).expect("nobody records");
@@ -274,6 +283,7 @@ mod tests {
 
     #[test]
     fn deep_work_counts_for_every_stream() {
+        let _turn = turn();
         let table = Table::default();
         let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
         let works: Vec<_> = (0..DEEPEST + 2)
@@ -290,6 +300,7 @@ mod tests {
 
     #[test]
     fn seats_are_taken_over() {
+        let _turn = turn();
         let table = Table::default();
         let desk = || {
             std::thread::scope(|scope| {

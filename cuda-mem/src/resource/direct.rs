@@ -1,5 +1,7 @@
 //! Memory of a device without a pool.
 
+use std::fmt;
+
 use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
@@ -30,8 +32,14 @@ use crate::stream::Stream;
 /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DirectResource(Device);
+
+impl fmt::Debug for DirectResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DirectResource({})", self.0)
+    }
+}
 
 impl DirectResource {
     /// Memory of this device. Makes nothing: allocations use the context of their stream.

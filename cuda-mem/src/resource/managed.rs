@@ -1,5 +1,7 @@
 //! Memory that moves between host and devices.
 
+use std::fmt;
+
 use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
@@ -28,8 +30,14 @@ use crate::stream::Stream;
 /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ManagedResource(Driver);
+
+impl fmt::Debug for ManagedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ManagedResource")
+    }
+}
 
 impl ManagedResource {
     /// Managed memory of this driver's. Makes nothing.

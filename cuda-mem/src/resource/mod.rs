@@ -39,7 +39,8 @@ pub const RESOURCE_ALIGNMENT: usize = 256;
 /// [`deallocate`](Self::deallocate) may still use the memory, and a resource that cannot take it back in
 /// that order has to wait for the stream first.
 ///
-/// Programs seldom call these two; [`Resource`] has what is built on them.
+/// Programs seldom call these two; [`Resource`] has what is built on them. Errors name a resource by its [`Debug`], so
+/// keep that to one short line.
 ///
 /// # Safety
 ///
@@ -256,14 +257,14 @@ fn misaligned(what: &dyn Debug, layout: Layout) -> Error {
 fn require_driver(driver: Driver, stream: &Stream) -> Result<()> {
     driver.require_same(
         stream.device().driver(),
-        format_args!("the resource and {stream:?}"),
+        format_args!("the resource and {stream}"),
     )
 }
 
 #[cold]
 fn wrong_device(what: &dyn Debug, stream: &Stream) -> Error {
     Error::invalid(format!(
-        "{stream:?} is of another device than {what:?}, which does not reach its memory"
+        "{stream} is of another device than {what:?}, which does not reach its memory"
     ))
 }
 

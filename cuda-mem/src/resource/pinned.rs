@@ -1,5 +1,8 @@
 //! Memory of the host that devices reach.
 
+use crate::device::write_flags;
+use std::fmt;
+
 use std::alloc::Layout;
 use std::ffi::c_void;
 
@@ -38,6 +41,13 @@ bitflags! {
     }
 }
 
+/// The names of its flags.
+impl fmt::Display for HostFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_flags(f, self)
+    }
+}
+
 impl Default for HostFlags {
     fn default() -> Self {
         Self::PORTABLE
@@ -61,10 +71,16 @@ impl Default for HostFlags {
 /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PinnedResource {
     driver: Driver,
     flags: HostFlags,
+}
+
+impl fmt::Debug for PinnedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedResource({})", self.flags)
+    }
 }
 
 impl PinnedResource {

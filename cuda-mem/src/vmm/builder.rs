@@ -221,7 +221,7 @@ impl MappedMemoryBuilder {
             let place = part.location();
             if place.device().is_none() {
                 return Err(Error::not_supported(format!(
-                    "{part:?} is not of a device; map it in unsafe code, with `AddressRange::map`"
+                    "{part} is not of a device; map it in unsafe code, with `AddressRange::map`"
                 )));
             }
             if !self.locations.contains(&place) {

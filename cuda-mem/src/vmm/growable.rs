@@ -348,7 +348,8 @@ impl<T: Pod> GrowableBuffer<T> {
             return Ok(());
         }
         Err(Error::not_supported(format!(
-            "the host does not reach {memory:?}; take memory of the host, give the host access, or copy"
+            "the host does not reach {}; take memory of the host, give the host access, or copy",
+            memory.in_words()
         )))
     }
 

@@ -351,7 +351,8 @@ impl MappedMemory {
         device.require_driver(self.settings.driver, "the memory")?;
         if self.settings.accesses.of(device) != Access::ReadWrite {
             return Err(Error::invalid(format!(
-                "{device} has no access to {self:?}; name it in `accessible_from`, or call `set_access`"
+                "{device} has no access to {}; name it in `accessible_from`, or call `set_access`",
+                self.in_words()
             )));
         }
         self.map()
@@ -393,6 +394,16 @@ impl MappedMemory {
             [location] => location.device(),
             _ => None,
         }
+    }
+}
+
+impl MappedMemory {
+    /// What it is, for errors.
+    pub(super) fn in_words(&self) -> String {
+        let (bytes, address) = (Bytes(self.size_bytes()), self.address());
+        let places = self.settings.locations.iter().map(ToString::to_string);
+        let places = places.collect::<Vec<_>>().join(" and ");
+        format!("{bytes} of mapped memory at {address:#x} on {places}")
     }
 }
 

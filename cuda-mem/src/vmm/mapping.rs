@@ -1,5 +1,6 @@
 //! Memory at an address.
 
+use crate::pool::list_of;
 use std::fmt;
 
 use cuda_driver_sys::{CUdeviceptr, CUmemAccessDesc};
@@ -115,7 +116,7 @@ impl Mapping {
             // SAFETY: this is one whole mapping (R141).
             unsafe { raw::vmm::allow(table, self.address(), self.size_bytes() as usize, &who) }
         })
-        .map_err(|error| error.asked(|| format!("access to {self:?} for {accesses:?}")))
+        .map_err(|error| error.asked(|| format!("{self} with {}", list_of(accesses))))
     }
 
     /// What a device may do with it, or the host.
@@ -166,6 +167,13 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         report::release("mapping", || self.take_apart());
+    }
+}
+
+/// Its address and memory, in words.
+impl fmt::Display for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, mapped at {:#x}", self.memory, self.address())
     }
 }
 

@@ -246,7 +246,7 @@ impl PhysicalMemory {
     pub fn export_fd(&self) -> Result<OwnedFd> {
         // SAFETY: the handle is live.
         unsafe { raw::vmm::export_fd(self.0.driver.table(), self.0.raw) }
-            .map_err(|error| error.asked(|| format!("a descriptor of {self:?}")))
+            .map_err(|error| error.asked(|| format!("a descriptor of {self}")))
     }
 
     /// The memory that another process exported as this descriptor. `bytes` is how much it is there, which the
@@ -308,6 +308,14 @@ impl PhysicalMemory {
                 "the memory and the addresses are of two drivers".to_owned(),
             ))
         }
+    }
+}
+
+/// Its size and place, in words.
+impl fmt::Display for PhysicalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, place) = (Bytes(self.0.bytes), self.0.location);
+        write!(f, "{bytes} of physical memory on {place}")
     }
 }
 

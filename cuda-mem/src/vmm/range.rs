@@ -169,7 +169,7 @@ impl AddressRange {
             // no part of a memory and no more than it, but answers NOT_SUPPORTED (R140).
             unsafe { raw::vmm::map(table, address, bytes as usize, memory.as_raw()) }
         })
-        .map_err(|error| error.asked(|| format!("{memory:?} at {offset} of {self:?}")))?;
+        .map_err(|error| error.asked(|| format!("{memory} at {offset} of {self}")))?;
         mapped.insert(offset, bytes);
         drop(mapped);
         Ok(Mapping::new(self.clone(), offset, memory.clone()))
@@ -229,6 +229,14 @@ impl AddressRange {
         })?;
         mapped.remove(&offset);
         Ok(())
+    }
+}
+
+/// Its size and address, in words.
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, address) = (Bytes(self.0.bytes), self.0.address);
+        write!(f, "{bytes} of addresses at {address:#x}")
     }
 }
 

@@ -61,8 +61,11 @@ fn simulated() -> Result<Backend> {
         .context("there is no GPU, and libcuda_sim.so was not found beside the program")?;
     // SAFETY: this is the simulated driver of this workspace, which behaves as a CUDA driver does.
     let driver = unsafe { Driver::load_from(path) }?;
-    // On standard error, so that figures piped elsewhere are not taken for a GPU's.
-    eprintln!("no GPU driver found: using the simulated driver (`doctor` says why)");
+    // On standard error, where it stays beside figures that are piped elsewhere.
+    eprintln!(
+        "no GPU driver found: using the simulated driver (CUDA {})",
+        driver.version()
+    );
     Ok(Backend {
         driver,
         simulated: true,

@@ -18,6 +18,7 @@ use cuda_driver_sys::{
 
 use crate::fault;
 use crate::knobs::Knobs;
+use crate::logs;
 
 /// What a simulated function answers; `Err` carries the driver's code.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
@@ -81,7 +82,10 @@ pub(crate) fn enter(
         return CUresult::CUDA_ERROR_STUB_LIBRARY;
     }
     let fault = match fault::count(export) {
-        Some(hit) if export.kind != Kind::release || !hit.releases => return hit.code,
+        Some(hit) if export.kind != Kind::release || !hit.releases => {
+            logs::failed(export, hit.code);
+            return hit.code;
+        }
         hit => hit.map(|hit| hit.code),
     };
     let body = || {
@@ -92,7 +96,10 @@ pub(crate) fn enter(
     };
     let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(CUresult::CUDA_ERROR_UNKNOWN));
     match (fault, answer) {
-        (Some(code), _) | (None, Err(code)) => code,
+        (Some(code), _) | (None, Err(code)) => {
+            logs::failed(export, code);
+            code
+        }
         (None, Ok(())) => CUresult::CUDA_SUCCESS,
     }
 }

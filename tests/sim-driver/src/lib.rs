@@ -45,6 +45,7 @@ mod init;
 mod ipc;
 mod knobs;
 mod live;
+mod logs;
 mod managed;
 mod memory;
 mod module;

@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use cuda_driver_sys::CudaVersion;
+
 use crate::control::Control;
 use crate::find::built_library;
+use crate::knobs::Knobs;
 
 /// Names the library outright, for programs that cargo did not build beside it.
 pub const LIBRARY_VARIABLE: &str = "CUDA_SIM_LIBRARY";
@@ -28,7 +31,7 @@ pub fn is_simulator(path: Option<&Path>) -> bool {
 /// examples in documentation: they then run anywhere.
 ///
 /// Does nothing if a driver opens, if `CUDA_DRIVER_SYS_LIBRARY` is set already, or if the built
-/// simulator is not found.
+/// simulator is not found. Otherwise it says so in one line on standard error.
 pub fn use_if_no_driver() {
     let variable = cuda_driver_sys::LIBRARY_VARIABLE;
     if std::env::var_os(variable).is_some_and(|value| !value.is_empty()) || has_driver() {
@@ -38,6 +41,10 @@ pub fn use_if_no_driver() {
         // SAFETY: examples call this first, before there are other threads that could read the
         // environment; the function's documentation says for whom it is.
         unsafe { std::env::set_var(variable, path) };
+        // In one piece, whatever others write meanwhile. What was tried is `cuda_driver_sys::load`'s to say.
+        let version = CudaVersion::from_raw(Knobs::version_to_come());
+        let line = format!("no GPU driver found: using the simulated driver (CUDA {version})\n");
+        eprint!("{line}");
     }
 }
 

@@ -2,13 +2,13 @@
 
 use crate::export::Export;
 use crate::{
-    alloc, context, copy, device, dma_buf, event, graph, host, init, ipc, managed, module, peer,
-    pointer, pool, proc_address, stream, vmm,
+    alloc, context, copy, device, dma_buf, event, graph, host, init, ipc, logs, managed, module,
+    peer, pointer, pool, proc_address, stream, vmm,
 };
 
 /// Every function of the driver that the simulator has.
 pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
-    let files: [&'static [&'static Export]; 12] = [
+    let files: [&'static [&'static Export]; 13] = [
         alloc::EXPORTS,
         context::EXPORTS,
         copy::EXPORTS,
@@ -17,6 +17,7 @@ pub(crate) fn exports() -> impl Iterator<Item = &'static &'static Export> {
         event::EXPORTS,
         host::EXPORTS,
         init::EXPORTS,
+        logs::EXPORTS,
         peer::EXPORTS,
         pointer::EXPORTS,
         proc_address::EXPORTS,

@@ -22,7 +22,7 @@ pub fn library_path() -> Option<PathBuf> {
 /// in documentation: they then run anywhere.
 ///
 /// Does nothing if NVML opens, if `CUDA_DRIVER_SYS_NVML_LIBRARY` is set already, or if the built
-/// library is not found.
+/// library is not found. Otherwise it says so in one line on standard error.
 pub fn use_if_no_nvml() {
     let is_set = std::env::var_os(NVML_LIBRARY_VARIABLE).is_some_and(|value| !value.is_empty());
     if is_set || has_nvml() {
@@ -32,6 +32,7 @@ pub fn use_if_no_nvml() {
         // SAFETY: examples call this first, before there are other threads that could read the
         // environment; the function's documentation says for whom it is.
         unsafe { std::env::set_var(NVML_LIBRARY_VARIABLE, path) };
+        eprintln!("no NVML found: using the simulated one");
     }
 }
 
@@ -40,4 +41,40 @@ fn has_nvml() -> bool {
     // SAFETY: this is NVML's own name, and loading it has no effect but its initialisers'.
     let handle = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY) };
     !handle.is_null()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_library_says_in_one_line_that_it_is_used() {
+        const CHILD: &str = "NVML_SIM_TEST_CHILD";
+        let name = "path::tests::the_library_says_in_one_line_that_it_is_used";
+        if std::env::var_os(CHILD).is_some() {
+            use_if_no_nvml();
+            // The library is named already.
+            use_if_no_nvml();
+            let used = std::env::var_os(NVML_LIBRARY_VARIABLE).is_some();
+            println!("used: {used}");
+            return;
+        }
+        let program = std::env::current_exe().expect("this test");
+        let output = Command::new(program)
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .env_remove(NVML_LIBRARY_VARIABLE)
+            .output()
+            .expect("it starts");
+        let out = String::from_utf8_lossy(&output.stdout);
+        let expected = if out.contains("used: true") {
+            "no NVML found: using the simulated one\n"
+        } else {
+            ""
+        };
+        assert!(out.contains("used: "), "{out}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytemuck::{Pod, Zeroable};
-use cuda_mem::{CaptureMode, ErrorKind, Launch, Value};
+use cuda_mem::{CaptureMode, ErrorKind, Image, Launch, Value};
 
 use super::{kernel, load};
 use crate::hold::hold;
@@ -182,21 +182,37 @@ pub(super) fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
     let most = fill.max_threads()?;
-    for launch in [
-        Launch::over(10, most + 1),
-        Launch::new([1, 1, 1], [0, 1, 1]),
-        Launch::new([u32::MAX, 1, 1], [1, 1, 1]),
-        Launch::over(10, 32).shared(1 << 30),
+    let deep = Launch::new([1, 1, 1], [1, 1, 65]);
+    for (launch, why) in [
+        (
+            Launch::over(10, most + 1),
+            format!("{} threads a block are more than {most}", most + 1),
+        ),
+        (
+            Launch::new([1, 1, 1], [0, 1, 1]),
+            "a block without threads".to_owned(),
+        ),
+        (
+            deep,
+            "65 threads in a block's third dimension are more than 64".to_owned(),
+        ),
+        (
+            Launch::new([u32::MAX, 1, 1], [1, 1, 1]),
+            "4294967295 blocks in the grid's first dimension are more than 2147483647".to_owned(),
+        ),
+        (
+            Launch::over(10, 32).shared(1 << 30),
+            "1073741824 bytes of shared memory are more than ".to_owned(),
+        ),
     ] {
         // SAFETY: the driver refuses it.
         let refused = unsafe { fill.launch(&stream, launch, (&mut words, 1u32, 10u64)) };
         let Err(error) = refused else {
             anyhow::bail!("{launch:?} was launched");
         };
-        ensure!(
-            error.to_string().contains(&format!("{most} threads")),
-            "{error}"
-        );
+        for part in [&format!("{most} threads"), &why] {
+            ensure!(error.to_string().contains(part), "no {part:?} in {error}");
+        }
     }
     ensure!(words.to_vec()? == [0; 10]);
     let shared = fill.max_dynamic_shared()?;
@@ -213,6 +229,44 @@ pub(super) fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
         fill.launch(&stream, launch, (&mut words, 1u32, 10u64))
     }?;
     ensure!(words.to_vec()? == [1; 10]);
+    Ok(())
+}
+
+/// The simulator knows some kernels by their names and parameters, and no others.
+pub(super) fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(
+    lab: &Lab,
+) -> Result<()> {
+    lab.control()?;
+    // Older drivers have no log of errors.
+    lab.need(12, 9)?;
+    let (context, other) = (
+        lab.context()?,
+        super::PTX.replace(".entry fill", ".entry mine"),
+    );
+    let mine = context.load(&Image::ptx(&other)?)?.function("mine")?;
+    let mut words = lab.pool()?.alloc_zeroed::<u32>(&context.stream()?, 10)?;
+    let stream = words.stream().clone();
+    let launch = Launch::over(10, 32);
+    // SAFETY: it is refused.
+    let refused = unsafe { mine.launch(&stream, launch, (&mut words, 1u32, 10u64)) };
+    let error = refused.expect_err("it cannot be run");
+    ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+    let reason = "the simulated driver cannot run the kernel `mine`: it runs only `fill`, `copy`, `add`, \
+                  `spin` and `answer`";
+    ensure!(error.to_string().contains(reason), "{error}");
+    ensure!(
+        error
+            .driver_log()
+            .is_some_and(|log| log.starts_with(reason)),
+        "{error}"
+    );
+    // A refusal for another reason does not repeat the last one.
+    let launch = Launch::over(10, 2000);
+    // SAFETY: it is refused.
+    let refused = unsafe { mine.launch(&stream, launch, (&mut words, 1u32, 10u64)) };
+    let error = refused.expect_err("the blocks are too large");
+    ensure!(!error.to_string().contains("cannot run"), "{error}");
+    ensure!(words.to_vec()? == [0; 10]);
     Ok(())
 }
 

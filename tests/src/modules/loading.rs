@@ -44,6 +44,53 @@ pub(super) fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result
     Ok(())
 }
 
+pub(super) fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
+    lab.control()?;
+    let context = lab.context()?;
+    for (text, with, why) in [
+        (
+            ".version 7.0",
+            ".version 99.0",
+            "version 99.0 is newer than 9.0",
+        ),
+        ("sm_70", "sm_999", "sm_999 is no target for sm_90"),
+        (
+            "ret;",
+            "ret; nonsense %r1;",
+            "`nonsense` where an instruction should be",
+        ),
+    ] {
+        let image = Image::ptx(&PTX.replace(text, with))?;
+        let error = context.load(&image).expect_err("it is refused");
+        ensure!(error.to_string().contains(why), "{error}");
+        ensure!(
+            error.jit_log().is_some_and(|log| log.contains(why)),
+            "{error}"
+        );
+    }
+    let error = context
+        .load(&Image::ptx("hello")?)
+        .expect_err("it is refused");
+    ensure!(error.to_string().contains("no `.version`"), "{error}");
+    // SAFETY: the simulator reads no more than the beginning.
+    let binary = unsafe { Image::binary(&b"\x7fELF and machine code"[..]) }?;
+    let error = context.load(&binary).expect_err("it is refused");
+    ensure!(
+        error
+            .to_string()
+            .contains("the simulated driver runs no machine code"),
+        "{error}"
+    );
+    let error = lab.driver.load_library(&binary).expect_err("it is refused");
+    ensure!(
+        error
+            .to_string()
+            .contains("the simulated driver runs no machine code"),
+        "{error}"
+    );
+    Ok(())
+}
+
 pub(super) fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     for text in ["", "hello", "{ }"] {
@@ -58,6 +105,10 @@ pub(super) fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
     let error = module.function("teapot").expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::NotFound, "{error}");
     ensure!(error.to_string().contains("\"teapot\""), "{error}");
+    ensure!(
+        error.to_string().contains("C++ names are mangled"),
+        "{error}"
+    );
     let error = module.function("fi\0ll").expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     module.function("fill")?;

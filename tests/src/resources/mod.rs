@@ -13,6 +13,7 @@ mod ladder;
 mod misuse;
 mod own;
 mod subjects;
+mod words;
 
 pub use subjects::{Subject, subjects};
 
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Test> {
     all.extend(tests! {
         own: a_refused_free_changes_nothing_and_may_be_tried_again,
             a_panic_is_an_error_and_nothing_is_freed_twice;
+        words: errors_name_things_in_words;
     });
     all.extend(conformance());
     // Some hold a stream, one wants frees that nobody has seen, one changes a setting of the process.

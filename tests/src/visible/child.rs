@@ -1,7 +1,7 @@
 //! What is played in a process of its own. Only the main thread runs there, so that it may change the
 //! environment.
 
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination as _};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Driver, Error, ErrorKind, Selector, Uuid, Visibility, sys};
@@ -12,6 +12,10 @@ use super::{SCENE, VARIABLE};
 #[must_use]
 pub fn play() -> Option<ExitCode> {
     let scene = std::env::var(SCENE).ok()?;
+    if scene == "main" {
+        // As after a `main` that returns this.
+        return Some(program().report());
+    }
     let played = match &*scene {
         "devices" => devices(),
         "changed" => changed(),
@@ -142,6 +146,14 @@ fn second() -> Result<()> {
         "{visibility:?}"
     );
     println!("{}", visibility.check()?.context("it went unnoticed")?);
+    Ok(())
+}
+
+/// A user's program.
+fn program() -> cuda_mem::Result<()> {
+    let ordinal = std::env::var(super::LAST).ok();
+    let ordinal = ordinal.and_then(|text| text.parse().ok()).unwrap_or(0);
+    Driver::load()?.device(ordinal)?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 mod child;
 mod values;
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
@@ -55,6 +55,30 @@ impl Machine {
 
     /// The child is told that so many devices come before the last one.
     fn play_on(self, scene: &str, value: Option<&str>, last: usize) -> Result<String> {
+        let output = self.start(scene, value, last)?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{scene} with {value:?}: {}\n{text}{errors}",
+            output.status
+        );
+        Ok(text)
+    }
+
+    /// What a program that takes a device prints when it ends with the error.
+    fn failure(self, value: Option<&str>, ordinal: usize) -> Result<String> {
+        let output = self.start("main", value, ordinal)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(
+            output.status.code() == Some(1),
+            "{value:?}: {}\n{text}",
+            output.status
+        );
+        Ok(text)
+    }
+
+    fn start(self, scene: &str, value: Option<&str>, last: usize) -> Result<Output> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .env(SCENE, scene)
@@ -67,16 +91,8 @@ impl Machine {
         if self.backend == Backend::Sim {
             command.env(sys::LIBRARY_VARIABLE, sim_path()?);
         }
-        let output = run::output_within(&mut command, PATIENCE)
-            .with_context(|| format!("{scene} with {value:?}"))?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "{scene} with {value:?}: {}\n{text}{errors}",
-            output.status
-        );
-        Ok(text)
+        run::output_within(&mut command, PATIENCE)
+            .with_context(|| format!("{scene} with {value:?}"))
     }
 
     /// The devices that a driver shows to a process with this value, by the digits of their UUIDs.
@@ -271,5 +287,81 @@ pub fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Resu
 pub fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Result<()> {
     let text = machine.play("none", Some("-1"))?;
     ensure!(text.contains("before the first use of CUDA"), "{text}");
+    Ok(())
+}
+
+/// A program that finds no device says what the variable was, and what to do.
+///
+/// # Errors
+///
+/// If it does not.
+pub fn a_device_that_is_not_there_quotes_the_variable(machine: Machine) -> Result<()> {
+    let count = machine.devices()?.len();
+    let beyond = count.to_string();
+    let none = "when the driver was initialised and leaves no device";
+    let cases = [
+        // No device at all: the driver does not start.
+        (
+            Some("-1"),
+            0,
+            vec![
+                "(100)",
+                "CUDA_VISIBLE_DEVICES was \"-1\" ",
+                none,
+                "unset it",
+            ],
+        ),
+        (
+            Some(""),
+            0,
+            vec!["(100)", "CUDA_VISIBLE_DEVICES was \"\" ", none, "unset it"],
+        ),
+        (Some(&*beyond), 0, vec!["(100)", none, "unset it"]),
+        // Not so many.
+        (
+            Some("0"),
+            5,
+            vec![
+                "(101)",
+                "(device 5 of 1)",
+                "CUDA_VISIBLE_DEVICES was \"0\" when the driver was initialised and leaves 1 device",
+                "below 1",
+            ],
+        ),
+        (
+            Some("0, x"),
+            1,
+            vec!["(device 1 of 1)", "was \"0, x\" when"],
+        ),
+        (
+            None,
+            count,
+            vec![
+                "(101)",
+                "CUDA_VISIBLE_DEVICES was not set",
+                "the driver finds no others",
+            ],
+        ),
+    ];
+    for (value, ordinal, parts) in cases {
+        let text = machine.failure(value, ordinal)?;
+        ensure!(text.starts_with("Error: cu"), "{text}");
+        for part in parts {
+            ensure!(text.contains(part), "{value:?}: no {part:?} in {text}");
+        }
+    }
+    Ok(())
+}
+
+/// Without a device and without the variable, the driver is to be looked at and not the variable.
+///
+/// # Errors
+///
+/// If the program says anything else.
+pub fn a_machine_without_a_device_says_so(machine: Machine) -> Result<()> {
+    let text = machine.failure(None, 0)?;
+    for part in ["(100)", "CUDA_VISIBLE_DEVICES was not set", "nvidia-smi"] {
+        ensure!(text.contains(part), "no {part:?} in {text}");
+    }
     Ok(())
 }

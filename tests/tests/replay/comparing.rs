@@ -56,7 +56,7 @@ pub(crate) fn what_a_device_lacks_is_told_and_no_failure(_: &Lab) -> Result<()> 
     ensure!(output.status.success(), "{}", text(&output.stderr));
     has(
         &text(&output.stdout),
-        &["pool: not run: Device(0) has no memory pools", "direct"],
+        &["pool: not run: device 0 has no memory pools", "direct"],
     )?;
     refused(&simulated(&[], "0")?, 1, &["pool", "no memory pools"])?;
     // Nothing of it ran.

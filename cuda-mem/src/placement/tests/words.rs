@@ -1,4 +1,5 @@
-//! The sixth invariant: what is said of each line of the table, written down apart from the policy.
+//! The sixth invariant: what is said of each line of the table, written down apart from the policy. And how
+//! refusals are printed.
 
 use crate::placement::*;
 use PlacementKind as K;
@@ -185,4 +186,81 @@ pub(super) fn check_text(placement: &Placement) {
     };
     let text = placement.to_string();
     assert!(text.ends_with(&format!(" (step {name}: {why})")), "{text}");
+}
+
+#[test]
+fn a_refusal_is_printed_as_its_message_and_on_request_as_its_structure() {
+    let (device, purpose, remedy) = (1, "a purpose", "a remedy");
+    let errors = [
+        ("NoBytes", PlaceError::NoBytes),
+        ("TooLarge", PlaceError::TooLarge { asked: 1 << 60 }),
+        (
+            "NoSuchDevice",
+            PlaceError::NoSuchDevice { device, devices: 1 },
+        ),
+        (
+            "Missing",
+            PlaceError::Missing {
+                device,
+                capability: Capability::Fabric,
+                purpose,
+                remedy,
+            },
+        ),
+        (
+            "NoHostNode",
+            PlaceError::NoHostNode {
+                device,
+                purpose,
+                remedy,
+            },
+        ),
+        ("NoPeerAccess", PlaceError::NoPeerAccess { from: 1, to: 0 }),
+        (
+            "PageSize",
+            PlaceError::PageSize {
+                asked: 3,
+                offered: vec![super::MIB],
+                place: "a place",
+            },
+        ),
+        (
+            "NoRoom",
+            PlaceError::NoRoom {
+                device,
+                asked: 2,
+                capacity: 1,
+                striping: Some(Box::new(PlaceError::NoRoomForShare {
+                    device,
+                    share: 2,
+                    capacity: 1,
+                })),
+                remedy: remedy.to_owned(),
+            },
+        ),
+        (
+            "NoRoomForShare",
+            PlaceError::NoRoomForShare {
+                device,
+                share: 2,
+                capacity: 1,
+            },
+        ),
+        (
+            "Conflict",
+            PlaceError::Conflict {
+                first: "a",
+                second: "b",
+                why: "so",
+                remedy,
+            },
+        ),
+    ];
+    for (name, error) in errors {
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let structure = format!("{error:#?}");
+        assert!(structure.starts_with(name), "{structure}");
+        let chain = format!("{:#}", anyhow::Error::new(error.clone()));
+        assert_eq!(chain, error.to_string());
+    }
 }

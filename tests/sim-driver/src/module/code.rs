@@ -49,6 +49,7 @@ pub(super) struct Parameter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: CUresult,
+    /// Where in the text, counted from 1; 0 if it is none.
     pub(super) line: usize,
     pub(super) what: String,
 }
@@ -58,6 +59,15 @@ impl Refusal {
         Self {
             code: CUresult::CUDA_ERROR_INVALID_PTX,
             line,
+            what: what.into(),
+        }
+    }
+
+    /// What is not taken for code.
+    pub(super) fn image(what: impl Into<String>) -> Self {
+        Self {
+            code: CUresult::CUDA_ERROR_INVALID_IMAGE,
+            line: 0,
             what: what.into(),
         }
     }
@@ -73,6 +83,10 @@ impl Refusal {
 
     /// What the log says.
     pub(super) fn log(&self) -> String {
-        format!("ptx input, line {}; error: {}\n", self.line, self.what)
+        match self.line {
+            // A guess: a driver may say nothing of what is no text.
+            0 => format!("error: {}\n", self.what),
+            line => format!("ptx input, line {line}; error: {}\n", self.what),
+        }
     }
 }

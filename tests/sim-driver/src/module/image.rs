@@ -12,11 +12,16 @@ use crate::export::{Answer, INVALID_VALUE, In, Out, Value};
 use crate::knobs::Knobs;
 use crate::memory::{bytes, pointer};
 
-const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
-
 const ELF: [u8; 4] = *b"\x7fELF";
+const FATBIN: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 /// Behind the magic number of ELF: what only the simulated linker writes.
 const LINKED: [u8; 12] = *b"cuda-sim PTX";
+
+const MACHINE_CODE: &str = "the simulated driver runs no machine code (cubin, fatbin); load PTX";
+
+fn not_text() -> Refusal {
+    Refusal::image("the image is neither a text nor a binary")
+}
 
 /// What the simulated linker makes: it looks like a cubin, and is the texts, each with a zero behind it.
 pub(super) fn linked(texts: &[String]) -> Vec<u8> {
@@ -30,10 +35,14 @@ pub(super) fn linked(texts: &[String]) -> Vec<u8> {
 
 /// The texts of an image, which has no more bytes than `len`; only as much is read as is needed to
 /// know what it is.
-pub(super) fn texts(image: *const c_void, len: usize) -> Answer<Vec<String>> {
+pub(super) fn texts(image: *const c_void, len: usize) -> Result<Vec<String>, Refusal> {
+    let cut = || Refusal::image("the image ends too early");
     let byte = |at: usize| match at {
-        at if at < len => In::new(image.cast::<u8>().wrapping_add(at)).read(),
-        _ => Err(INVALID_IMAGE),
+        at if at < len => {
+            let byte = In::new(image.cast::<u8>().wrapping_add(at)).read();
+            byte.map_err(|_| cut())
+        }
+        _ => Err(cut()),
     };
     let has = |at: usize, expected: &[u8]| {
         let mut places = (at..).zip(expected);
@@ -42,7 +51,7 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Answer<Vec<String>> {
     if has(0, &ELF) {
         // Real machine code has nothing that the simulator could run.
         if !has(ELF.len(), &LINKED) {
-            return Err(INVALID_IMAGE);
+            return Err(Refusal::image(MACHINE_CODE));
         }
         let start = ELF.len() + LINKED.len();
         let mut size = [0; 8];
@@ -51,25 +60,28 @@ pub(super) fn texts(image: *const c_void, len: usize) -> Answer<Vec<String>> {
         }
         let start = start + size.len();
         let end = start.saturating_add(u64::from_le_bytes(size) as usize);
-        let all = (start..end).map(byte).collect::<Answer<Vec<u8>>>()?;
-        let all = String::from_utf8(all).map_err(|_| INVALID_IMAGE)?;
+        let all = (start..end).map(byte).collect::<Result<Vec<u8>, _>>()?;
+        let all = String::from_utf8(all).map_err(|_| not_text())?;
         return Ok(all.split_terminator('\0').map(str::to_owned).collect());
+    }
+    if has(0, &FATBIN) {
+        return Err(Refusal::image(MACHINE_CODE));
     }
     let mut text = Vec::new();
     for at in 0..len {
         match byte(at)? {
             0 => break,
-            // A guess: what is not text is no image. The magic numbers of fat binaries are not.
+            // A guess: what is not text is no image.
             byte if !byte.is_ascii_graphic() && !byte.is_ascii_whitespace() && at < 4 => {
-                return Err(INVALID_IMAGE);
+                return Err(not_text());
             }
             byte => text.push(byte),
         }
     }
-    let text = String::from_utf8(text).map_err(|_| INVALID_IMAGE)?;
+    let text = String::from_utf8(text).map_err(|_| not_text())?;
     // Measured of a text without this, and of none.
     if !text.contains(".version") {
-        return Err(INVALID_IMAGE);
+        return Err(Refusal::image("a text with no `.version` is no PTX"));
     }
     Ok(vec![text])
 }
@@ -102,7 +114,7 @@ pub(super) fn load(image: *const c_void, len: usize, logs: &Logs) -> Answer<Arc<
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    let understood = understand(&texts(image, len)?);
+    let understood = texts(image, len).and_then(|texts| understand(&texts));
     logs.write(understood.as_ref().err())?;
     let code = understood.map_err(|refusal| refusal.code)?;
     Ok(Arc::new(code))
@@ -188,9 +200,11 @@ impl Buffer {
 mod tests {
     use super::*;
 
-    fn of(bytes: &[u8]) -> Answer<Vec<String>> {
-        texts(bytes.as_ptr().cast(), bytes.len())
+    fn of(bytes: &[u8]) -> Result<Vec<String>, CUresult> {
+        texts(bytes.as_ptr().cast(), bytes.len()).map_err(|refusal| refusal.code)
     }
+
+    const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
 
     #[test]
     fn a_text_ends_at_its_zero_or_with_its_bytes() {
@@ -204,7 +218,7 @@ mod tests {
         let inputs = ["one".to_owned(), "two".to_owned()];
         assert_eq!(of(&linked(&inputs)), Ok(inputs.to_vec()));
         assert_eq!(of(b"\x7fELF\x02\x01\x01\x33\x07"), Err(INVALID_IMAGE));
-        assert_eq!(of(&0xba55_ed50_u32.to_le_bytes()), Err(INVALID_IMAGE));
+        assert_eq!(of(&FATBIN), Err(INVALID_IMAGE));
         let cut = linked(&inputs);
         assert_eq!(of(&cut[..cut.len() - 1]), Err(INVALID_IMAGE));
     }

@@ -9,6 +9,7 @@ use super::code::Entry;
 use super::kernel::Work;
 use super::occupancy::{Limits, MULTIPROCESSORS};
 use crate::export::{Answer, Call, INVALID_VALUE, In, Out, exports};
+use crate::logs;
 use crate::memory::bytes;
 use crate::state::state;
 
@@ -148,14 +149,15 @@ fn launch(
     let entry = found.entry()?.clone();
     launch.check(&state.limits(id)?)?;
     let Some(work) = Work::new(&entry, &arguments?) else {
-        let name = entry.name.to_string_lossy();
-        // In one piece, whatever others write meanwhile.
-        let line = format!(
-            "cuda-sim: cannot run the kernel `{name}`: the simulator runs only `fill`, `copy`, `add`, \
-             `spin` and `answer`, with the parameters that tests/data/kernels.ptx gives them"
+        let why = format!(
+            "the simulated driver cannot run the kernel `{}`: it runs only `fill`, `copy`, `add`, `spin` and \
+             `answer`, with the parameters that tests/data/kernels.ptx gives them",
+            entry.name.to_string_lossy()
         );
+        // For programs that do not read the log. In one piece, whatever others write meanwhile.
+        let line = format!("cuda-sim: {why}");
         eprintln!("{line}");
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        return logs::refuse(CUresult::CUDA_ERROR_NOT_SUPPORTED, why);
     };
     // A guess: a launch loads what is not loaded, also while the stream is recorded.
     state.load_function(id);

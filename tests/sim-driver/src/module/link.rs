@@ -32,7 +32,13 @@ impl Link {
         if !is_input || self.cubin.is_some() {
             return Err(INVALID_VALUE);
         }
-        let texts = image::texts(data, size)?;
+        let texts = match image::texts(data, size) {
+            Ok(texts) => texts,
+            Err(refusal) => {
+                self.logs.write(Some(&refusal))?;
+                return Err(refusal.code);
+            }
+        };
         let all = [&self.texts[..], &texts].concat();
         // Measured: every input is looked at when it comes, together with those before.
         let understood = image::understand(&all);

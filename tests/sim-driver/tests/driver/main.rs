@@ -14,6 +14,7 @@ mod harness;
 mod host;
 mod launches;
 mod libraries;
+mod logs;
 mod machines;
 mod managed;
 mod mapped;

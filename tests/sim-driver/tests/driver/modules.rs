@@ -16,7 +16,7 @@ pub(crate) fn image(text: &str) -> CString {
     CString::new(text).expect("no zeros")
 }
 
-fn try_module(image: &CStr) -> Result<CUmodule, CUresult> {
+pub(crate) fn try_module(image: &CStr) -> Result<CUmodule, CUresult> {
     let mut module = std::ptr::null_mut();
     match cu!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) {
         OK => Ok(module),

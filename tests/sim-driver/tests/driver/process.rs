@@ -343,3 +343,33 @@ fn the_library_is_found_by_its_variable() {
         assert!(cuda_driver_sys::load().is_ok());
     });
 }
+
+#[test]
+fn the_simulator_says_in_one_line_that_it_is_used() {
+    let name = "the_simulator_says_in_one_line_that_it_is_used";
+    for (version, shown) in [("13000", "13.0"), ("11020", "11.2")] {
+        let variables = [
+            ("CUDA_DRIVER_SYS_LIBRARY", ""),
+            ("CUDA_SIM_DRIVER_VERSION", version),
+        ];
+        let output = child(name, &variables, || {
+            cuda_sim::use_if_no_driver();
+            // The library is named already.
+            cuda_sim::use_if_no_driver();
+            let used = std::env::var("CUDA_DRIVER_SYS_LIBRARY").is_ok_and(|path| !path.is_empty());
+            println!("used: {used}");
+        });
+        let Some(output) = output else { return };
+        let (out, errors) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        let line = format!("no GPU driver found: using the simulated driver (CUDA {shown})\n");
+        let expected = if out.contains("used: true") {
+            &*line
+        } else {
+            ""
+        };
+        assert_eq!(errors, expected, "{out}");
+    }
+}

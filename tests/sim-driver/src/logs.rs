@@ -1,0 +1,171 @@
+//! The log of errors: why a call was refused, in words. Drivers have it since CUDA 12.9.
+//!
+//! Documented: the format of a line, that a hundred lines are kept, and how they are read. A guess: which failures
+//! have a reason; all have a line with their code.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_uint};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cuda_driver_sys::{CUlogIterator, CUresult};
+
+use crate::export::{Answer, Export, INVALID_VALUE, Out, exports};
+use crate::state::check_initialised;
+
+/// As many lines are kept.
+const KEPT: usize = 100;
+
+/// Stands before lines of which older ones did not fit.
+const CUT: &str = "-- older messages do not fit --\n";
+
+thread_local! {
+    /// Why the call that this thread is in is refused.
+    static WHY: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// The lines that are kept, and the number of the next one.
+#[derive(Debug)]
+struct Lines {
+    kept: VecDeque<String>,
+    next: CUlogIterator,
+}
+
+static LINES: Mutex<Lines> = Mutex::new(Lines {
+    kept: VecDeque::new(),
+    next: 0,
+});
+
+fn lines() -> MutexGuard<'static, Lines> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says why the call that this thread is in is refused with this code.
+pub(crate) fn refuse<T>(code: CUresult, why: impl Into<String>) -> Answer<T> {
+    WHY.set(Some(why.into()));
+    Err(code)
+}
+
+/// A call has failed: writes why, if that was said, and the code. That work is not done yet is no error.
+#[cold]
+pub(crate) fn failed(export: &Export, code: CUresult) {
+    // Also while the thread ends.
+    let why = WHY.try_with(RefCell::take).ok().flatten();
+    // In a fork the lock may be held for good.
+    if code == CUresult::CUDA_ERROR_NOT_READY || check_initialised().is_err() {
+        return;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let milliseconds = now.map_or(0, |now| now.as_millis() % 86_400_000);
+    let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
+    // SAFETY: gettid has no preconditions.
+    let thread = unsafe { libc::gettid() };
+    let head = format!(
+        "[{:02}:{:02}:{:02}.{rest:03}][{thread}][CUDA][E][{}]",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        export.name,
+    );
+    let name = code.name().unwrap_or("an unknown code");
+    let returned = format!("Returning {} ({name})", code.0);
+    let mut lines = lines();
+    for words in why.into_iter().chain([returned]) {
+        lines.kept.push_back(format!("{head} {words}\n"));
+        if lines.kept.len() > KEPT {
+            lines.kept.pop_front();
+        }
+        lines.next = lines.next.wrapping_add(1);
+    }
+}
+
+impl Lines {
+    /// The lines from this number on, the newest if not all of them fit into so many bytes.
+    fn text(&self, from: Option<CUlogIterator>, room: usize) -> Answer<String> {
+        let unread = from.map_or(KEPT, |from| self.next.wrapping_sub(from) as usize);
+        let mut wanted = self.kept.len().min(unread);
+        let read = |count: usize| -> String {
+            let newest = self.kept.range(self.kept.len() - count..);
+            newest.map(String::as_str).collect()
+        };
+        let all = read(wanted);
+        if all.len() <= room {
+            return Ok(all);
+        }
+        while wanted > 0 {
+            wanted -= 1;
+            let cut = read(wanted);
+            if wanted > 0 && CUT.len() + cut.len() <= room {
+                return Ok(CUT.to_owned() + &cut);
+            }
+        }
+        Err(INVALID_VALUE)
+    }
+}
+
+exports! {
+    plain fn cuLogsCurrent(_, out: Out<CUlogIterator>, flags: c_uint) {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        out.write(lines().next)
+    }
+
+    plain fn cuLogsDumpToMemory(
+        _, iterator: Out<CUlogIterator>, buffer: Out<c_char>, size: Out<usize>, flags: c_uint
+    ) {
+        buffer.required()?;
+        let room = size.as_input().read()?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let lines = lines();
+        let from = iterator.as_input().read().ok();
+        // Room for the zero at the end.
+        let text = room.checked_sub(1).ok_or(INVALID_VALUE).and_then(|room| lines.text(from, room));
+        // Documented: nothing fits, nothing is written.
+        size.write(text.as_ref().map_or(0, String::len))?;
+        for (at, byte) in text?.bytes().chain([0]).enumerate() {
+            buffer.at(at).write(byte as c_char)?;
+        }
+        iterator.write_if_wanted(lines.next);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(count: usize) -> Lines {
+        Lines {
+            kept: (0..count)
+                .map(|number| format!("line {number}\n"))
+                .collect(),
+            next: 7 + count as u32,
+        }
+    }
+
+    #[test]
+    fn lines_are_read_from_where_one_was() {
+        let lines = lines(3);
+        assert_eq!(
+            lines.text(None, 100),
+            Ok("line 0\nline 1\nline 2\n".to_owned())
+        );
+        assert_eq!(lines.text(Some(9), 100), Ok("line 2\n".to_owned()));
+        assert_eq!(lines.text(Some(10), 100), Ok(String::new()));
+        // What is gone is left out.
+        assert_eq!(lines.text(Some(1), 100).map(|text| text.len()), Ok(21));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said_and_the_newest_is_kept() {
+        let lines = lines(9);
+        let room = CUT.len() + 14;
+        assert_eq!(lines.text(None, room), Ok(format!("{CUT}line 7\nline 8\n")));
+        assert_eq!(lines.text(None, 6), Err(INVALID_VALUE));
+        assert_eq!(lines.text(Some(16), 0), Ok(String::new()));
+    }
+}
