@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 mod bundle;
 mod coverage;
+mod outside;
 mod regen;
 mod tidy;
 mod workspace;
@@ -25,6 +26,8 @@ enum Command {
     Tidy(tidy::Args),
     /// Write down which functions of the driver are wrapped and tested.
     Coverage(coverage::Args),
+    /// Build and run the README's program outside of the workspace, from what is committed.
+    Outside(outside::Args),
     /// Put tests, examples and benchmarks into a folder that runs without Rust.
     Bundle(bundle::Args),
 }
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         Command::RegenBindings(args) => regen::run(&args),
         Command::Tidy(args) => tidy::run(&args),
         Command::Coverage(args) => coverage::run(&args),
+        Command::Outside(args) => outside::run(&args),
         Command::Bundle(args) => bundle::run(&args),
     };
     match outcome {

@@ -177,7 +177,7 @@ fn wait(child: &mut Child) -> Result<Option<i32>> {
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         mistakes: help_is_given_and_nothing_else_is_done, an_unknown_option_is_named,
-            a_device_that_is_not_there_is_named,
+            a_device_that_is_not_there_is_named, a_hidden_device_is_told_with_the_variable,
             a_missing_log_is_named, a_log_that_is_none_lacks_columns,
             a_picture_that_cannot_be_written_is_told_before_the_work, a_full_disk_has_its_code,
             sizes_are_read_alike;

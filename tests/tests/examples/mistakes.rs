@@ -66,6 +66,26 @@ pub(crate) fn a_device_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(crate) fn a_hidden_device_is_told_with_the_variable(lab: &Lab) -> Result<()> {
+    for example in &EXAMPLES {
+        let mut command = example.command(lab, example.quick)?;
+        command.env("CUDA_VISIBLE_DEVICES", "9");
+        let ended = ended(command, None)?;
+        let words = ["CUDA_VISIBLE_DEVICES", "\"9\""];
+        if example.name == "doctor" {
+            ensure!(ended.code == 2, "{}", ended.out);
+            ensure!(
+                words.iter().all(|word| ended.out.contains(word)),
+                "{}",
+                ended.out
+            );
+        } else {
+            refused(example, &ended, 2, &words)?;
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn a_missing_log_is_named(lab: &Lab) -> Result<()> {
     for example in &EXAMPLES {
         let Some(log) = example.log else { continue };
