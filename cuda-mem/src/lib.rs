@@ -35,7 +35,8 @@
 //!
 //! # Cost
 //!
-//! Allocating and dropping a buffer is two driver calls: no lock, no heap, no context switch.
+//! Allocating and dropping a buffer is two driver calls. It takes no memory of the heap and does not
+//! change the current context.
 //!
 //! # Errors
 //!

@@ -18,7 +18,7 @@ use crate::{raw, recording, resource};
 impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
     ///
-    /// One driver call, no lock, no heap. Zero elements, or elements of no size, need no call at
+    /// One driver call, and no heap allocation. Zero elements, or elements of no size, need no call at
     /// all. Does not synchronise.
     ///
     /// # Errors

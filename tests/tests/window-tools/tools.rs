@@ -137,7 +137,7 @@ pub(crate) fn tables_say_where_and_how_it_was_measured(lab: &Lab) -> Result<()> 
             "CUDA",
             "host:",
             "method:",
-            "without wishes a window is:",
+            "default window: ",
             "gdrcopy:",
         ] {
             ensure!(shown.contains(word), "{word} is not in: {shown}");

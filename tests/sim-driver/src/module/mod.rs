@@ -1,5 +1,5 @@
 //! Modules, libraries, kernels, and what launches them. The simulator reads the declarations of PTX, and
-//! runs four kernels, which it knows by name.
+//! runs a few kernels, which it knows by name.
 
 mod attributes;
 mod code;
