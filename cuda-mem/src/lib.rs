@@ -156,3 +156,8 @@ pub use vmm::{
 pub use window::{
     MappingKind, Window, WindowChoice, WindowFacts, WindowKind, WindowOptions, WindowReason,
 };
+
+/// The code of the book's page, so that it is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/getting-started.md")]
+struct GettingStarted;

@@ -40,6 +40,10 @@ fn memory(driver: Driver) -> Result<(), Error> {
     buffer.fill(7)?;
     buffer.resize_zeroed(600_000)?;
     buffer.resize_uninit(5)?;
+    buffer.extend_from_slice(&[])?;
+    buffer.shrink_to_fit()?;
+    buffer.extend_from_slice(&[8; 600_000])?;
+    buffer.resize_uninit(5)?;
     buffer.shrink_to_fit()?;
     buffer.move_memory_to(Location::HostNuma(0))?;
     let memory = buffer.into_memory();
@@ -186,6 +190,35 @@ mod faults {
         Ok(())
     }
 
+    /// Neither the memory nor the copy.
+    pub(crate) fn elements_that_cannot_be_added_are_not_shown(lab: &Lab) -> Result<()> {
+        let (control, stream) = (lab.control()?, lab.stream()?);
+        let memory = MappedMemory::builder(&lab.device()?)
+            .reserve(64 << 20)
+            .map(1)?;
+        let mut buffer = memory.into_buffer::<u8>(&stream, 0)?;
+        buffer.extend_from_slice(&[1, 2, 3])?;
+        let more = vec![4; buffer.capacity()];
+        for function in [
+            "cuMemCreate",
+            "cuMemMap",
+            "cuMemSetAccess",
+            "cuMemcpyHtoDAsync_v2",
+            "cuStreamSynchronize",
+        ] {
+            control.fail(function, 1, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            let Err(error) = buffer.extend_from_slice(&more) else {
+                bail!("{function} failed, and nothing was said");
+            };
+            ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+            control.clear_faults();
+            ensure!(buffer.to_vec()? == [1, 2, 3], "{function}");
+        }
+        buffer.extend_from_slice(&more)?;
+        ensure!(buffer.to_vec()? == [vec![1, 2, 3], more].concat());
+        Ok(())
+    }
+
     pub(crate) fn memory_that_is_not_put_back_is_not_shown(lab: &Lab) -> Result<()> {
         let control = lab.control()?;
         let (mut buffer, bytes) = of_two_parts(lab)?;
@@ -292,6 +325,7 @@ fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         faults: every_call_of_virtual_memory_fails_once,
             every_call_of_several_places_fails_once, a_move_that_fails_puts_the_memory_back,
+            elements_that_cannot_be_added_are_not_shown,
             memory_that_is_not_put_back_is_not_shown, two_drivers_do_not_mix,
             the_ledger_knows_what_was_not_given_back;
     };

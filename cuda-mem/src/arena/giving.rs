@@ -41,6 +41,9 @@ impl Inner {
         self.commons.lock(thread::number()).free(block.start, stamp)
     }
 
+    /// A free by a stream that has no lane yet, or of a small block of another stream's lane. As of
+    /// `allocate_slowly`, the attribute does not say that it is rare: where one stream frees what another one
+    /// allocates, every small block comes here.
     #[cold]
     pub(super) fn deallocate_slowly(&self, address: u64, size: u32, stream: &Stream) -> Result<()> {
         if report::is_forked() {

@@ -184,6 +184,23 @@ impl Inner {
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 
+    /// From the lane and the commons as they are.
+    #[inline]
+    fn at_hand(&self, id: LaneId, size: u32) -> Option<u64> {
+        let me = thread::number();
+        let slot = self.slot(id);
+        let large = !is_small(size);
+        // Of large blocks one at most stands in front, and its size is known without the lock.
+        if !large || slot.counters.fronted() == u64::from(size) {
+            let found = slot.lock.lock(me).allocate(size, &slot.counters);
+            if found.is_some() || !large {
+                return found;
+            }
+        }
+        let mut commons = self.commons.lock(me);
+        commons.allocate(size, id, &self.counters).ok()
+    }
+
     fn centre(&self) -> MutexGuard<'_, Centre> {
         self.hall.centre()
     }

@@ -55,6 +55,9 @@ impl Inner {
         commons.note_done(id, course.done());
     }
 
+    /// A request that neither the stream's lane nor the commons answers at once. A stream that uses memory of its own
+    /// only comes here while the arena grows; streams that take over memory from each other come here often. So the
+    /// attribute is no promise that this is rare: it keeps the code out of line, and the usual way straight.
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
@@ -85,23 +88,6 @@ impl Inner {
         }
         let text = "other threads took all that was got for this request";
         Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes))
-    }
-
-    /// From the lane and the commons as they are.
-    #[inline]
-    pub(super) fn at_hand(&self, id: LaneId, size: u32) -> Option<u64> {
-        let me = thread::number();
-        let slot = self.slot(id);
-        let large = !is_small(size);
-        // Of large blocks one at most stands in front, and its size is known without the lock.
-        if !large || slot.counters.fronted() == u64::from(size) {
-            let found = slot.lock.lock(me).allocate(size, &slot.counters);
-            if found.is_some() || !large {
-                return found;
-            }
-        }
-        let mut commons = self.commons.lock(me);
-        commons.allocate(size, id, &self.counters).ok()
     }
 
     /// By the first of the means that gets anything.
@@ -375,7 +361,7 @@ impl Inner {
     }
 
     /// The device has no more: what is spare and done goes back to it, so that it can come again where it is
-    /// needed.
+    /// needed. Only where memory has run out.
     #[cold]
     fn last_resort(&self, id: LaneId, size: u32, stream: &Stream, error: Error) -> Result<u64> {
         if !error.is_out_of_memory() {

@@ -13,9 +13,9 @@ use crate::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
-use crate::report;
 use crate::stream::{Stream, StreamRef};
 use crate::traffic::Traffic;
+use crate::{recording, report};
 
 /// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
 /// [`DeviceBuffer`] can do it can do, too.
@@ -241,6 +241,59 @@ impl<T: Pod> GrowableBuffer<T> {
             return zeroed;
         }
         Ok(())
+    }
+
+    /// Adds the elements of a host slice behind those that there are; the address stays. Memory is added if there is too
+    /// little: a whole number of [granules](MappedMemory::granularity), in bytes, in one piece. Synchronises the stream:
+    /// the slice may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize_uninit`](Self::resize_uninit), so [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is
+    /// [reserved](super::MappedMemoryBuilder::reserve); [`Capturing`](crate::ErrorKind::Capturing) on a stream that this
+    /// crate captures; and as [`DeviceBuffer::copy_from`]. The elements are what they were then. Memory that was added
+    /// before the copy failed stays, as [`capacity`](Self::capacity).
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, MappedMemory};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// // Addresses for 1 GiB, and as little memory as there can be.
+    /// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1)?;
+    /// let mut tokens = memory.into_buffer::<u32>(&stream, 0)?;
+    /// let address = tokens.as_raw();
+    ///
+    /// for step in 0..3 {
+    ///     tokens.extend_from_slice(&vec![step; 1 << 20])?; // 4 MiB each
+    /// }
+    /// assert_eq!((tokens.as_raw(), tokens.len()), (address, 3 << 20));
+    /// assert_eq!(tokens.to_vec()?[(1 << 20) - 1..=1 << 20], [0, 1]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
+    #[track_caller]
+    pub fn extend_from_slice(&mut self, from: &[T]) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let before = self.buffer.len();
+        let len = before.checked_add(from.len()).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} elements more than {before} cannot be counted",
+                from.len()
+            ))
+        })?;
+        // Before memory is added for a copy that would be refused.
+        let stream = self.buffer.stream();
+        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+        self.resize_uninit(len)?;
+        let copied = self.buffer.copy_part_from(before, from);
+        if copied.is_err() {
+            self.buffer.set_len(before);
+        }
+        copied
     }
 
     /// All bytes that are mapped, also those behind the elements, are zero from here on in the order of the stream.

@@ -1,5 +1,6 @@
 //! Virtual memory: physical memory, addresses, and buffers over both.
 
+mod appends;
 mod buffers;
 mod captures;
 mod forks;
@@ -33,6 +34,12 @@ pub fn all() -> Vec<Test> {
             elements_that_want_another_address_are_refused,
             an_end_waits_for_the_work,
             buffers_that_were_exchanged_do_not_change;
+        appends: elements_are_added_at_the_same_address,
+            no_elements_change_nothing,
+            elements_are_added_wherever_the_memory_is,
+            what_cannot_be_added_loses_nothing,
+            elements_come_behind_what_other_streams_write,
+            a_captured_stream_adds_nothing_and_others_do;
         moves: every_size_and_place_keeps_its_bytes,
             a_buffer_is_moved_and_keeps_its_address,
             whoever_copies_needs_no_access_of_their_own,

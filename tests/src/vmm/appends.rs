@@ -1,0 +1,169 @@
+//! Buffers whose address stays, and to which elements of the host are added.
+
+use anyhow::{Result, ensure};
+use bytemuck::{Pod, Zeroable};
+use cuda_mem::{CaptureMode, ErrorKind, GrowableBuffer, Location, MappedMemory};
+
+use super::places;
+use crate::hold::hold;
+use crate::lab::Lab;
+
+/// 12 bytes, which do not divide a granule: elements lie across its end.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+struct Point {
+    x: u32,
+    y: f32,
+    z: u32,
+}
+
+fn points(from: usize, count: usize) -> Vec<Point> {
+    let point = |at: usize| Point {
+        x: at as u32,
+        y: at as f32,
+        z: !(at as u32),
+    };
+    (from..from + count).map(point).collect()
+}
+
+fn empty<T: Pod>(lab: &Lab, reserve: u64) -> Result<GrowableBuffer<T>> {
+    let memory = MappedMemory::builder(&lab.device()?)
+        .reserve(reserve)
+        .map(1)?;
+    Ok(memory.into_buffer::<T>(&lab.stream()?, 0)?)
+}
+
+pub(super) fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
+    let mut buffer = empty::<Point>(lab, 16 << 20)?;
+    let (address, mut maps) = (buffer.as_raw(), buffer.traffic().maps);
+    let (mut expected, mut capacity) = (Vec::new(), buffer.capacity());
+    // A few, to the last one of the granule, across its end, and several granules at once.
+    let fill_up = capacity - 1001;
+    for count in [1, 1000, fill_up, 1, 2 * capacity + 1, 7] {
+        let more = points(expected.len(), count);
+        buffer.extend_from_slice(&more)?;
+        expected.extend(more);
+        ensure!(buffer.as_raw() == address && buffer.len() == expected.len());
+        ensure!(buffer.capacity() >= capacity, "memory was given back");
+        // One piece each time that there is too little, and none else.
+        maps += u64::from(buffer.capacity() > capacity);
+        ensure!(buffer.traffic().maps == maps, "{:?}", buffer.traffic());
+        capacity = buffer.capacity();
+    }
+    ensure!(maps > 2, "it did not grow");
+    ensure!(buffer.to_vec()? == expected);
+    let mut read = vec![Point::zeroed(); expected.len()];
+    buffer.copy_to(&mut read)?;
+    ensure!(read == expected);
+    // What was shown no more is written over, and what is left stays.
+    buffer.resize_uninit(10)?;
+    buffer.extend_from_slice(&points(500, 2))?;
+    let expected = [points(0, 10), points(500, 2)].concat();
+    ensure!(buffer.to_vec()? == expected);
+    Ok(())
+}
+
+pub(super) fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
+    let mut buffer = empty::<u64>(lab, 4 << 20)?;
+    let (capacity, traffic) = (buffer.capacity(), buffer.traffic());
+    buffer.extend_from_slice(&[])?;
+    ensure!(buffer.is_empty() && buffer.to_vec()?.is_empty());
+    buffer.extend_from_slice(&[3])?;
+    buffer.extend_from_slice(&[])?;
+    ensure!(buffer.to_vec()? == [3]);
+    ensure!(buffer.capacity() == capacity && buffer.traffic() == traffic);
+    Ok(())
+}
+
+pub(super) fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()> {
+    let device = Location::Device(lab.device()?);
+    for place in places(lab)? {
+        let builder = MappedMemory::builder_at(lab.driver, place);
+        let memory = builder.accessible_from([device]).reserve(16 << 20).map(1)?;
+        let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 0)?;
+        let mut expected = Vec::new();
+        for value in 1..4 {
+            let more = vec![value; buffer.capacity() / 2 + 1];
+            buffer.extend_from_slice(&more)?;
+            expected.extend(more);
+        }
+        ensure!(buffer.to_vec()? == expected, "{place}");
+    }
+    Ok(())
+}
+
+pub(super) fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
+    let mut buffer = empty::<u16>(lab, 1)?;
+    let (capacity, most) = (buffer.capacity(), buffer.max_len());
+    buffer.extend_from_slice(&vec![5; capacity - 1])?;
+    let error = buffer
+        .extend_from_slice(&vec![6; most - capacity + 2])
+        .expect_err("it is not reserved");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    ensure!(error.to_string().contains("reserve more"), "{error}");
+    ensure!(
+        buffer.to_vec()? == vec![5; capacity - 1],
+        "elements were lost"
+    );
+    buffer.extend_from_slice(&[7])?;
+    ensure!(buffer.len() == capacity && buffer.to_vec()?[capacity - 2..] == [5, 7]);
+    // Elements of no size take no memory, but they cannot be more than can be counted.
+    let mut nothings = empty::<()>(lab, 1)?;
+    nothings.extend_from_slice(&[(); usize::MAX])?;
+    let error = nothings.extend_from_slice(&[()]).expect_err("too many");
+    ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+    ensure!(nothings.len() == usize::MAX);
+    Ok(())
+}
+
+pub(super) fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let other = lab.stream()?;
+    let mut buffer = empty::<u32>(lab, 16 << 20)?;
+    buffer.extend_from_slice(&[1; 100])?;
+    let held = hold(&other)?;
+    buffer.on(&other)?.fill(2)?;
+    let mut added = std::thread::scope(|scope| -> Result<_> {
+        let adding = scope.spawn(move || buffer.extend_from_slice(&[3; 100]).map(|()| buffer));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        ensure!(
+            !adding.is_finished(),
+            "it did not wait for the other stream"
+        );
+        drop(held);
+        Ok(adding.join().expect("it does not panic")?)
+    })?;
+    added.extend_from_slice(&[4])?;
+    ensure!(added.to_vec()? == [vec![2; 100], vec![3; 100], vec![4]].concat());
+    Ok(())
+}
+
+pub(super) fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (stream, device) = (lab.stream()?, lab.device()?);
+    for mode in [
+        CaptureMode::Global,
+        CaptureMode::ThreadLocal,
+        CaptureMode::Relaxed,
+    ] {
+        let memory = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
+        let mut own = memory.into_buffer::<u8>(&stream, 0)?;
+        let mut other = empty::<u8>(lab, 64 << 20)?;
+        own.extend_from_slice(&[1, 2])?;
+        let (capacity, traffic) = (own.capacity(), own.traffic());
+        let more = vec![3; capacity];
+        let (graph, ()) = stream.capture(mode, |capture| {
+            let refused = own.extend_from_slice(&more).map_err(|error| error.kind());
+            assert_eq!(refused, Err(ErrorKind::Capturing));
+            other.extend_from_slice(&more)?;
+            capture.alloc::<u32>(10)?.fill(0)
+        })?;
+        drop(graph);
+        ensure!(own.to_vec()? == [1, 2] && own.capacity() == capacity);
+        ensure!(own.traffic() == traffic, "{mode:?}: memory was added");
+        ensure!(other.to_vec()? == more);
+        own.extend_from_slice(&more)?;
+        ensure!(own.to_vec()?[..3] == [1, 2, 3] && own.len() == capacity + 2);
+    }
+    Ok(())
+}
