@@ -1,22 +1,12 @@
 //! What the benchmarks share.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use cuda_mem::Driver;
 
 /// The driver of this machine, or else the simulated one, and what to call it.
 pub(crate) fn open() -> Result<(Driver, &'static str)> {
-    match Driver::load() {
-        Ok(driver) if cuda_sim::is_simulator(driver.library_path()) => Ok((driver, "simulated")),
-        Ok(driver) => Ok((driver, "gpu")),
-        Err(error) => {
-            eprintln!(
-                "no GPU driver ({error}); the simulated driver's figures say nothing about a GPU"
-            );
-            let path = cuda_sim::library_path().context("no simulated driver either")?;
-            // SAFETY: the simulated driver behaves as a CUDA driver does.
-            Ok((unsafe { Driver::load_from(path) }?, "simulated"))
-        }
-    }
+    let backend = cuda_mem_console::open()?;
+    Ok((backend.driver, backend.name()))
 }
 
 /// The median.

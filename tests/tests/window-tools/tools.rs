@@ -133,13 +133,7 @@ pub(crate) fn tables_say_where_and_how_it_was_measured(lab: &Lab) -> Result<()> 
         let output = quick(lab, &[tool])?;
         ensure!(output.status.success(), "{}", text(&output.stderr));
         let shown = text(&output.stdout);
-        for word in [
-            "CUDA",
-            "host:",
-            "method:",
-            "default window: ",
-            "gdrcopy:",
-        ] {
+        for word in ["CUDA", "host:", "method:", "default window: ", "gdrcopy:"] {
             ensure!(shown.contains(word), "{word} is not in: {shown}");
         }
         let warned = shown.contains("SIMULATED DRIVER");
