@@ -19,7 +19,6 @@ pub fn all() -> Vec<Test> {
         loading: code_that_does_not_compile_says_why,
             code_for_other_devices_and_drivers_is_refused,
             what_is_no_code_is_refused,
-            what_the_simulator_refuses_says_why,
             a_kernel_that_is_not_there_is_named,
             a_library_is_nowhere_until_it_is_used,
             a_kernel_is_loaded_before_it_is_needed,
@@ -32,7 +31,6 @@ pub fn all() -> Vec<Test> {
             two_streams_read_one_buffer_at_a_time,
             arguments_that_do_not_fit_are_refused,
             blocks_that_cannot_run_are_explained,
-            a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason,
             a_launch_over_nothing_does_nothing,
             limits_and_occupancy_agree,
             a_kernel_that_still_runs_keeps_its_code;
@@ -42,6 +40,15 @@ pub fn all() -> Vec<Test> {
         kernels: a_captured_stream_takes_no_launch, code_that_goes_does_not_spoil_a_capture;
     });
     all
+}
+
+/// What the simulator cannot run, and only it.
+#[must_use]
+pub fn of_the_simulator() -> Vec<Test> {
+    tests! {
+        loading: what_the_simulator_refuses_says_why;
+        kernels: a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason;
+    }
 }
 
 /// What needs two devices.
