@@ -12,7 +12,7 @@ use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stage::Stage;
-use crate::{later, raw, report};
+use crate::{deferred, raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
 /// else made ([`Driver::context_from_raw`]).
@@ -113,7 +113,7 @@ impl Drop for Retained {
             }
         });
         // If it was the last, its work is done.
-        later::sweep();
+        deferred::poll();
     }
 }
 
@@ -288,7 +288,7 @@ impl Context {
         let _current = self.bind()?;
         // SAFETY: this context is current.
         unsafe { raw::context::synchronize(self.driver().table()) }?;
-        later::sweep();
+        deferred::poll_all();
         Ok(())
     }
 

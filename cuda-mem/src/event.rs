@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
-use crate::{later, raw, recording, report};
+use crate::{deferred, raw, recording, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -162,7 +162,7 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is live.
         unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
-        later::sweep();
+        deferred::poll();
         Ok(())
     }
 

@@ -52,6 +52,7 @@ mod container;
 mod context;
 mod copy;
 mod current;
+mod deferred;
 mod device;
 mod driver;
 mod error;
@@ -64,7 +65,6 @@ mod host;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
-mod later;
 mod ledger;
 mod location;
 mod managed;

@@ -6,8 +6,8 @@ mod waiting;
 
 pub(crate) use followers::Follower;
 use followers::Followers;
+pub(crate) use waiting::Later;
 use waiting::Waiting;
-pub(crate) use waiting::{Inside, Later};
 
 use std::any::Any;
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
-use crate::{later, raw, recording, report};
+use crate::{deferred, raw, recording, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -108,7 +108,7 @@ impl Drop for Inner {
                 raw::stream::destroy(table, self.raw)
             });
             // Its frees count as seen, as far as they are carried out (measured).
-            later::sweep();
+            deferred::poll();
         }
     }
 }
@@ -421,7 +421,7 @@ impl<'a> StreamRef<'a> {
         let _current = self.enter()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
-        later::sweep();
+        deferred::poll();
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::Inner;
 use super::course::Course;
 use super::ground::Ground;
+use crate::deferred::{self, Deferred, Outcome};
 use crate::error::{Error, ErrorKind};
-use crate::later::{self, Outcome, Pending};
 use crate::ledger;
 use crate::report;
 
@@ -17,7 +17,7 @@ struct Remains {
     courses: Vec<Course>,
 }
 
-impl Pending for Remains {
+impl Deferred for Remains {
     fn name(&self) -> &'static str {
         "arena"
     }
@@ -68,14 +68,12 @@ impl Drop for Inner {
             report::failed("arena", &Error::still_allocated(blocks, stats.live));
             return;
         }
-        let mut remains = Remains {
+        let remains = Remains {
             ground: Arc::clone(&self.ground),
             courses: centre.courses,
         };
-        match remains.try_release() {
-            Outcome::Done => {}
-            Outcome::NotYet | Outcome::Again(_) => later::keep(Box::new(remains)),
-            Outcome::GivenUp(error) => report::failed("arena", &error),
+        if let Err(error) = deferred::release_or_defer(Box::new(remains)) {
+            report::failed("arena", &error);
         }
     }
 }

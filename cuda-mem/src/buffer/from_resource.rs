@@ -11,6 +11,7 @@ use super::DeviceBuffer;
 use super::alloc::{bytes_of, too_large};
 use super::home::Home;
 use super::listed;
+use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ledger;
@@ -21,7 +22,7 @@ use crate::resource::{
     DeviceSet, MemoryProperties, MemoryResource, RESOURCE_ALIGNMENT, Resource, forward,
     require_alignment,
 };
-use crate::stream::{Inside, Stream};
+use crate::stream::Stream;
 use crate::{origin, recording, report};
 
 impl Resource {
@@ -53,7 +54,7 @@ impl Resource {
             let _noted = origin::note();
             stream.give_back_waiting();
             recording::refuse(stream.device().driver().table(), stream.as_raw())?;
-            let _inside = Inside::enter();
+            let _inside = ResourceCall::enter();
             self.inner.allocate(layout, stream)?
         };
         if ledger::is_on() {
@@ -113,7 +114,7 @@ unsafe impl MemoryResource for Pool {
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         require_alignment(self, layout)?;
         // Whoever calls this may be a resource that holds a lock.
-        let _inside = Inside::enter();
+        let _inside = ResourceCall::enter();
         self.alloc_bytes(stream, layout.size())
     }
 
@@ -125,7 +126,7 @@ unsafe impl MemoryResource for Pool {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
-        let _inside = Inside::enter();
+        let _inside = ResourceCall::enter();
         if report::is_forked() {
             return Err(Error::forked());
         }

@@ -8,11 +8,12 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
+use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::recording;
 use crate::resource::{Handle, MemoryResource};
-use crate::stream::{Inside, Stream, StreamRef};
+use crate::stream::{Stream, StreamRef};
 
 /// Who takes a buffer's memory back.
 pub(super) enum Home {
@@ -154,7 +155,7 @@ pub(crate) unsafe fn give_back(
 
 /// Calls somebody who gets memory back.
 pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> Result<()> {
-    let _inside = Inside::enter();
+    let _inside = ResourceCall::enter();
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
         let text = format!("{who:?} panicked when it was given memory back");
         Err(Error::new(ErrorKind::Other, text))

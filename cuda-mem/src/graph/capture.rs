@@ -12,7 +12,7 @@ use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
-use crate::{later, raw, recording, report};
+use crate::{deferred, raw, recording, report};
 
 /// What the driver refuses elsewhere while a stream is captured. What it refuses also makes the
 /// capture worthless; dropping buffers of other streams is made not to disturb it, in every mode.
@@ -220,7 +220,7 @@ impl Drop for Capture {
         }
         self.note = None;
         self.stream.give_back_waiting();
-        later::sweep();
+        deferred::poll();
     }
 }
 

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
+use crate::deferred::{self, Deferred, Outcome};
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::join::order;
-use crate::later::{self, Outcome, Pending};
 use crate::pool;
 use crate::stream::Stream;
 use crate::{raw, recording};
@@ -84,20 +84,12 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
         }
         Ok(())
     })?;
-    let mut remains = Remains {
+    deferred::release_or_defer(Box::new(Remains {
         driver,
         pool: pool.addr(),
         has_failed: false,
         ended: None,
-    };
-    let outcome = match remains.try_release() {
-        Outcome::Done => return Ok(()),
-        Outcome::GivenUp(error) => return Err(error),
-        Outcome::NotYet => Ok(()),
-        Outcome::Again(error) => Err(error),
-    };
-    later::keep(Box::new(remains));
-    outcome
+    }))
 }
 
 /// An imported pool that nobody uses, unless it was imported again since.
@@ -171,7 +163,7 @@ impl Remains {
     }
 }
 
-impl Pending for Remains {
+impl Deferred for Remains {
     fn name(&self) -> &'static str {
         "imported pool"
     }

@@ -9,10 +9,10 @@
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
 use super::{access, default, sharing};
+use crate::deferred::{self, Deferred, Outcome};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{ErrorKind, Result};
-use crate::later::{self, Outcome, Pending};
 use crate::location::{AllocationType, Location};
 use crate::{raw, recording};
 
@@ -82,7 +82,7 @@ impl Remains {
     pub(super) fn lay_down(mut self) -> Result<()> {
         // Asking would spoil the capture.
         if recording::any() {
-            later::keep(Box::new(self));
+            deferred::defer(Box::new(self));
             return Ok(());
         }
         let outcome = match self.is_at_rest() {
@@ -90,12 +90,12 @@ impl Remains {
             Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
-        later::keep(Box::new(self));
+        deferred::defer(Box::new(self));
         outcome
     }
 }
 
-impl Pending for Remains {
+impl Deferred for Remains {
     fn name(&self) -> &'static str {
         "memory pool"
     }

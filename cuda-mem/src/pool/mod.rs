@@ -28,10 +28,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
+use crate::deferred;
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
-use crate::later;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::{AllocationType, Location};
 use crate::stats::{PoolStats, Usage};
@@ -208,7 +208,7 @@ impl MemoryPool {
         handle_types: HandleTypes,
         raw: CUmemoryPool,
     ) -> Self {
-        later::sweep();
+        deferred::poll();
         let mut inner = Inner::new(driver, place, raw, Owner::Us);
         inner.sharing.handle_types = handle_types;
         ledger::born(inner.item());

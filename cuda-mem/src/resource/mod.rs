@@ -20,11 +20,12 @@ use std::sync::Arc;
 
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::deferred::ResourceCall;
 use crate::driver::Driver;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
 use crate::recording;
-use crate::stream::{Inside, Stream, StreamRef};
+use crate::stream::{Stream, StreamRef};
 
 /// The alignment in bytes that every resource keeps, whatever less is asked for.
 pub const RESOURCE_ALIGNMENT: usize = 256;
@@ -215,7 +216,7 @@ fn wait_and_free(
         refuse_captured(stream.as_ref())?;
     }
     // What the wait would give back may belong to a resource that holds a lock around this call.
-    let _inside = Inside::enter();
+    let _inside = ResourceCall::enter();
     recording::harmlessly(stream.device().driver().table(), || {
         stream.synchronize()?;
         free()

@@ -1,13 +1,12 @@
 //! Frees that had to wait because somebody captures the stream.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Inner, Owner, Stream, StreamRef};
 use crate::context::Context;
+use crate::deferred::{self, Deferred, Outcome, ResourceCall};
 use crate::error::{ErrorKind, Result};
-use crate::later::{self, Outcome, Pending};
 use crate::{raw, recording, report};
 
 /// Something to be given back in the order of a stream, as soon as that can be done.
@@ -42,31 +41,6 @@ impl Waiting {
     }
 }
 
-thread_local! {
-    /// How many calls of resources this thread is in.
-    static INSIDE: Cell<u32> = const { Cell::new(0) };
-}
-
-/// This thread is in a call of a resource, which may hold locks of its own: nothing is given back to
-/// any resource meanwhile.
-#[derive(Debug)]
-pub(crate) struct Inside(());
-
-impl Inside {
-    #[inline]
-    pub(crate) fn enter() -> Self {
-        INSIDE.set(INSIDE.get() + 1);
-        Self(())
-    }
-}
-
-impl Drop for Inside {
-    #[inline]
-    fn drop(&mut self) {
-        INSIDE.set(INSIDE.get() - 1);
-    }
-}
-
 impl Stream {
     /// Keeps something until the stream is not captured any more.
     #[cold]
@@ -77,7 +51,7 @@ impl Stream {
     /// Gives back what waits, if anything does.
     #[inline]
     pub(crate) fn give_back_waiting(&self) {
-        if self.0.waiting.any() && INSIDE.get() == 0 {
+        if self.0.waiting.any() && !ResourceCall::is_running() {
             give_back(&self.0, true);
         }
     }
@@ -93,7 +67,7 @@ fn give_back(inner: &Inner, may_wait: bool) {
                 inner.waiting.push(later);
             }
             Err(error) if stream.is_elsewhere() && error.kind() == ErrorKind::Capturing => {
-                later::keep(Box::new(Left {
+                deferred::defer(Box::new(Left {
                     later,
                     context: inner.context.clone(),
                     is_over: false,
@@ -114,13 +88,13 @@ struct Left {
     is_over: bool,
 }
 
-impl Pending for Left {
+impl Deferred for Left {
     fn name(&self) -> &'static str {
         "buffer"
     }
 
     fn try_release(&mut self) -> Outcome {
-        if recording::any() || INSIDE.get() > 0 {
+        if recording::any() {
             return Outcome::NotYet;
         }
         let wait = || {

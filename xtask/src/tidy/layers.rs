@@ -14,7 +14,7 @@ const LAYERS: [&str; 42] = [
     "origin",
     "pages",
     "table",
-    "later",
+    "deferred",
     "barrier",
     "raw",
     "recording",

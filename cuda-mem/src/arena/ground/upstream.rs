@@ -8,9 +8,10 @@ use super::{Chunk, Reserved, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::owners::Owners;
 use crate::buffer::give_back;
+use crate::deferred::ResourceCall;
 use crate::error::{Error, Result, took_effect};
 use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
-use crate::stream::{Inside, Stream};
+use crate::stream::Stream;
 
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
@@ -77,7 +78,7 @@ impl Upstream {
     /// The bytes count as reserved.
     fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
         // The resource may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
-        let _inside = Inside::enter();
+        let _inside = ResourceCall::enter();
         let (address, layout) = self.take(bytes, own)?;
         let chunk = Chunk {
             address: address.next_multiple_of(GRANULE),

@@ -1,6 +1,8 @@
 //! The end of a process, and of things that others own: each in a process of its own, on the driver
 //! that the other tests use. No crash, no hang, no panic, and what could not be freed is counted.
 
+mod deferred;
+
 use std::cell::RefCell;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,6 +102,20 @@ mod others {
     }
 }
 
+mod waiting {
+    use super::*;
+
+    pub(crate) fn an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends(
+        lab: &Lab,
+    ) -> Result<()> {
+        ends_well(lab, "shared_context", "synchronised, 0 wait, 0 failures")
+    }
+
+    pub(crate) fn an_arena_ends_inside_a_call_of_its_own_upstream(lab: &Lab) -> Result<()> {
+        ends_well(lab, "inside_deallocate", "given back, 0 wait, 0 failures")
+    }
+}
+
 mod resources {
     use super::*;
 
@@ -146,6 +162,8 @@ mod scenes {
             "reset" => lose_the_context(lab, true),
             "released" => lose_the_context(lab, false),
             "resources_reset" => lose_the_context_of_resources(lab),
+            "shared_context" => crate::deferred::end_beside_an_idle_stream(lab),
+            "inside_deallocate" => crate::deferred::end_inside_deallocate(lab),
             other => bail!("no scene {other:?}"),
         }
     }
@@ -355,6 +373,8 @@ fn main() -> ExitCode {
             a_panic_in_a_hook_does_not_spread;
         others: a_context_that_somebody_reset_is_a_typed_error,
             a_context_that_somebody_released_is_a_typed_error;
+        waiting: an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends,
+            an_arena_ends_inside_a_call_of_its_own_upstream;
         resources: buffers_of_every_resource_survive_the_loss_of_their_context;
     };
     run::main(&tests, Options::default())

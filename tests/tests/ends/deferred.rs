@@ -1,0 +1,115 @@
+//! Scenes in which something ends while its release has to wait.
+
+use std::alloc::Layout;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use cuda_mem::{
+    AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource,
+    PlacementRequest, Resource, Stream, drop_counts,
+};
+use cuda_mem_tests::hold::hold;
+use cuda_mem_tests::lab::Lab;
+
+/// Longer than work that was let go takes to end.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Everything of one handle of the context is dropped while a stream is busy: an arena over a pool, and a
+/// placement in a pool of the host that the context keeps. Another handle's stream is idle.
+pub(super) fn end_beside_an_idle_stream(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let idle = device.primary_context()?.stream()?;
+    let held = {
+        let context = device.primary_context()?;
+        let busy = context.stream()?;
+        let devices = [device];
+        let machine = Machine::gather(&devices)?;
+        let request = PlacementRequest::bytes(1 << 20)
+            .access(AccessPattern::Streaming)
+            .lifetime(Lifetime::Short);
+        let placed = request
+            .place(&machine)?
+            .allocate::<u8>(&devices, &busy, 1 << 20)?;
+        let arena = Arena::over(MemoryPool::builder(&device).build()?);
+        let buffer = Resource::from(arena.clone()).alloc_zeroed::<u8>(&busy, 1 << 20)?;
+        let held = hold(&busy)?;
+        drop((placed, buffer, arena));
+        held
+    };
+    drop(held);
+    let began = Instant::now();
+    // Each looks at what waits; some of it is done only a little later.
+    while drop_counts().waiting > 0 && began.elapsed() < PATIENCE {
+        idle.synchronize()?;
+    }
+    let counts = drop_counts();
+    println!(
+        "synchronised, {} wait, {} failures",
+        counts.waiting, counts.failures
+    );
+    Ok(())
+}
+
+/// A resource with a lock of its own, which is held while it lets go of the last handle of an arena over it.
+struct Locked {
+    upstream: MemoryPool,
+    state: Mutex<Option<Arena>>,
+}
+
+impl std::fmt::Debug for Locked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Locked")
+    }
+}
+
+// SAFETY: memory comes from the pool and goes back there.
+unsafe impl MemoryResource for Locked {
+    fn allocate(&self, layout: Layout, stream: &Stream) -> cuda_mem::Result<u64> {
+        let _state = self.state.lock();
+        self.upstream.allocate(layout, stream)
+    }
+
+    unsafe fn deallocate(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+    ) -> cuda_mem::Result<()> {
+        let mut state = self.state.lock();
+        if let Ok(arena) = &mut state {
+            drop(arena.take());
+        }
+        // SAFETY: the caller's.
+        unsafe { self.upstream.deallocate(address, layout, stream) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.upstream.memory_properties()
+    }
+}
+
+pub(super) fn end_inside_deallocate(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let locked = Arc::new(Locked {
+        upstream: lab.pool()?,
+        state: Mutex::default(),
+    });
+    let resource = Resource::from(locked.clone());
+    let arena = Arena::over(resource.clone());
+    drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 1000)?);
+    let buffer = resource.alloc_zeroed::<u8>(&stream, 1000)?;
+    stream.synchronize()?;
+    if let Ok(mut state) = locked.state.lock() {
+        *state = Some(arena);
+    }
+    // Ends the arena, whose memory is the resource's, while the resource holds its lock.
+    drop(buffer);
+    stream.synchronize()?;
+    let counts = drop_counts();
+    println!(
+        "given back, {} wait, {} failures",
+        counts.waiting, counts.failures
+    );
+    Ok(())
+}
