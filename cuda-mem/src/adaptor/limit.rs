@@ -82,12 +82,14 @@ impl<U: MemoryResource> LimitAdaptor<U> {
     }
 }
 
-/// Gives the bytes back unless upstream has handed them out, also if it panics.
+/// Bytes that count against the limit; dropping it gives them back, also in a panic of upstream.
 struct Taken<'a, U>(&'a LimitAdaptor<U>, u64);
 
 impl<U> Drop for Taken<'_, U> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.allocated.fetch_sub(self.1, Ordering::Relaxed);
+        // What other adaptors have counted down is visible to the thread that gets these bytes.
+        self.0.allocated.fetch_sub(self.1, Ordering::Release);
     }
 }
 
@@ -100,7 +102,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         // Taken before upstream is asked, so that threads together stay below the limit.
         let fits = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.limit);
         self.allocated
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, fits)
             .map_err(|now| self.refusal(bytes, now))?;
         let taken = Taken(self, bytes);
         let address = self.upstream.allocate(layout, stream)?;
@@ -115,11 +117,12 @@ unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
+        // Given back only when upstream has the memory, and if upstream panics.
+        let taken = Taken(self, layout.size() as u64);
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if took_effect(&freed) {
-            self.allocated
-                .fetch_sub(layout.size() as u64, Ordering::Relaxed);
+        if !took_effect(&freed) {
+            std::mem::forget(taken);
         }
         freed
     }

@@ -8,6 +8,7 @@
 mod adaptors;
 mod bodies;
 mod containers;
+mod counting;
 mod current_resource;
 mod ladder;
 mod misuse;
@@ -54,6 +55,8 @@ pub fn all() -> Vec<Test> {
             managed_memory_is_moved_and_other_memory_is_not;
         ladder: every_remedy_is_tried_in_order, flushing_and_trimming_give_back,
             a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
+        counting: a_statistic_never_exceeds_a_limit,
+            statistics_of_many_threads_never_exceed_a_limit;
         containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
             a_vector_that_cannot_grow_is_as_it_was,
             vectors_are_copied_in_the_order_of_their_streams,
