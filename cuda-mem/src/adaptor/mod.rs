@@ -19,6 +19,7 @@ mod failure_callback;
 mod ladder;
 mod limit;
 mod logging;
+mod may_wait;
 mod prefetch;
 mod recovery;
 mod statistics;
