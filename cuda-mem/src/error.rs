@@ -114,6 +114,16 @@ impl Error {
         })
     }
 
+    /// A request that a limit can never serve.
+    pub(crate) fn over_limit(text: String, bytes: u64) -> Self {
+        let error = Self::from(Cause::OutOfMemory {
+            refusal: Refusal::TooLarge(text),
+            asked: None,
+            memory: OutOfMemory::default(),
+        });
+        error.with_asked(bytes)
+    }
+
     /// Notes how many bytes were asked for, if the error is one of memory that ran out; others stay as
     /// they are.
     #[must_use]

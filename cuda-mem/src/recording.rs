@@ -9,6 +9,8 @@
 
 mod outside;
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -26,6 +28,11 @@ pub(crate) use outside::outside;
 /// How many captures of ours run, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static STREAMS: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// How many captures of ours this thread has begun that have not ended.
+    static OWN: Cell<usize> = const { Cell::new(0) };
+}
 
 /// A stream, by the driver's table and its handle; the own streams of all threads have one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +59,11 @@ fn streams() -> MutexGuard<'static, Vec<Recorded>> {
 
 /// Notes that a stream is recorded, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Note(Recorded);
+pub(crate) struct Note {
+    recorded: Recorded,
+    /// It counts for the thread that made it.
+    not_send: PhantomData<*mut ()>,
+}
 
 impl Note {
     /// An error if the stream is recorded already. Waits for calls of other threads that use the stream right now;
@@ -74,17 +85,22 @@ impl Note {
         }
         streams.push(recorded);
         COUNT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self(recorded))
+        OWN.set(OWN.get() + 1);
+        Ok(Self {
+            recorded,
+            not_send: PhantomData,
+        })
     }
 }
 
 impl Drop for Note {
     fn drop(&mut self) {
+        OWN.set(OWN.get() - 1);
         // In a fork nobody may be left to unlock the list.
         if report::is_forked() {
             return;
         }
-        streams().retain(|recorded| *recorded != self.0);
+        streams().retain(|recorded| *recorded != self.recorded);
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -93,6 +109,11 @@ impl Drop for Note {
 #[inline]
 pub(crate) fn any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Whether this thread records a stream with this crate now.
+pub(crate) fn is_capturing() -> bool {
+    OWN.get() > 0
 }
 
 /// An error if the stream is recorded by this crate now. A capture may begin right after: what must not fall into

@@ -1,7 +1,13 @@
 //! What to do when memory runs out, as a value.
 
+mod backoff;
+
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+
+use super::may_wait::refuse_waiting;
+use backoff::Backoff;
 
 use crate::error::{Error, Remedy, Result, Tried};
 use crate::pool::Pool;
@@ -13,8 +19,8 @@ use crate::stream::Stream;
 ///
 /// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may hold a collective that
 /// ends only when other processes launch theirs, and they may wait for this one. So nothing waits
-/// unless [`wait_for_stream`](Self::wait_for_stream) or [`wait_for_device`](Self::wait_for_device) is
-/// among the steps.
+/// unless [`wait_for_stream`](Self::wait_for_stream), [`wait_for_device`](Self::wait_for_device) or
+/// [`wait_for_others`](Self::wait_for_others) is among the steps.
 ///
 /// ```
 /// use cuda_mem::{Driver, Ladder, MemoryPool};
@@ -45,6 +51,7 @@ enum Step {
     TrimPool(Pool),
     TrimGraphMemory,
     Callback(Callback),
+    WaitForOthers(Duration),
 }
 
 impl Ladder {
@@ -100,6 +107,36 @@ impl Ladder {
         self.step(Step::Callback(Arc::new(callback)))
     }
 
+    /// Gives other threads time to free memory: pauses and asks again, until the request is served or `total` has
+    /// passed, and at least once. The pauses grow from 1 ms to 100 ms.
+    ///
+    /// The thread blocks meanwhile, with all that it holds: threads that each hold a part and wait for the rest end
+    /// with an error after `total`. Beside collective libraries, every process may wait for one that waits here; see
+    /// above. A thread that records a stream into a graph, or asks in the order of a stream that is recorded, does
+    /// not pause: it asks once, and the step is listed as failed.
+    ///
+    /// Other threads are not noticed when they free; a limit of the program's own that wakes the thread that
+    /// waits longest is [`LimitAdaptor::with_wait_timeout`](crate::LimitAdaptor::with_wait_timeout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use cuda_mem::{Driver, Ladder, MemoryPool, RecoveryAdaptor, Remedy, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// let ladder = Ladder::new().flush_caches().wait_for_others(Duration::from_millis(20));
+    /// let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+    /// let error = resource.alloc::<u8>(&stream, 1 << 50).unwrap_err();
+    /// let tried = &error.out_of_memory().expect("numbers").tried;
+    /// assert_eq!(tried[1].remedy, Remedy::WaitForOthers);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn wait_for_others(self, total: Duration) -> Self {
+        self.step(Step::WaitForOthers(total))
+    }
+
     /// Whether there is no remedy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -145,9 +182,18 @@ impl Ladder {
             if !go_on {
                 break;
             }
-            match request() {
-                Err(again) if again.is_out_of_memory() => error = again,
-                answer => return answer,
+            let mut backoff = match step {
+                Step::WaitForOthers(total) if failed.is_none() => Some(Backoff::new(*total)),
+                _ => None,
+            };
+            while backoff.as_mut().is_none_or(Backoff::pause) {
+                match request() {
+                    Err(again) if again.is_out_of_memory() => error = again,
+                    answer => return answer,
+                }
+                if backoff.is_none() {
+                    break;
+                }
             }
         }
         Err(error.and_memory(|memory| memory.tried.extend(tried)))
@@ -164,6 +210,7 @@ impl Step {
             Self::TrimPool(_) => Remedy::TrimPool,
             Self::TrimGraphMemory => Remedy::TrimGraphMemory,
             Self::Callback(_) => Remedy::Callback,
+            Self::WaitForOthers(_) => Remedy::WaitForOthers,
         }
     }
 
@@ -177,6 +224,8 @@ impl Step {
             Self::TrimPool(pool) => pool.trim_to(0),
             Self::TrimGraphMemory => stream.device().trim_graph_memory(),
             Self::Callback(callback) => return Ok(callback(error)),
+            // The pauses are between the requests.
+            Self::WaitForOthers(_) => refuse_waiting(stream),
         }
         .map(|()| true)
     }

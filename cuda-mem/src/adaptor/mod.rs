@@ -1,10 +1,25 @@
 //! Adaptors: resources that add something to another one, their upstream.
+//!
+//! Several of them count, and other threads allocate while one is on its way through a stack. One rule keeps their
+//! counts consistent, in whatever order they are stacked:
+//!
+//! - A limit counts bytes before upstream hands them out and until upstream has taken them back. So it counts no less
+//!   than what is allocated below it.
+//! - Everything else (statistics, tables of live allocations, logs) counts an allocation after upstream has handed it
+//!   out and until just before upstream takes it back. So it counts no more than what is allocated below it, and it
+//!   never finds an address of another allocation.
+//! - If upstream refuses to take memory back ([`took_effect`](crate::error::took_effect) is false), the allocation is
+//!   still there, and what was counted down is restored, without counting it as a new one.
+//! - Memory whose return ends in any other error, or in a panic, is given up: it is counted as gone.
+//!
+//! Together: statistics ≤ allocated ≤ limit, at every moment.
 
 mod aligned;
 mod failure_callback;
 mod ladder;
 mod limit;
 mod logging;
+mod may_wait;
 mod prefetch;
 mod recovery;
 mod statistics;

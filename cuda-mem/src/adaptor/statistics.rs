@@ -39,6 +39,12 @@ impl Counter {
     fn take(&mut self, amount: u64) {
         self.current = self.current.wrapping_sub_unsigned(amount);
     }
+
+    /// Undoes [`take`](Self::take): nothing was added anew.
+    fn restore(&mut self, amount: u64) {
+        self.current = self.current.wrapping_add_unsigned(amount);
+        self.peak = self.peak.max(self.current);
+    }
 }
 
 /// Counts of bytes, as they were asked for, and of allocations. Allocations of no bytes are none.
@@ -63,6 +69,11 @@ impl Statistics {
         self.bytes.take(bytes);
         self.allocations.take(1);
     }
+
+    fn restore(&mut self, bytes: u64) {
+        self.bytes.restore(bytes);
+        self.allocations.restore(1);
+    }
 }
 
 /// One line: `4.0 MiB in 2 allocations (peak 8.0 MiB in 3, total 40.0 MiB in 12)`.
@@ -84,6 +95,10 @@ impl fmt::Display for Statistics {
 
 /// Counts what goes through it: now, at most, and altogether; for all threads together, and for
 /// [scopes](Self::scope) of one thread.
+///
+/// An allocation counts from when upstream has handed it out until it is about to go back there. So no count
+/// exceeds what is allocated at that moment, and no peak exceeds a [`LimitAdaptor`](crate::LimitAdaptor) above
+/// or below.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -235,10 +250,15 @@ unsafe impl<U: MemoryResource> MemoryResource for StatisticsAdaptor<U> {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
+        let bytes = layout.size() as u64;
+        // Before upstream has it: from then on another thread may get the same bytes and count them.
+        if address != 0 {
+            self.count(|counts| counts.take(bytes));
+        }
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
-        if address != 0 && took_effect(&freed) {
-            self.count(|counts| counts.take(layout.size() as u64));
+        if address != 0 && !took_effect(&freed) {
+            self.count(|counts| counts.restore(bytes));
         }
         freed
     }
@@ -307,5 +327,20 @@ mod tests {
         );
         statistics.take(8 << 20);
         assert!(statistics.to_string().starts_with("-4.0 MiB"));
+    }
+
+    #[test]
+    fn what_is_restored_was_not_added_anew() {
+        let mut statistics = Statistics::default();
+        statistics.add(100);
+        let before = statistics;
+        statistics.take(100);
+        statistics.restore(100);
+        assert_eq!(statistics, before);
+        // Beside what another thread got meanwhile.
+        statistics.take(100);
+        statistics.add(50);
+        statistics.restore(100);
+        assert_eq!((statistics.bytes.peak, statistics.bytes.total), (150, 150));
     }
 }

@@ -62,6 +62,8 @@ pub enum Remedy {
     TrimGraphMemory,
     /// The program was asked to do something.
     Callback,
+    /// The thread paused and asked again, several times, so that other threads could give memory back.
+    WaitForOthers,
 }
 
 impl fmt::Display for Remedy {
@@ -74,6 +76,7 @@ impl fmt::Display for Remedy {
             Self::TrimPool => "trimming a pool",
             Self::TrimGraphMemory => "trimming graph memory",
             Self::Callback => "a callback",
+            Self::WaitForOthers => "waiting for other threads",
         })
     }
 }
@@ -86,13 +89,15 @@ pub(super) enum Refusal {
         code: CUresult,
     },
     Told(String),
+    /// The request is larger than all of it.
+    TooLarge(String),
 }
 
 impl Refusal {
     pub(super) fn code(&self) -> Option<CUresult> {
         match self {
             Self::Driver { code, .. } => Some(*code),
-            Self::Told(_) => None,
+            Self::Told(_) | Self::TooLarge(_) => None,
         }
     }
 
@@ -106,13 +111,14 @@ impl Refusal {
             }
             Self::Driver { .. } => "Free memory, or trim the pools of the device",
             Self::Told(_) => "Free memory of it",
+            Self::TooLarge(_) => "Ask for less, or raise the limit",
         }
     }
 
     pub(super) fn function(&self) -> Option<&'static str> {
         match self {
             Self::Driver { function, .. } => Some(function),
-            Self::Told(_) => None,
+            Self::Told(_) | Self::TooLarge(_) => None,
         }
     }
 }
@@ -121,7 +127,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Driver { function, code } => write!(f, "{function} answered {code}"),
-            Self::Told(text) => f.write_str(text),
+            Self::Told(text) | Self::TooLarge(text) => f.write_str(text),
         }
     }
 }

@@ -60,7 +60,10 @@ pub(super) fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
     ensure!(error.code().is_none(), "the driver was not asked");
     ensure!(error.out_of_memory().map(|memory| memory.asked) == Some(401));
     let text = error.to_string();
-    ensure!(text.contains("1000 B") && text.contains("600 B"), "{text}");
+    ensure!(
+        text.contains("1000 B") && text.contains("600 B are allocated"),
+        "{text}"
+    );
     drop(resource.alloc::<u8>(&stream, 400)?);
     drop(live);
     // What upstream refuses takes nothing.

@@ -8,11 +8,13 @@
 mod adaptors;
 mod bodies;
 mod containers;
+mod counting;
 mod current_resource;
 mod ladder;
 mod misuse;
 mod own;
 mod subjects;
+mod waiting;
 mod words;
 
 pub use subjects::{Subject, subjects};
@@ -54,6 +56,8 @@ pub fn all() -> Vec<Test> {
             managed_memory_is_moved_and_other_memory_is_not;
         ladder: every_remedy_is_tried_in_order, flushing_and_trimming_give_back,
             a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
+        counting: a_statistic_never_exceeds_a_limit,
+            statistics_of_many_threads_never_exceed_a_limit;
         containers: a_vector_grows_and_keeps_its_elements, room_is_as_asked,
             a_vector_that_cannot_grow_is_as_it_was,
             vectors_are_copied_in_the_order_of_their_streams,
@@ -62,6 +66,10 @@ pub fn all() -> Vec<Test> {
             a_scope_is_of_one_thread_and_nests;
     };
     all.extend(tests! {
+        waiting: four_threads_share_a_limit, a_freed_part_goes_to_the_first,
+            waiting_ends_with_who_holds_what, what_cannot_be_waited_for_fails_at_once,
+            an_upstream_that_fails_makes_way, a_call_from_below_does_not_wait,
+            others_are_waited_for_with_pauses, waiting_for_others_ends;
         own: a_refused_free_changes_nothing_and_may_be_tried_again,
             a_panic_is_an_error_and_nothing_is_freed_twice;
         words: errors_name_things_in_words;
@@ -73,6 +81,7 @@ pub fn all() -> Vec<Test> {
         current_resource: the_current_resource_is_set_for_all_threads,
             a_capture_does_not_decide_the_strategy;
         own: a_resource_with_a_lock_is_not_called_from_itself, a_forked_child_leaves_adaptors_alone;
+        waiting: a_thread_that_captures_does_not_wait, nothing_waits_in_a_fork;
         ladder: nothing_waits_unless_it_is_asked_to, waiting_waits,
             waiting_helps_where_a_free_was_not_seen;
     });

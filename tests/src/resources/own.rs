@@ -142,6 +142,17 @@ pub(super) fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Resul
     if lab.need(11, 3).is_ok() {
         ensure!(own.pool.stats()?.used.current == 3);
     }
+    drop(again);
+    // Adaptors count such memory as gone.
+    let limited = Arc::new(LimitAdaptor::new(own.clone(), 1000));
+    let counted = Arc::new(StatisticsAdaptor::new(limited.clone()));
+    let tracked = Arc::new(TrackingAdaptor::new(counted.clone()));
+    let buffer = Resource::from(tracked.clone()).alloc::<u8>(&stream, 1000)?;
+    own.panics.store(true, Ordering::Relaxed);
+    ensure!(buffer.free().is_err());
+    own.panics.store(false, Ordering::Relaxed);
+    ensure!(limited.allocated() == 0 && tracked.live_count() == 0);
+    ensure!(counted.statistics().bytes.current == 0);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The resources that have to conform.
 
 use std::fmt;
+use std::time::Duration;
 
 use anyhow::Result;
 use cuda_mem::sys::CUdevice_attribute;
@@ -80,9 +81,15 @@ const PLAIN: [(&str, Make); 9] = [
     }),
 ];
 
-const ADAPTORS: [(&str, Adapt); 8] = [
+const ADAPTORS: [(&str, Adapt); 9] = [
     ("limit", |upstream| {
         Ok(Resource::new(LimitAdaptor::new(upstream, 1 << 40)))
+    }),
+    ("waiting limit", |upstream| {
+        let limited = LimitAdaptor::new(upstream, 1 << 40);
+        Ok(Resource::new(
+            limited.with_wait_timeout(Duration::from_secs(60)),
+        ))
     }),
     ("statistics", |upstream| {
         Ok(Resource::new(StatisticsAdaptor::new(upstream)))
