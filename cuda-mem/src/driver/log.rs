@@ -18,22 +18,30 @@ impl Driver {
         let Ok(log) = (unsafe { raw::log::lines(self.table()) }) else {
             return error; // Drivers before CUDA 12.9 have none.
         };
-        match about(&log, thread().as_deref(), function, code) {
+        let own = own_names();
+        let is_own = |thread: &str| own.is_empty() || own.iter().any(|name| name == thread);
+        match about(&log, is_own, function, code) {
             Some(words) => error.with_driver_log(words.to_owned()),
             None => error,
         }
     }
 }
 
-/// This thread, as the log names it.
-fn thread() -> Option<String> {
+/// This thread, as logs may name it; empty where that is not known. An H200's driver has the number of
+/// `pthread_self` (R174), the documentation shows numbers of the kernel.
+fn own_names() -> Vec<String> {
     #[cfg(target_os = "linux")]
-    return Some(rustix::thread::gettid().as_raw_nonzero().to_string());
+    {
+        // SAFETY: it has no preconditions.
+        let of_posix = unsafe { libc::pthread_self() };
+        let of_kernel = rustix::thread::gettid().as_raw_nonzero();
+        vec![of_posix.to_string(), of_kernel.to_string()]
+    }
     #[cfg(not(target_os = "linux"))]
-    return None;
+    Vec::new()
 }
 
-/// A line of the log: `[Time][TID][Source][Severity][API Entry Point] Message`, and since CUDA 13.4 without the entry
+/// A line of the log: `[Time][TID][Source][Severity][API Entry Point] Message`, and on an H200 without the entry
 /// point, which is then behind it in a line of its own: `Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2`.
 struct Line<'a> {
     thread: &'a str,
@@ -76,12 +84,12 @@ impl<'a> Line<'a> {
 /// The reason in the last lines of this thread, if they are about this answer of the function.
 fn about<'a>(
     log: &'a str,
-    thread: Option<&str>,
+    is_own: impl Fn(&str) -> bool,
     function: &str,
     code: CUresult,
 ) -> Option<&'a str> {
     let lines = log.lines().rev().filter_map(Line::new);
-    let mut lines = lines.filter(|line| thread.is_none_or(|thread| line.thread == thread));
+    let mut lines = lines.filter(|line| is_own(line.thread));
     let last = lines.next().filter(|line| line.is_of(function))?;
     if !last.is_return {
         return Some(last.words);
@@ -109,7 +117,7 @@ mod tests {
 ";
 
     fn reason<'a>(log: &'a str, function: &str) -> Option<&'a str> {
-        about(log, Some("25642"), function, INVALID)
+        about(log, |thread| thread == "25642", function, INVALID)
     }
 
     #[test]
@@ -118,9 +126,12 @@ mod tests {
             let words = reason(log, "cuLogsDumpToMemory");
             assert_eq!(words, Some("buffer cannot be NULL"), "{log}");
             assert_eq!(reason(log, "cuLaunchKernel"), None);
-            assert_eq!(about(log, Some("1"), "cuLogsDumpToMemory", INVALID), None);
+            assert_eq!(
+                about(log, |thread| thread == "1", "cuLogsDumpToMemory", INVALID),
+                None
+            );
         }
-        let other = about(OLD, None, "cuLaunchKernel", INVALID);
+        let other = about(OLD, |_| true, "cuLaunchKernel", INVALID);
         assert_eq!(other, Some("of another thread"));
         assert_eq!(reason("", "cuInit"), None);
         assert_eq!(reason("no brackets\n", "cuInit"), None);
@@ -130,7 +141,7 @@ mod tests {
     fn an_older_reason_is_not_taken_for_a_newer_one() {
         let code = about(
             NEW,
-            None,
+            |_| true,
             "cuLogsDumpToMemory",
             CUresult::CUDA_ERROR_NOT_SUPPORTED,
         );
@@ -150,5 +161,21 @@ mod tests {
         let log = "[1][25642][CUDA][E][cuMemAlloc] too much\n";
         assert_eq!(reason(log, "cuMemAlloc_v2"), Some("too much"));
         assert_eq!(reason(log, "cuMemAllocHost_v2"), None);
+    }
+
+    #[test]
+    fn the_log_of_an_h200_is_read() {
+        let log = include_str!("../../../docs/hardware/2026-11-23-h200-driver-log.txt");
+        let start = log.find("dump ").expect("the dump of the log");
+        let (launches, _) = log[start..]
+            .split_once("[01:25:21.058]")
+            .expect("what came after");
+        let is_own = |thread: &str| thread == "139863669983104";
+        let words = about(launches, is_own, "cuLaunchKernel", INVALID);
+        let words = words.expect("the reason of the last launch");
+        assert!(
+            words.starts_with("Requested dynamic shared memory size of 307200 bytes"),
+            "{words}"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! The log of errors: why a call was refused, in words. Drivers have it since CUDA 12.9.
 //!
-//! Documented: the format of a line, that a hundred lines are kept, and how they are read. A guess: which failures
-//! have a reason; all have a line with their code.
+//! Measured (R174): the format of a line, and that each failure has a line with its code. Documented: that a
+//! hundred lines are kept, and how they are read. A guess: which failures have a reason.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -59,17 +59,16 @@ pub(crate) fn failed(export: &Export, code: CUresult) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let milliseconds = now.map_or(0, |now| now.as_millis() % 86_400_000);
     let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
-    // SAFETY: gettid has no preconditions.
-    let thread = unsafe { libc::gettid() };
+    // SAFETY: pthread_self has no preconditions.
+    let thread = unsafe { libc::pthread_self() };
     let head = format!(
-        "[{:02}:{:02}:{:02}.{rest:03}][{thread}][CUDA][E][{}]",
+        "[{:02}:{:02}:{:02}.{rest:03}][{thread}][CUDA][E]",
         seconds / 3600,
         seconds / 60 % 60,
         seconds % 60,
-        export.name,
     );
     let name = code.name().unwrap_or("an unknown code");
-    let returned = format!("Returning {} ({name})", code.0);
+    let returned = format!("Returning {} ({name}) from {}", code.0, export.name);
     let mut lines = lines();
     for words in why.into_iter().chain([returned]) {
         lines.kept.push_back(format!("{head} {words}\n"));
