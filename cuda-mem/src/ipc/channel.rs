@@ -5,7 +5,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
@@ -15,6 +14,7 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
+use super::returns::Returns;
 use crate::error::{Error, Result};
 
 /// Which processes may be at the other end.
@@ -49,8 +49,8 @@ pub struct Channel {
     socket: OwnedFd,
     /// Numbers the buffers that were sent, so that word of one is not taken for that of another.
     sent: AtomicU64,
-    /// Buffers that came back while somebody waited for another one.
-    returned: Mutex<Vec<u64>>,
+    /// Which of them came back.
+    pub(super) returns: Returns,
 }
 
 /// What [`Channel::receive`] brings.
@@ -75,17 +75,13 @@ impl Channel {
         Self {
             socket,
             sent: AtomicU64::new(1),
-            returned: Mutex::default(),
+            returns: Returns::default(),
         }
     }
 
     /// A number for a buffer that is sent.
     pub(super) fn next_number(&self) -> u64 {
         self.sent.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(super) fn returned(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The most bytes of one message.

@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use super::channel::Channel;
 use super::handles::{EventHandle, SharedBuffer};
 use super::pool::ImportedPool;
+use super::returns::Return;
 use super::{registry, wire};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
@@ -20,9 +21,6 @@ use crate::stream::Stream;
 const POOL: u8 = 16;
 const RETURNED: u8 = 17;
 const SENT: u8 = 18;
-
-/// Word of so many buffers is kept for those who wait for it.
-const MOST_RETURNED: usize = 1024;
 
 impl Channel {
     /// Sends a pool, for [`receive_pool`](Self::receive_pool) at the other end.
@@ -63,18 +61,20 @@ impl Channel {
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
     /// [`send`](Self::send).
     pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
-        self.send_numbered(buffer).map(drop)
+        self.send_numbered(buffer, self.next_number())
     }
 
-    /// Answers the number by which word of the buffer comes back.
-    pub(super) fn send_numbered<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<u64> {
+    /// The number is that by which word of the buffer comes back.
+    pub(super) fn send_numbered<T: Pod>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        number: u64,
+    ) -> Result<()> {
         let shared = buffer.export()?;
         buffer.wait_for_writers()?;
         buffer.stream().synchronize()?;
-        let number = self.next_number();
         let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
-        self.send(&wire::seal(SENT, &body), &[])?;
-        Ok(number)
+        self.send(&wire::seal(SENT, &body), &[])
     }
 
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
@@ -142,23 +142,21 @@ impl Channel {
 
     /// Waits until the buffer with this number was given back.
     pub(super) fn wait_for_return(&self, number: u64) -> Result<()> {
-        let mut returned = self.returned();
-        loop {
-            if let Some(index) = returned.iter().position(|word| *word == number) {
-                returned.swap_remove(index);
-                return Ok(());
-            }
-            let message = self.receive()?;
-            let what = "word that a buffer is given back";
-            let (RETURNED, body) = wire::open(what, &message.bytes)? else {
-                return Err(unexpected(what));
-            };
-            let word = <[u8; 8]>::try_from(body).map_err(|_| unexpected(what))?;
-            if returned.len() == MOST_RETURNED {
-                returned.remove(0);
-            }
-            returned.push(u64::from_le_bytes(word));
-        }
+        self.returns
+            .wait(number, || self.receive_return())
+            .map(drop)
+    }
+
+    /// Waits for the next message, which must be that a buffer is given back.
+    fn receive_return(&self) -> Result<Return> {
+        let message = self.receive()?;
+        let what = "word that a buffer is given back";
+        let (RETURNED, body) = wire::open(what, &message.bytes)? else {
+            return Err(unexpected(what));
+        };
+        let number = <[u8; 8]>::try_from(body).map_err(|_| unexpected(what))?;
+        let number = u64::from_le_bytes(number);
+        Ok(Return { number })
     }
 
     /// Sends an event, for [`receive_event`](Self::receive_event) at the other end.

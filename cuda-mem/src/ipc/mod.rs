@@ -12,6 +12,7 @@ mod message;
 mod pointer;
 mod pool;
 mod registry;
+mod returns;
 mod wire;
 
 pub use channel::{Channel, Listener, Message, Peers};
