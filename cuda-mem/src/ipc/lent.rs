@@ -6,7 +6,7 @@ use bytemuck::Pod;
 
 use super::channel::Channel;
 use crate::buffer::DeviceBuffer;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::report;
 
 impl Channel {
@@ -72,14 +72,15 @@ impl<T: Pod> Lent<'_, T> {
     ///
     /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
     /// it; work that it had submitted may run for a moment more.
+    /// [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its work or free its mapping; the
+    /// error says why.
     /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else, which is lost; the wait goes
     /// on then when the guard is dropped, which is at once.
     pub fn wait(mut self) -> Result<()> {
         let answer = self.channel.wait_for_return(self.number);
-        self.is_waited_for = answer
-            .as_ref()
-            .err()
-            .is_none_or(|error| error.kind() == ErrorKind::PeerGone);
+        let is_end =
+            |error: &Error| matches!(error.kind(), ErrorKind::PeerGone | ErrorKind::PeerFailed);
+        self.is_waited_for = answer.as_ref().err().is_none_or(is_end);
         answer
     }
 }

@@ -8,11 +8,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::report;
 
-/// A message that a buffer was given back.
+/// A message that the other process is done with a buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Return {
     /// Which buffer.
     pub(super) number: u64,
+    /// What went wrong there, in its words.
+    pub(super) failure: Option<String>,
 }
 
 /// Part of a channel.
@@ -108,12 +110,19 @@ mod tests {
     /// Only a hang takes as long.
     const LIMIT: Duration = Duration::from_secs(10);
 
+    fn given_back(number: u64) -> Return {
+        Return {
+            number,
+            failure: None,
+        }
+    }
+
     /// Several threads read one queue, as they do a socket.
     fn read(queue: &Mutex<Receiver<u64>>) -> Result<Return> {
         let queue = queue.try_lock().expect("two threads read at a time");
         match queue.recv() {
             Ok(0) => Err(Error::invalid("something else".to_owned())),
-            Ok(number) => Ok(Return { number }),
+            Ok(number) => Ok(given_back(number)),
             Err(_) => Err(Error::peer_gone("closed".to_owned())),
         }
     }
@@ -148,7 +157,7 @@ mod tests {
                     sender.send(number).expect("open");
                     let (ended, answer) = told.recv_timeout(LIMIT).expect("it waits for ever");
                     assert_eq!(ended, number);
-                    assert_eq!(answer.expect("a message"), Return { number });
+                    assert_eq!(answer.expect("a message"), given_back(number));
                 }
             });
         }
@@ -190,11 +199,7 @@ mod tests {
         returns.expect(1).expect("not a fork");
         returns.expect(2).expect("not a fork");
         let mut numbers = [7, 2, 1].into_iter();
-        let next = || {
-            Ok(Return {
-                number: numbers.next().expect("it reads too far"),
-            })
-        };
+        let next = || Ok(given_back(numbers.next().expect("it reads too far")));
         returns.wait(1, next).expect("the third message");
         let none = || panic!("it is there already");
         returns.wait(2, none).expect("the second message");

@@ -1,5 +1,6 @@
 //! Buffers on loan to another process, and how they come back.
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -106,6 +107,38 @@ pub(super) fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Resul
             let (_, answer) = ends.recv_timeout(LIMIT).context("a wait goes on")?;
             ensure!(answer.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
         }
+        Ok(())
+    })
+}
+
+pub(super) fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&lab.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    // SAFETY: one stream orders everything, and the buffer lives longer.
+    let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
+    here.send_buffer(&buffer)?;
+    there.give_back(receive()?)?;
+    let word = here.receive()?.bytes; // of a buffer that nothing waits for
+    let lent = here.lend(&mut buffer)?;
+    let received = receive()?;
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(there.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    ensure!(flags == 0, "the socket still waits");
+    while there.send(&word, &[]).is_ok() {}
+    let failed = there.give_back(received);
+    let (tell, end) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || tell.send(lent.wait()));
+        let end = end.recv_timeout(LIMIT);
+        // If that failed, the wait ends now.
+        drop(there);
+        let end = end.context("the wait goes on")?;
+        ensure!(end.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
+        let failed = failed.err().context("the queue was not full")?;
+        ensure!(failed.error.kind() == ErrorKind::System && failed.object.is_none());
         Ok(())
     })
 }
