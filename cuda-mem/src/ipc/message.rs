@@ -34,7 +34,9 @@ impl Channel {
         self.send(&wire::seal(POOL, &[]), &[descriptor.as_fd()])
     }
 
-    /// Waits for a pool, and imports it for `device`.
+    /// Waits for a pool, and imports it for `device`. Safe whatever the other process sends: a pool comes as a
+    /// descriptor, which no process can forge, and the driver refuses those of files, pipes and sockets
+    /// (measured).
     ///
     /// # Errors
     ///
@@ -213,13 +215,27 @@ impl Channel {
 
     /// Waits for an event, and opens it in `context`.
     ///
+    /// # Safety
+    ///
+    /// The process at the other end uses this crate, and sends an event with
+    /// [`send_event`](Self::send_event). The driver believes the handle that comes, see
+    /// [`EventHandle::from_bytes`].
+    ///
     /// # Errors
     ///
     /// As [`receive`](Self::receive) and [`Context::import_event`];
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn example(channel: cuda_mem::Channel, context: cuda_mem::Context) {
+    /// let _ = channel.receive_event(&context); // error: unsafe
+    /// # }
+    /// ```
     #[track_caller]
-    pub fn receive_event(&self, context: &Context) -> Result<Event> {
-        context.import_event(&EventHandle::from_bytes(&self.receive()?.bytes)?)
+    pub unsafe fn receive_event(&self, context: &Context) -> Result<Event> {
+        let message = self.receive()?;
+        // SAFETY: the caller vouches for the other process.
+        context.import_event(&unsafe { EventHandle::from_bytes(&message.bytes) }?)
     }
 }
 
