@@ -164,6 +164,10 @@ impl Error {
         Self::from(Cause::PeerGone(text))
     }
 
+    pub(crate) fn peer_failed(text: String) -> Self {
+        Self::from(Cause::PeerFailed(text))
+    }
+
     pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
         Self::from(Cause::System { what, error })
     }
@@ -323,6 +327,7 @@ impl Error {
             Cause::InvalidValue(_) => ErrorKind::InvalidValue,
             Cause::NotPermitted(_) => ErrorKind::NotPermitted,
             Cause::PeerGone(_) => ErrorKind::PeerGone,
+            Cause::PeerFailed(_) => ErrorKind::PeerFailed,
             Cause::System { .. } => ErrorKind::System,
             Cause::Meant { kind, .. } | Cause::Told { kind, .. } => *kind,
             Cause::InUse { .. } | Cause::MemoryInUse => ErrorKind::InUse,

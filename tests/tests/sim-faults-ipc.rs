@@ -4,10 +4,15 @@
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Channel, Driver, Error, EventHandle, HandleTypes, ImportedPool, MemoryPool};
+use cuda_mem::{
+    Channel, DeviceBuffer, Driver, Error, ErrorKind, EventHandle, HandleTypes, ImportedPool,
+    MemoryPool,
+};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::sweep::{self, Tour};
@@ -62,10 +67,11 @@ fn walk(driver: Driver) -> Result<(), Error> {
 }
 
 /// Whether a stream has carried out a free is also asked to let go of the stream early; without an
-/// answer it is kept, and asked again.
+/// answer it is kept, and asked again. A stream that does not say whether it is captured is taken for one
+/// that is not.
 fn second_way(index: usize, function: &str, _: CUresult) -> bool {
     let is_early = function == "cuDriverGetVersion" && index == 0;
-    is_early || function == "cuStreamQuery"
+    is_early || ["cuStreamQuery", "cuStreamIsCapturing"].contains(&function)
 }
 
 /// What fails while the end of a shared mapping is put in order leaves the mapping, rather than end it
@@ -89,7 +95,9 @@ mod faults {
             lab,
             "faults::every_call_of_sharing_fails_once",
             |lab, other| {
-                let theirs = EventHandle::from_bytes(&other.channel.receive()?.bytes)?;
+                let theirs = other.channel.receive()?.bytes;
+                // SAFETY: the other process is this test, and sends the handle of an event.
+                let theirs = unsafe { EventHandle::from_bytes(&theirs) }?;
                 THEIRS.get_or_init(|| theirs);
                 let tour = Tour {
                     walk,
@@ -122,8 +130,119 @@ mod faults {
     }
 }
 
+/// A lent buffer, as it came to the other end of the channel.
+type Received = DeviceBuffer<u8>;
+
+/// Lends a buffer within this process. A thread waits for it; `steps` has the other end of the channel,
+/// the buffer there, and the end of the wait. If it fails, the channel is closed, and the wait ends.
+fn lend(
+    lab: &Lab,
+    steps: impl FnOnce(Channel, Received, &Receiver<Result<(), Error>>) -> Result<()>,
+) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let pool = MemoryPool::builder(&device)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .build()?;
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&device)?;
+    let mut buffer = pool.alloc_from(&stream, &[1_u8; 100])?;
+    let (tell, end) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let lent = here.lend(&mut buffer)?;
+        // SAFETY: one stream orders everything, and the buffer lives longer.
+        let received = unsafe { there.receive_buffer(&imported, &stream) }?;
+        scope.spawn(move || tell.send(lent.wait()));
+        steps(there, received, &end)
+    })
+}
+
+mod returns {
+    use super::*;
+
+    /// Only a hang takes as long.
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    pub(crate) fn the_lender_is_told_whichever_call_fails(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        for code in [1, 2, 719].map(CUresult) {
+            for nth in 1_usize.. {
+                let mut is_past = false;
+                lend(lab, |there, received, end| {
+                    control.reset();
+                    control.fail_call(nth as u64, code);
+                    let (given, calls) = control.record(|| there.give_back(received));
+                    control.clear_faults();
+                    let call = calls.get(nth - 1);
+                    is_past = call.is_none();
+                    // A stream that gives no answer is taken for one that is not captured, and still busy.
+                    let silent = ["cuStreamIsCapturing", "cuStreamQuery"];
+                    let may_pass = call.is_none_or(|call| silent.contains(&call.as_str()));
+                    let outcome = match given {
+                        Ok(()) => Ok(()),
+                        // The buffer is dropped, if it came back.
+                        Err(failed) => Err(Error::from(failed)),
+                    };
+                    let end = end.recv_timeout(LIMIT);
+                    let end = end.with_context(|| format!("call {nth}, {code}: it waits"))?;
+                    match (outcome, end) {
+                        (Ok(()), Ok(())) if may_pass => Ok(()),
+                        (Err(error), Err(end)) => {
+                            ensure!(error.code() == Some(code), "call {nth}: {error}");
+                            ensure!(end.kind() == ErrorKind::PeerFailed, "call {nth}: {end}");
+                            ensure!(end.to_string().contains(&error.to_string()), "{end}");
+                            Ok(())
+                        }
+                        other => bail!("call {nth}, {code}: {other:?}"),
+                    }
+                })?;
+                if is_past {
+                    ensure!(nth > 3, "only {nth} calls");
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn a_failed_return_can_be_tried_again(lab: &Lab) -> Result<()> {
+        lend(lab, |there, received, end| {
+            let control = lab.control()?;
+            control.fail("cuStreamSynchronize", 1, CUresult(1));
+            let failed = there.give_back(received).err();
+            let received = failed.and_then(|failed| failed.object);
+            let received = received.context("the buffer did not come back")?;
+            ensure!(
+                end.try_recv().is_err(),
+                "the lender has it, and so has this end"
+            );
+            ensure!(received.to_vec()? == [1; 100]);
+            there.give_back(received)?;
+            Ok(end.recv_timeout(LIMIT)??)
+        })
+    }
+
+    pub(crate) fn a_buffer_that_stays_mapped_is_no_reason_to_wait(lab: &Lab) -> Result<()> {
+        lend(lab, |there, received, end| {
+            let control = lab.control()?;
+            control.fail_without_effect("cuMemFreeAsync", 1, CUresult(1));
+            let failed = there.give_back(received).err().context("it did not fail")?;
+            ensure!(failed.error.function() == Some("cuMemFreeAsync"));
+            let end = end
+                .recv_timeout(LIMIT)?
+                .err()
+                .context("nothing went wrong")?;
+            ensure!(end.kind() == ErrorKind::PeerFailed);
+            ensure!(end.to_string().contains("cuMemFreeAsync"), "{end}");
+            Ok(())
+        })
+    }
+}
+
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
+        returns: the_lender_is_told_whichever_call_fails, a_failed_return_can_be_tried_again,
+            a_buffer_that_stays_mapped_is_no_reason_to_wait;
         faults: every_call_of_sharing_fails_once;
     };
     run::main(

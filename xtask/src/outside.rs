@@ -27,6 +27,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let folder = args.into.as_deref().unwrap_or(scratch.path());
     let program = Program::of(&readme)?;
+    let is_empty = std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
+    ensure!(
+        is_empty,
+        "{} is not empty, and nothing in it may be lost",
+        folder.display()
+    );
     program.write(folder, &root)?;
 
     let output = cargo(folder, &["test", "--quiet"])?;

@@ -42,6 +42,12 @@ pub(crate) trait Keep: Send + Sync {
         None
     }
 
+    /// Another process could not be given the memory back, and why; `None` if that is tried anew.
+    fn note_failed_return(&self, _failure: Option<String>) {}
+
+    /// The memory cannot be released, and nothing will try to again.
+    fn abandon(&self) {}
+
     /// Whether threads of the host may read and write so many bytes at the buffer's address; `None` if that follows from
     /// the kind of memory.
     fn is_open_to_host(&self, _bytes: usize) -> Option<bool> {

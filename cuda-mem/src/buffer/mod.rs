@@ -124,6 +124,14 @@ impl<T: Pod> DeviceBuffer<T> {
         }
     }
 
+    /// See [`Keep::note_failed_return`].
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note_failed_return(&self, failure: Option<String>) {
+        if let Home::Kept(keep) = &self.home {
+            keep.note_failed_return(failure);
+        }
+    }
+
     /// The stream in whose order the memory is used and freed.
     #[must_use]
     pub fn stream(&self) -> &Stream {
@@ -297,7 +305,11 @@ impl<T: Pod> Drop for DeviceBuffer<T> {
     #[inline]
     fn drop(&mut self) {
         report::release("buffer", || {
-            self.release().or_else(|error| self.hold_back(error))
+            let released = self.release().or_else(|error| self.hold_back(error));
+            if let (Err(_), Home::Kept(keep)) = (&released, &self.home) {
+                keep.abandon();
+            }
+            released
         });
         // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
         // dropped as if it were not.

@@ -106,6 +106,8 @@ pub(super) enum Cause {
     NotPermitted(String),
     #[error("{0}")]
     PeerGone(String),
+    #[error("{0}")]
+    PeerFailed(String),
     #[error("{what} failed: {error}")]
     System {
         what: &'static str,

@@ -44,6 +44,8 @@ pub enum ErrorKind {
     InUse,
     /// The other process, or what it had made, is gone.
     PeerGone,
+    /// The other process could not do its part; the text has its error.
+    PeerFailed,
     /// The operating system refused something; see [`Error::io_error`](crate::Error::io_error).
     System,
     /// A stream is being captured into a graph, and this cannot be done meanwhile.
@@ -88,6 +90,7 @@ impl fmt::Display for ErrorKind {
             Self::DeviceFault => "device fault",
             Self::InUse => "in use",
             Self::PeerGone => "other process gone",
+            Self::PeerFailed => "other process failed",
             Self::System => "refused by the system",
             Self::Capturing => "stream being captured",
             Self::StillAllocated => "still allocated",

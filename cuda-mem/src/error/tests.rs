@@ -35,6 +35,7 @@ fn name(cause: &Cause) -> &'static str {
         Cause::InvalidValue(_) => "InvalidValue",
         Cause::NotPermitted(_) => "NotPermitted",
         Cause::PeerGone(_) => "PeerGone",
+        Cause::PeerFailed(_) => "PeerFailed",
         Cause::System { .. } => "System",
         Cause::Meant { .. } => "Meant",
         Cause::Capturing(_) => "Capturing",
@@ -46,7 +47,7 @@ fn name(cause: &Cause) -> &'static str {
 }
 
 /// As many as `name` has arms.
-const VARIANTS: usize = 30;
+const VARIANTS: usize = 31;
 
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(2)
@@ -132,6 +133,7 @@ fn samples() -> Vec<Error> {
         Cause::InvalidValue(text()),
         Cause::NotPermitted(text()),
         Cause::PeerGone(text()),
+        Cause::PeerFailed(text()),
         Cause::System {
             what: "reading code",
             error: gone(),

@@ -1,20 +1,21 @@
 //! A channel to another process of the same machine: messages with descriptors over a Unix socket.
 
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::process::geteuid;
 
+use super::reply::Open;
+use super::returns::Returns;
+use super::socket::{self, SPACE, gone, system};
 use crate::error::{Error, Result};
 
 /// Which processes may be at the other end.
@@ -46,11 +47,13 @@ pub enum Peers {
 /// ```
 #[derive(Debug)]
 pub struct Channel {
+    /// Before the socket: fields are dropped in this order.
+    pub(super) open: Open,
     socket: OwnedFd,
     /// Numbers the buffers that were sent, so that word of one is not taken for that of another.
     sent: AtomicU64,
-    /// Buffers that came back while somebody waited for another one.
-    returned: Mutex<Vec<u64>>,
+    /// Which of them came back.
+    pub(super) returns: Returns,
 }
 
 /// What [`Channel::receive`] brings.
@@ -73,9 +76,10 @@ pub struct Listener {
 impl Channel {
     fn new(socket: OwnedFd) -> Self {
         Self {
+            open: Open::new(&socket),
             socket,
             sent: AtomicU64::new(1),
-            returned: Mutex::default(),
+            returns: Returns::default(),
         }
     }
 
@@ -84,15 +88,11 @@ impl Channel {
         self.sent.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn returned(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The most bytes of one message.
-    pub const MAX_BYTES: usize = 64 << 10;
+    pub const MAX_BYTES: usize = socket::MAX_BYTES;
 
     /// The most descriptors of one message.
-    pub const MAX_DESCRIPTORS: usize = 16;
+    pub const MAX_DESCRIPTORS: usize = socket::MAX_DESCRIPTORS;
 
     /// Two ends. One of them is for a child: made into its standard input, say.
     ///
@@ -177,30 +177,7 @@ impl Channel {
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the message is too large.
     #[doc(alias("sendmsg", "SCM_RIGHTS"))]
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-        if bytes.len() > Self::MAX_BYTES || descriptors.len() > Self::MAX_DESCRIPTORS {
-            return Err(Error::invalid(format!(
-                "a message of {} bytes and {} descriptors; at most {} and {} fit",
-                bytes.len(),
-                descriptors.len(),
-                Self::MAX_BYTES,
-                Self::MAX_DESCRIPTORS
-            )));
-        }
-        let mut space = [MaybeUninit::uninit(); SPACE];
-        // One byte more than asked, so that a message of no bytes is not taken for the end.
-        let parts = [IoSlice::new(&[0]), IoSlice::new(bytes)];
-        retry_on_intr(|| {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !descriptors.is_empty() {
-                control.push(SendAncillaryMessage::ScmRights(descriptors));
-            }
-            rustix::net::sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)
-        })
-        .map_err(|error| match error {
-            Errno::PIPE | Errno::CONNRESET => gone(),
-            error => system("sending to another process", error),
-        })?;
-        Ok(())
+        socket::send(self.as_fd(), bytes, descriptors, SendFlags::empty())
     }
 
     /// Waits for the next message.
@@ -268,7 +245,9 @@ impl AsFd for Channel {
 
 impl From<Channel> for OwnedFd {
     fn from(channel: Channel) -> Self {
-        channel.socket
+        let Channel { open, socket, .. } = channel;
+        drop(open);
+        socket
     }
 }
 
@@ -318,9 +297,6 @@ impl Listener {
         Ok(Channel::new(socket))
     }
 }
-
-/// Room for the descriptors of one message.
-const SPACE: usize = rustix::cmsg_space!(ScmRights(Channel::MAX_DESCRIPTORS));
 
 fn socket() -> Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
@@ -373,16 +349,6 @@ fn peer_uid(socket: &OwnedFd) -> Result<u32> {
         return Err(Error::system("asking who is at the other end", error));
     }
     Ok(peer.uid)
-}
-
-#[cold]
-fn gone() -> Error {
-    Error::peer_gone("the process at the other end of the channel is gone".to_owned())
-}
-
-#[cold]
-fn system(what: &'static str, error: Errno) -> Error {
-    Error::system(what, error.into())
 }
 
 impl fmt::Display for Peers {

@@ -44,7 +44,8 @@ impl Context {
     #[track_caller]
     pub fn import_event(&self, handle: &EventHandle) -> Result<Event> {
         let current = self.bind()?;
-        // SAFETY: this context is current, and a driver wrote the handle.
+        // SAFETY: this context is current. A driver wrote the handle: handles come from `export`, or from
+        // `from_bytes` and `from_raw`, whose callers vouch for it.
         let raw = unsafe { raw::ipc::import_event(self.driver().table(), handle.0) };
         drop(current);
         let raw = raw.map_err(|error| {

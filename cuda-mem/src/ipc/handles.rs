@@ -13,6 +13,37 @@ pub(super) mod kind {
     pub(crate) const EVENT: u8 = 4;
 }
 
+/// Reading a handle that a safe function passes to the driver. Reading is where the caller vouches for it.
+macro_rules! trusted {
+    ($name:ident, $import:literal, $where:literal) => {
+        impl $name {
+            /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+            ///
+            /// # Safety
+            ///
+            /// The bytes come from [`to_bytes`](Self::to_bytes) of a live handle
+            #[doc = concat!($where, ", and only trusted processes could write them on their way.")]
+            /// The sum in them finds accidents, not forgeries.
+            #[doc = concat!("[`", $import, "`](crate::", $import, ")")]
+            /// gives them to the driver, and bytes that no driver wrote can crash the process.
+            ///
+            /// # Errors
+            ///
+            /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or
+            /// are something else.
+            ///
+            /// ```compile_fail,E0133
+            #[doc = concat!("use cuda_mem::", stringify!($name), ";")]
+            ///
+            #[doc = concat!("let _ = ", stringify!($name), "::from_bytes(b\"from anywhere\"); // error: unsafe")]
+            /// ```
+            pub unsafe fn from_bytes(bytes: &[u8]) -> Result<Self> {
+                Self::open(bytes)
+            }
+        }
+    };
+}
+
 /// 64 bytes of the driver, told apart by type. Their bytes on a wire carry what they are, and a sum.
 macro_rules! opaque {
     ($(#[$doc:meta])* $name:ident, $kind:ident, $what:literal) => {
@@ -27,13 +58,7 @@ macro_rules! opaque {
                 wire::seal(kind::$kind, &self.0)
             }
 
-            /// Reads what [`to_bytes`](Self::to_bytes) wrote.
-            ///
-            /// # Errors
-            ///
-            /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or
-            /// are something else.
-            pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+            fn open(bytes: &[u8]) -> Result<Self> {
                 match wire::open($what, bytes)? {
                     (kind::$kind, body) => body.try_into().map(Self).map_err(|_| wrong($what)),
                     _ => Err(wrong($what)),
@@ -83,6 +108,22 @@ opaque! {
     EventHandle, EVENT, "an event handle"
 }
 
+trusted! { FabricHandle, "ImportedPool::from_fabric", "of a pool on the same fabric" }
+trusted! { EventHandle, "Context::import_event", "of an event on this machine" }
+
+impl PointerToken {
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a token is
+    /// unsafe: there the caller vouches for it.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the bytes were cut, changed, or are something
+    /// else.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::open(bytes)
+    }
+}
+
 /// A buffer of another process: where it lies in its pool, and what is in it. From
 /// [`DeviceBuffer::export`](crate::DeviceBuffer::export).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +167,8 @@ impl SharedBuffer {
         wire::seal(kind::BUFFER, &body)
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote. Safe, because every function that takes a
+    /// description is unsafe: there the caller vouches for it.
     ///
     /// # Errors
     ///
@@ -194,7 +236,7 @@ mod tests {
             PointerToken::from_bytes(&token).expect("whole"),
             BUFFER.token
         );
-        assert!(EventHandle::from_bytes(&token).is_err());
+        assert!(EventHandle::open(&token).is_err());
         assert!(SharedBuffer::from_bytes(&token).is_err());
     }
 

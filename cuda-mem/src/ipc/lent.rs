@@ -6,13 +6,14 @@ use bytemuck::Pod;
 
 use super::channel::Channel;
 use crate::buffer::DeviceBuffer;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::report;
 
 impl Channel {
     /// Lends a buffer to the other process until that gives it back or dies. Sends it as
     /// [`send_buffer`](Self::send_buffer) does. Several buffers may be lent at a
-    /// time, and come back in any order.
+    /// time, and come back in any order; several threads may wait, each for one of them. Nothing else may be
+    /// received at this end meanwhile.
     ///
     /// # Errors
     ///
@@ -34,7 +35,13 @@ impl Channel {
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn lend<'a, T: Pod>(&'a self, buffer: &'a mut DeviceBuffer<T>) -> Result<Lent<'a, T>> {
         buffer.settle()?;
-        let number = self.send_numbered(buffer)?;
+        let number = self.next_number();
+        // Before it is sent: another thread that waits may read the answer first.
+        self.returns.expect(number)?;
+        if let Err(error) = self.send_numbered(buffer, number) {
+            self.returns.forget(number);
+            return Err(error);
+        }
         Ok(Lent {
             channel: self,
             buffer,
@@ -65,33 +72,34 @@ impl<T: Pod> Lent<'_, T> {
     ///
     /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
     /// it; work that it had submitted may run for a moment more.
+    /// [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its work or free its mapping; the
+    /// error says why.
     /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else, which is lost; the wait goes
     /// on then when the guard is dropped, which is at once.
     pub fn wait(mut self) -> Result<()> {
         let answer = self.channel.wait_for_return(self.number);
-        self.is_waited_for = answer
-            .as_ref()
-            .err()
-            .is_none_or(|error| error.kind() == ErrorKind::PeerGone);
+        let is_end =
+            |error: &Error| matches!(error.kind(), ErrorKind::PeerGone | ErrorKind::PeerFailed);
+        self.is_waited_for = answer.as_ref().err().is_none_or(is_end);
         answer
     }
 }
 
 impl<T: Pod> Drop for Lent<'_, T> {
     fn drop(&mut self) {
-        if self.is_waited_for {
-            return;
-        }
-        report::release("lent buffer", || {
-            loop {
-                match self.channel.wait_for_return(self.number) {
-                    // Something else came, and was read; the buffer is still lent.
-                    Err(error) if error.kind() == ErrorKind::InvalidValue => {}
-                    Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
-                    answer => return answer,
+        if !self.is_waited_for {
+            report::release("lent buffer", || {
+                loop {
+                    match self.channel.wait_for_return(self.number) {
+                        // Something else came, and was read; the buffer is still lent.
+                        Err(error) if error.kind() == ErrorKind::InvalidValue => {}
+                        Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
+                        answer => return answer,
+                    }
                 }
-            }
-        });
+            });
+        }
+        self.channel.returns.forget(self.number);
     }
 }
 

@@ -7,7 +7,9 @@ use bytemuck::Pod;
 use super::channel::Channel;
 use super::handles::{EventHandle, SharedBuffer};
 use super::pool::ImportedPool;
-use super::{registry, wire};
+use super::reply::{self, FAILED, Received};
+use super::returns::Return;
+use super::{registry, socket, wire};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 use crate::device::Device;
@@ -21,9 +23,6 @@ const POOL: u8 = 16;
 const RETURNED: u8 = 17;
 const SENT: u8 = 18;
 
-/// Word of so many buffers is kept for those who wait for it.
-const MOST_RETURNED: usize = 1024;
-
 impl Channel {
     /// Sends a pool, for [`receive_pool`](Self::receive_pool) at the other end.
     ///
@@ -35,7 +34,9 @@ impl Channel {
         self.send(&wire::seal(POOL, &[]), &[descriptor.as_fd()])
     }
 
-    /// Waits for a pool, and imports it for `device`.
+    /// Waits for a pool, and imports it for `device`. Safe whatever the other process sends: a pool comes as a
+    /// descriptor, which no process can forge, and the driver refuses those of files, pipes and sockets
+    /// (measured).
     ///
     /// # Errors
     ///
@@ -63,18 +64,20 @@ impl Channel {
     /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
     /// [`send`](Self::send).
     pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
-        self.send_numbered(buffer).map(drop)
+        self.send_numbered(buffer, self.next_number())
     }
 
-    /// Answers the number by which word of the buffer comes back.
-    pub(super) fn send_numbered<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<u64> {
+    /// The number is that by which word of the buffer comes back.
+    pub(super) fn send_numbered<T: Pod>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        number: u64,
+    ) -> Result<()> {
         let shared = buffer.export()?;
         buffer.wait_for_writers()?;
         buffer.stream().synchronize()?;
-        let number = self.next_number();
         let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
-        self.send(&wire::seal(SENT, &body), &[])?;
-        Ok(number)
+        self.send(&wire::seal(SENT, &body), &[])
     }
 
     /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
@@ -104,24 +107,29 @@ impl Channel {
             return Err(unexpected(what));
         };
         let shared = SharedBuffer::from_bytes(shared)?;
+        let received = Received::new(&self.open, u64::from_le_bytes(*number));
         // SAFETY: the caller vouches for the other process, and the sender has waited for the
         // allocation (R55).
-        unsafe { pool.import_as(stream, &shared, Some(u64::from_le_bytes(*number))) }
+        unsafe { pool.import_as(stream, &shared, Some(received)) }
     }
 
-    /// Frees a buffer that was received here, waits until its stream has done so, and tells the other
-    /// end, which waits for it in [`Lent`](super::Lent).
+    /// Waits until the work of a buffer that was received here is done, frees it, and tells the other end,
+    /// which waits for it in [`Lent`](super::Lent).
+    ///
+    /// If the buffer comes back with the error, it may be given back again. If it is dropped instead, or
+    /// does not come back, the other end's wait ends with
+    /// [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be told, the channel is
+    /// closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
     ///
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer did not come through a channel;
-    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory is alive; else as the
-    /// driver answers, and as [`send`](Self::send). The buffer comes back unless it may be freed. The
-    /// other end is told only if nothing here can use the memory any more; if it could not be told, only
-    /// closing the channel ends its wait.
+    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory is alive, and then the other
+    /// end goes on waiting; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; else as
+    /// the driver answers, and as [`send`](Self::send).
     pub fn give_back<T: Pod>(
         &self,
-        buffer: DeviceBuffer<T>,
+        mut buffer: DeviceBuffer<T>,
     ) -> Result<(), Failed<DeviceBuffer<T>>> {
         let Some(number) = buffer.loan_number() else {
             let text = format!("{} was not received through a channel", buffer.in_words());
@@ -135,30 +143,65 @@ impl Channel {
             }
             Err(error) => return Err(Failed::new(error, buffer)),
         }
-        buffer.free_sync()?;
-        self.send(&wire::seal(RETURNED, &number.to_le_bytes()), &[])
-            .map_err(Failed::lost)
+        // First, so that nothing here uses the memory even if it cannot be freed.
+        if let Err(error) = buffer.settle().and_then(|()| wait_for(buffer.stream())) {
+            buffer.note_failed_return(Some(error.to_string()));
+            return Err(Failed::new(error, buffer));
+        }
+        buffer.note_failed_return(None);
+        match buffer.free_sync() {
+            Ok(()) => self
+                .answer(&wire::seal(RETURNED, &number.to_le_bytes()))
+                .map_err(Failed::lost),
+            Err(failed) => {
+                let words = failed.error.to_string();
+                match &failed.object {
+                    Some(buffer) => buffer.note_failed_return(Some(words)),
+                    None => {
+                        // The caller is told of the first failure; after a second one the channel is
+                        // closed.
+                        let _ = self.answer(&reply::failed(number, &words));
+                    }
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    /// Sends what the other end waits for. If it cannot be sent, the channel is closed, so that the other
+    /// end does not wait for ever.
+    fn answer(&self, bytes: &[u8]) -> Result<()> {
+        self.send(bytes, &[])
+            .inspect_err(|_| socket::shut_down(self.as_fd()))
     }
 
     /// Waits until the buffer with this number was given back.
     pub(super) fn wait_for_return(&self, number: u64) -> Result<()> {
-        let mut returned = self.returned();
-        loop {
-            if let Some(index) = returned.iter().position(|word| *word == number) {
-                returned.swap_remove(index);
-                return Ok(());
-            }
-            let message = self.receive()?;
-            let what = "word that a buffer is given back";
-            let (RETURNED, body) = wire::open(what, &message.bytes)? else {
-                return Err(unexpected(what));
-            };
-            let word = <[u8; 8]>::try_from(body).map_err(|_| unexpected(what))?;
-            if returned.len() == MOST_RETURNED {
-                returned.remove(0);
-            }
-            returned.push(u64::from_le_bytes(word));
+        let found = self.returns.wait(number, || self.receive_return())?;
+        match found.failure {
+            None => Ok(()),
+            Some(words) => Err(Error::peer_failed(format!(
+                "the other process could not give the buffer back, and work of it may still use the \
+                 memory; it says: {words}"
+            ))),
         }
+    }
+
+    /// Waits for the next message, which must be the answer to a buffer.
+    fn receive_return(&self) -> Result<Return> {
+        let message = self.receive()?;
+        let what = "word that a buffer is given back";
+        let (kind, body) = wire::open(what, &message.bytes)?;
+        let (number, words) = body
+            .split_first_chunk::<8>()
+            .ok_or_else(|| unexpected(what))?;
+        let failure = match kind {
+            RETURNED if words.is_empty() => None,
+            FAILED => Some(String::from_utf8_lossy(words).replace(char::is_control, " ")),
+            _ => return Err(unexpected(what)),
+        };
+        let number = u64::from_le_bytes(*number);
+        Ok(Return { number, failure })
     }
 
     /// Sends an event, for [`receive_event`](Self::receive_event) at the other end.
@@ -172,14 +215,38 @@ impl Channel {
 
     /// Waits for an event, and opens it in `context`.
     ///
+    /// # Safety
+    ///
+    /// The process at the other end uses this crate, and sends an event with
+    /// [`send_event`](Self::send_event). The driver believes the handle that comes, see
+    /// [`EventHandle::from_bytes`].
+    ///
     /// # Errors
     ///
     /// As [`receive`](Self::receive) and [`Context::import_event`];
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn example(channel: cuda_mem::Channel, context: cuda_mem::Context) {
+    /// let _ = channel.receive_event(&context); // error: unsafe
+    /// # }
+    /// ```
     #[track_caller]
-    pub fn receive_event(&self, context: &Context) -> Result<Event> {
-        context.import_event(&EventHandle::from_bytes(&self.receive()?.bytes)?)
+    pub unsafe fn receive_event(&self, context: &Context) -> Result<Event> {
+        let message = self.receive()?;
+        // SAFETY: the caller vouches for the other process.
+        context.import_event(&unsafe { EventHandle::from_bytes(&message.bytes) }?)
     }
+}
+
+/// Waits for the work of a stream that nobody captures.
+fn wait_for(stream: &Stream) -> Result<()> {
+    let stream = stream.as_ref();
+    if stream.is_elsewhere() {
+        return stream.wait_elsewhere();
+    }
+    stream.refuse_captured()?;
+    stream.synchronize()
 }
 
 fn unexpected(what: &str) -> Error {

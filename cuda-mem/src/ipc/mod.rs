@@ -12,6 +12,9 @@ mod message;
 mod pointer;
 mod pool;
 mod registry;
+mod reply;
+mod returns;
+mod socket;
 mod wire;
 
 pub use channel::{Channel, Listener, Message, Peers};

@@ -6,6 +6,7 @@ use cuda_driver_sys::{CUdeviceptr, CUmemorytype, CUpointer_attribute};
 use super::handles::{PointerToken, SharedBuffer};
 use super::pool::ImportedPool;
 use super::registry;
+use super::reply::Received;
 use crate::buffer::{DeviceBuffer, Keep};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -85,7 +86,7 @@ impl ImportedPool {
         unsafe { self.import_as(stream, shared, None) }
     }
 
-    /// As [`import`](Self::import), of a buffer that came through a channel, with this number.
+    /// As [`import`](Self::import), of a buffer that came through a channel.
     ///
     /// # Safety
     ///
@@ -95,11 +96,11 @@ impl ImportedPool {
         &self,
         stream: &Stream,
         shared: &SharedBuffer,
-        number: Option<u64>,
+        received: Option<Received>,
     ) -> Result<DeviceBuffer<T>> {
         let len = shared.len_of::<T>()?;
         // SAFETY: the caller vouches for it.
-        unsafe { self.import_with(stream, &shared.token, len, number) }
+        unsafe { self.import_with(stream, &shared.token, len, received) }
     }
 
     /// As [`import`](Self::import), for a token that came without its length.
@@ -132,7 +133,7 @@ impl ImportedPool {
         stream: &Stream,
         token: &PointerToken,
         len: usize,
-        number: Option<u64>,
+        received: Option<Received>,
     ) -> Result<DeviceBuffer<T>> {
         let Some(bytes) = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes > 0) else {
             return Err(Error::invalid(format!(
@@ -156,7 +157,7 @@ impl ImportedPool {
             pool: self.clone(),
             address,
             bytes,
-            number,
+            received,
         });
         ledger::born(mapping.item());
         match self.look_at(address, bytes) {
@@ -205,8 +206,8 @@ struct Mapping {
     pool: ImportedPool,
     address: CUdeviceptr,
     bytes: usize,
-    /// By which the other end of a channel knows it.
-    number: Option<u64>,
+    /// If it came through a channel.
+    received: Option<Received>,
 }
 
 impl Mapping {
@@ -220,12 +221,28 @@ impl Mapping {
 
 impl Keep for Mapping {
     fn loan_number(&self) -> Option<u64> {
-        self.number
+        self.received.as_ref().map(|received| received.number)
+    }
+
+    fn note_failed_return(&self, failure: Option<String>) {
+        if let Some(received) = &self.received {
+            received.set_failure(failure);
+        }
+    }
+
+    fn abandon(&self) {
+        if let Some(received) = &self.received {
+            received.end(None);
+        }
     }
 
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
         ledger::ended(&self.item());
         let pool = &self.pool;
-        registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream)
+        let freed = registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream);
+        if let Some(received) = &self.received {
+            received.end(Some(stream));
+        }
+        freed
     }
 }

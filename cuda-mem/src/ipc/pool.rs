@@ -196,7 +196,8 @@ impl ImportedPool {
     #[track_caller]
     pub fn from_fabric(device: &Device, handle: &FabricHandle) -> Result<Self> {
         Self::open(device, || {
-            // SAFETY: a driver wrote the handle, and no pool ends meanwhile.
+            // SAFETY: no pool ends meanwhile. A driver wrote the handle: handles come from
+            // `export_fabric`, or from `from_bytes` and `from_raw`, whose callers vouch for it.
             unsafe { raw::ipc::import_fabric(device.driver().table(), handle.0) }
         })
     }

@@ -1,5 +1,6 @@
 //! The driver that an example runs on.
 
+use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -62,9 +63,11 @@ fn simulated() -> Result<Backend> {
     // SAFETY: this is the simulated driver of this workspace, which behaves as a CUDA driver does.
     let driver = unsafe { Driver::load_from(path) }?;
     // On standard error, where it stays beside figures that are piped elsewhere.
-    eprintln!(
-        "no GPU driver found: using the simulated driver (CUDA {})",
-        driver.version()
+    let version = driver.version();
+    // A notice that cannot be written is no reason to stop.
+    let _ = writeln!(
+        std::io::stderr(),
+        "no GPU driver found: using the simulated driver (CUDA {version})"
     );
     Ok(Backend {
         driver,

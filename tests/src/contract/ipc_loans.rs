@@ -1,9 +1,12 @@
 //! Buffers on loan to another process, and how they come back.
 
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use cuda_mem::{Channel, ErrorKind};
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{Channel, DeviceBuffer, ErrorKind};
 
 use super::ipc::shared_pool;
 use crate::lab::Lab;
@@ -38,6 +41,105 @@ pub(super) fn word_of_one_buffer_is_not_taken_for_that_of_another(lab: &Lab) -> 
         answer?;
         ensure!(in_time, "word of another buffer ended the wait");
         Ok(two.wait()?)
+    })
+}
+
+/// Only a hang takes as long.
+const LIMIT: Duration = Duration::from_secs(10);
+
+type Ends = mpsc::Receiver<(usize, cuda_mem::Result<()>)>;
+
+/// Lends four buffers over one channel, with a thread that waits for each. `steps` has the other end,
+/// the buffers as they were received there, and the ends of the waits. If it fails, that end is closed,
+/// so that nothing waits for ever.
+fn four_threads_wait(
+    lab: &Lab,
+    steps: impl FnOnce(Channel, Vec<Option<DeviceBuffer<u8>>>, &Ends) -> Result<()>,
+) -> Result<()> {
+    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&lab.device()?)?;
+    let buffers = [1_u8, 2, 3, 4].map(|byte| pool.alloc_from(&stream, &[byte; 100]));
+    let mut buffers = buffers.into_iter().collect::<cuda_mem::Result<Vec<_>>>()?;
+    let (tell, ends) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut received = Vec::new();
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            let (here, tell) = (&here, tell.clone());
+            let lent = here.lend(buffer)?;
+            // SAFETY: one stream orders everything, and the buffers live longer.
+            received.push(Some(unsafe { there.receive_buffer(&imported, &stream) }?));
+            scope.spawn(move || tell.send((index, lent.wait())));
+        }
+        steps(there, received, &ends)
+    })
+}
+
+pub(super) fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab) -> Result<()> {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+        four_threads_wait(lab, |there, mut received, ends| {
+            for index in order {
+                let buffer = received[index].take().context("given back twice")?;
+                there.give_back(buffer)?;
+                let end = ends.recv_timeout(LIMIT);
+                let (ended, answer) = end.context("a wait did not end with its buffer")?;
+                ensure!(ended == index, "{index} was given back, and {ended} ended");
+                answer?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+pub(super) fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Result<()> {
+    four_threads_wait(lab, |there, mut received, ends| {
+        let buffer = received[2].take().context("given back twice")?;
+        there.give_back(buffer)?;
+        let (ended, answer) = ends.recv_timeout(LIMIT).context("no wait ended")?;
+        ensure!(ended == 2);
+        answer?;
+        // The rest is freed before the owner frees it, as the driver wants it.
+        drop(received);
+        drop(there);
+        for _ in 0..3 {
+            let (_, answer) = ends.recv_timeout(LIMIT).context("a wait goes on")?;
+            ensure!(answer.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
+        }
+        Ok(())
+    })
+}
+
+pub(super) fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+    let (here, there) = Channel::pair()?;
+    here.send_pool(&pool)?;
+    let imported = there.receive_pool(&lab.device()?)?;
+    let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    // SAFETY: one stream orders everything, and the buffer lives longer.
+    let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
+    here.send_buffer(&buffer)?;
+    there.give_back(receive()?)?;
+    let word = here.receive()?.bytes; // of a buffer that nothing waits for
+    let lent = here.lend(&mut buffer)?;
+    let received = receive()?;
+    // SAFETY: no pointers.
+    let flags = unsafe { libc::fcntl(there.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    ensure!(flags == 0, "the socket still waits");
+    while there.send(&word, &[]).is_ok() {}
+    let failed = there.give_back(received);
+    let (tell, end) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || tell.send(lent.wait()));
+        let end = end.recv_timeout(LIMIT);
+        // If that failed, the wait ends now.
+        drop(there);
+        let end = end.context("the wait goes on")?;
+        ensure!(end.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
+        let failed = failed.err().context("the queue was not full")?;
+        ensure!(failed.error.kind() == ErrorKind::System && failed.object.is_none());
+        Ok(())
     })
 }
 

@@ -107,6 +107,9 @@ pub fn all() -> Vec<Test> {
             a_wrong_description_of_a_buffer_is_refused,
             memory_is_given_back_after_it_was_shared;
         ipc_loans: word_of_one_buffer_is_not_taken_for_that_of_another,
+            several_threads_wait_and_buffers_come_back_in_any_order,
+            several_threads_wait_and_the_channel_is_closed,
+            a_return_that_cannot_be_sent_ends_the_wait,
             a_buffer_is_given_back_with_its_last_view_only;
         ipc_ends: the_exporter_may_die, the_exporter_may_die_before_anything_is_imported,
             the_importer_may_die_before_it_imports, the_importer_may_die_with_a_pool,
