@@ -51,13 +51,12 @@ fn a_refused_launch_has_its_reason_in_the_log() {
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 2, "{log}");
     assert!(
-        lines[0].contains(
-            "[CUDA][E][cuLaunchKernel] the simulated driver cannot run the kernel `mine`"
-        ),
+        lines[0].contains("[CUDA][E] the simulated driver cannot run the kernel `mine`"),
         "{log}"
     );
     assert!(
-        lines[1].ends_with("[cuLaunchKernel] Returning 801 (CUDA_ERROR_NOT_SUPPORTED)"),
+        lines[1]
+            .ends_with("[CUDA][E] Returning 801 (CUDA_ERROR_NOT_SUPPORTED) from cuLaunchKernel"),
         "{log}"
     );
     assert_eq!(read(Some(&mut from), 1000).1, "", "it was read");
