@@ -3,16 +3,17 @@
 //! panics.
 
 use std::process::ExitCode;
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::sys::CUresult;
+use cuda_mem::sys::{CUresult, CUstream, DriverTable};
 use cuda_mem::{
     Channel, DeviceBuffer, Driver, Error, ErrorKind, EventHandle, HandleTypes, ImportedPool,
-    MemoryPool,
+    MemoryPool, Stream,
 };
+use cuda_mem_tests::hold::{Held, hold};
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::sweep::{self, Tour};
@@ -239,8 +240,112 @@ mod returns {
     }
 }
 
+/// The stream that is to be held when the driver has said that it is done, and then what holds it.
+static TO_HOLD: Mutex<Option<Stream>> = Mutex::new(None);
+static HELD: Mutex<Option<Held>> = Mutex::new(None);
+static REAL: OnceLock<DriverTable> = OnceLock::new();
+
+/// Asks the driver; then more work comes to the stream, before the program can do anything else.
+unsafe extern "C" fn query_and_hold(stream: CUstream) -> CUresult {
+    let query = REAL.get().and_then(|real| real.cuStreamQuery);
+    // SAFETY: the caller's.
+    let answer = query.map(|query| unsafe { query(stream) });
+    let mut to_hold = TO_HOLD.lock().expect("no test panics with it");
+    if let Some(stream) = to_hold.take_if(|to_hold| to_hold.as_raw() == stream) {
+        *HELD.lock().expect("as above") = Some(hold(&stream).expect("a live stream"));
+    }
+    answer.unwrap_or(CUresult::CUDA_ERROR_NOT_FOUND)
+}
+
+mod registry {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A pool, an import of it, and a stream, of a driver that holds streams.
+    fn imported(lab: &Lab) -> Result<(MemoryPool, ImportedPool, Stream)> {
+        let mut table = *REAL.get_or_init(|| *lab.driver.table());
+        table.cuStreamQuery = Some(query_and_hold);
+        // SAFETY: the simulated driver's functions, one with work of the program after it.
+        let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
+        let device = driver.device(0)?;
+        let pool = MemoryPool::builder(&device)
+            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .build()?;
+        let imported = ImportedPool::from_fd(&device, pool.export_fd()?)?;
+        Ok((pool, imported, device.primary_context()?.stream()?))
+    }
+
+    /// Drops something that waits for `stream`, which gets more work at this very moment. Another thread
+    /// imports a pool and a buffer, and drops both, meanwhile.
+    fn others_go_on<T: Send>(
+        pool: &MemoryPool,
+        buffer: &DeviceBuffer<u8>,
+        stream: &Stream,
+        dropped: T,
+    ) -> Result<()> {
+        let (pool_fd, shared) = (pool.export_fd()?, buffer.export()?);
+        let device = pool.device().context("a pool of a device")?;
+        let other = device.primary_context()?.stream()?;
+        *TO_HOLD.lock().expect("no test panics with it") = Some(stream.clone());
+        let (tell, told) = mpsc::channel();
+        let (tell_end, end) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                drop(dropped);
+                tell_end.send(())
+            });
+            while HELD.lock().expect("as above").is_none() {
+                std::thread::yield_now();
+            }
+            scope.spawn(move || {
+                let import = || -> Result<Vec<u8>> {
+                    let imported = ImportedPool::from_fd(&device, pool_fd)?;
+                    // SAFETY: nothing writes, and the buffer lives longer.
+                    let view = unsafe { imported.import::<u8>(&other, &shared) }?;
+                    Ok(view.to_vec()?)
+                };
+                tell.send(import())
+            });
+            let outcome = told.recv_timeout(LIMIT);
+            let is_held = end.try_recv().is_err();
+            *HELD.lock().expect("as above") = None;
+            let outcome = outcome.context("it waits for the stream of another import")?;
+            ensure!(outcome? == [1; 100]);
+            ensure!(is_held, "the stream was not waited for");
+            Ok(end.recv_timeout(LIMIT)?)
+        })
+    }
+
+    pub(crate) fn the_end_of_a_view_keeps_no_other_import_waiting(lab: &Lab) -> Result<()> {
+        let (pool, imported, stream) = imported(lab)?;
+        let buffer = pool.alloc_from(&stream, &[1_u8; 100])?;
+        let second = pool.alloc_from(&stream, &[1_u8; 100])?;
+        stream.synchronize()?;
+        // SAFETY: nothing writes, and the buffer lives longer.
+        let view = unsafe { imported.import::<u8>(&stream, &buffer.export()?) }?;
+        others_go_on(&pool, &second, &stream, view)
+    }
+
+    pub(crate) fn the_end_of_a_pool_keeps_no_other_import_waiting(lab: &Lab) -> Result<()> {
+        let (pool, imported, stream) = imported(lab)?;
+        let buffer = pool.alloc_from(&stream, &[1_u8; 100])?;
+        // SAFETY: nothing writes, and the buffer lives longer.
+        let view = unsafe { imported.import::<u8>(&stream, &buffer.export()?) }?;
+        let held = hold(&stream)?;
+        drop(view); // its free waits behind what holds the stream
+        drop(held);
+        while !stream.is_done()? {
+            std::thread::yield_now();
+        }
+        others_go_on(&pool, &buffer, &stream, imported)
+    }
+}
+
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
+        registry: the_end_of_a_view_keeps_no_other_import_waiting,
+            the_end_of_a_pool_keeps_no_other_import_waiting;
         returns: the_lender_is_told_whichever_call_fails, a_failed_return_can_be_tried_again,
             a_buffer_that_stays_mapped_is_no_reason_to_wait;
         faults: every_call_of_sharing_fails_once;

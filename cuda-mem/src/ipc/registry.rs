@@ -1,8 +1,13 @@
 //! What this process has imported. The driver answers a second import of the same thing with the same
 //! handle or address. Of pointers, the first release ends all of them (measured, R57): so uses are
 //! counted, and only the last one releases.
+//!
+//! Under the lock the driver is only asked to do what returns at once: import, order streams, submit a free,
+//! destroy a pool whose frees are carried out. Streams are waited for without it, because the program may have
+//! submitted more work to them, and dropped without it, because what a stream keeps may be another import.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
@@ -25,8 +30,30 @@ struct Entry {
     /// The driver counts too (measured): as many ends as imports.
     imports: usize,
     /// Where frees were submitted that may not have been carried out.
-    frees: Vec<Stream>,
+    frees: Vec<Free>,
     pointers: HashMap<CUdeviceptr, Pointer>,
+}
+
+/// The last free that was submitted to a stream.
+#[derive(Clone)]
+struct Free {
+    stream: Stream,
+    /// No other free has it, so a later one is not taken for this one.
+    number: u64,
+}
+
+impl Free {
+    fn new(stream: &Stream) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            stream: stream.clone(),
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    fn is_in(&self, frees: &[Self]) -> bool {
+        frees.iter().any(|free| free.number == self.number)
+    }
 }
 
 #[derive(Default)]
@@ -88,7 +115,6 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
         driver,
         pool: pool.addr(),
         has_failed: false,
-        ended: None,
     }))
 }
 
@@ -98,8 +124,6 @@ struct Remains {
     pool: usize,
     /// A stream would not say whether it is done.
     has_failed: bool,
-    /// What it was; dropped outside of all locks, for what a stream keeps may be another import.
-    ended: Option<Entry>,
 }
 
 /// Whether a stream is done, and seen to be.
@@ -110,56 +134,71 @@ fn see(stream: &Stream) -> Result<bool> {
     observe(stream).map(|()| true)
 }
 
-/// Sees that a stream is done, which asking it does not (R86): a pool that ends when its frees are only
+/// Waits for a stream that was done just now: sees that it is done, which asking it does not (R86): a pool that ends when its frees are only
 /// done leaves a descriptor open (R128).
 fn observe(stream: &Stream) -> Result<()> {
     let _current = stream.enter()?;
     // Not `Stream::synchronize`, which looks at what waits, and so comes back here.
-    // SAFETY: the stream is live. It was done just now, so there is hardly anything to wait for.
+    // SAFETY: the stream is live.
     unsafe { raw::stream::synchronize(stream.device().driver().table(), stream.as_raw()) }
 }
 
 impl Remains {
+    /// The index of the pool's entry, if it is still there without users.
+    fn find(&self, pools: &[Entry]) -> Option<usize> {
+        pools.iter().position(|entry| {
+            entry.pool == self.pool && entry.driver == self.driver && entry.users == 0
+        })
+    }
+
     /// Ends the pool if its frees are carried out.
-    fn end(&mut self) -> Outcome {
-        let Self {
-            driver,
-            pool,
-            has_failed,
-            ended,
-        } = self;
-        let outcome = alone(|pools| {
-            let found = pools.iter().position(|entry| {
-                entry.pool == *pool && entry.driver == *driver && entry.users == 0
-            });
-            let Some(index) = found else {
-                return Ok(Outcome::Done);
-            };
-            for stream in &pools[index].frees {
-                match see(stream) {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(Outcome::NotYet),
-                    Err(error) if *has_failed => return Ok(Outcome::GivenUp(error)),
-                    Err(error) => {
-                        *has_failed = true;
-                        return Ok(Outcome::Again(error));
-                    }
+    fn end(&mut self) -> Result<Outcome> {
+        let frees = alone(|pools| {
+            let index = self.find(pools);
+            Ok(index.map(|index| pools[index].frees.clone()))
+        })?;
+        let Some(frees) = frees else {
+            return Ok(Outcome::Done);
+        };
+        for free in &frees {
+            match see(&free.stream) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Outcome::NotYet),
+                Err(error) if self.has_failed => return Ok(Outcome::GivenUp(error)),
+                Err(error) => {
+                    self.has_failed = true;
+                    return Ok(Outcome::Again(error));
                 }
             }
-            let entry = ended.insert(pools.swap_remove(index));
-            let pool = std::ptr::without_provenance_mut(entry.pool);
-            let ends = (0..entry.imports).map(|_| {
-                // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
-                // one import less each time, and no other pool ends meanwhile. The exporter's memory
-                // is not touched (R59).
-                unsafe { raw::pool::destroy(driver.table(), pool) }
-            });
-            // A failure of one is no reason to leave out the others.
-            let ends: Vec<Result<()>> = ends.collect();
-            ends.into_iter().collect::<Result<()>>()?;
-            Ok(Outcome::Done)
+        }
+        // The entry is dropped at the end of this function, outside of the lock.
+        let (outcome, entry) = alone(|pools| Ok(self.destroy(pools, &frees)))?;
+        outcome.map(|()| match entry {
+            Some(_) => Outcome::Done,
+            None => Outcome::NotYet,
+        })
+    }
+
+    /// Destroys the pool if these are all its frees; answers its entry then.
+    fn destroy(&self, pools: &mut Vec<Entry>, seen: &[Free]) -> (Result<()>, Option<Entry>) {
+        // If it was imported again meanwhile, or another thread has ended it, the next try finds that out.
+        let Some(index) = self.find(pools) else {
+            return (Ok(()), None);
+        };
+        if !pools[index].frees.iter().all(|free| free.is_in(seen)) {
+            return (Ok(()), None);
+        }
+        let entry = pools.swap_remove(index);
+        let pool = std::ptr::without_provenance_mut(entry.pool);
+        let ends = (0..entry.imports).map(|_| {
+            // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
+            // one import less each time, and no other pool ends meanwhile. The exporter's memory
+            // is not touched (R59).
+            unsafe { raw::pool::destroy(self.driver.table(), pool) }
         });
-        outcome.unwrap_or_else(Outcome::GivenUp)
+        // A failure of one is no reason to leave out the others.
+        let ends: Vec<Result<()>> = ends.collect();
+        (ends.into_iter().collect(), Some(entry))
     }
 }
 
@@ -173,7 +212,7 @@ impl Deferred for Remains {
         if recording::any() {
             return Outcome::NotYet;
         }
-        self.end()
+        self.end().unwrap_or_else(Outcome::GivenUp)
     }
 }
 
@@ -244,27 +283,39 @@ pub(super) fn release_pointer(
             free()?;
         }
         let pointer = entry.pointers.remove(&address);
-        if !entry.frees.contains(stream) {
-            entry.frees.push(stream.clone());
+        let free = Free::new(stream);
+        match entry.frees.iter_mut().find(|free| free.stream == *stream) {
+            // The caller has the stream too, so nothing of it ends here.
+            Some(before) => before.number = free.number,
+            None => entry.frees.push(free),
         }
-        let mut failure = None;
-        let done = entry.frees.extract_if(.., |stream| {
-            // Asking a stream would spoil a capture.
-            if recording::any() || !stream.is_done().unwrap_or(false) {
-                return false;
-            }
-            let seen = observe(stream);
-            let is_seen = seen.is_ok();
-            failure = failure.take().or(seen.err());
-            is_seen
-        });
-        let done: Vec<Stream> = done.collect();
-        Ok(Some((pointer, done, failure)))
+        Ok(Some((pointer, entry.frees.clone())))
     })?;
-    let failure = ended.map(|(pointer, done, failure)| {
-        // Outside of the lock: what a stream keeps may be another import.
-        drop((pointer, done));
-        failure
+    // The pointer is dropped here, outside of the lock.
+    let frees = ended.map(|(_, frees)| frees).unwrap_or_default();
+    see_frees(driver, pool, frees)
+}
+
+/// Forgets those frees of a pool that are carried out, so that their streams may go.
+fn see_frees(driver: Driver, pool: CUmemoryPool, mut frees: Vec<Free>) -> Result<()> {
+    let mut failure = None;
+    frees.retain(|free| {
+        // Asking a stream would spoil a capture.
+        if recording::any() || !free.stream.is_done().unwrap_or(false) {
+            return false;
+        }
+        let seen = observe(&free.stream);
+        let is_seen = seen.is_ok();
+        failure = failure.take().or(seen.err());
+        is_seen
     });
-    failure.flatten().map_or(Ok(()), Err)
+    if !frees.is_empty() {
+        let gone: Vec<Free> = alone(|pools| {
+            let entry = entry(pools, driver, pool);
+            let gone = entry.map(|entry| entry.frees.extract_if(.., |free| free.is_in(&frees)));
+            Ok(gone.into_iter().flatten().collect())
+        })?;
+        drop(gone);
+    }
+    failure.map_or(Ok(()), Err)
 }
