@@ -22,8 +22,8 @@ pub(crate) trait Deferred: Send {
     /// What it is, for reports.
     fn name(&self) -> &'static str;
 
-    /// Releases it if that is possible now, without waiting (only for what another thread's own stream left is there
-    /// no other way).
+    /// Releases it if that is possible now, without waiting. Only what another thread's own stream left has to wait,
+    /// for its whole context.
     fn try_release(&mut self) -> Outcome;
 }
 
