@@ -159,7 +159,7 @@ impl Module {
         // SAFETY: the module is loaded, and its context current.
         let function = unsafe { raw::module::function(context.driver().table(), *raw, &text) }
             .map_err(|error| {
-                let code = format_args!("code on {}", context.device());
+                let code = format!("code on {}", context.device());
                 not_found(name, &code, context.driver().explain(error))
             })?;
         Function::new(function, context.clone(), self.clone().into(), name)
