@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::progress::{self, Progress};
 use crate::stage::Stage;
 use crate::{deferred, raw, report};
 
@@ -37,6 +38,8 @@ pub struct Context(Arc<Retained>);
 struct Retained {
     device: Device,
     raw: CUcontext,
+    /// Of all handles of the context.
+    progress: Arc<Progress>,
     /// Retained here, and released at the end; else somebody else's.
     is_primary: bool,
     /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
@@ -61,9 +64,11 @@ unsafe impl Sync for Retained {}
 
 impl Retained {
     fn new(device: Device, raw: CUcontext, is_primary: bool) -> Self {
+        let driver = std::ptr::from_ref(device.driver().table()).addr();
         Self {
             device,
             raw,
+            progress: progress::of_context(driver, raw.addr()),
             is_primary,
             events: Mutex::default(),
             stages: Mutex::default(),
@@ -99,6 +104,7 @@ impl Drop for Retained {
             return;
         }
         ledger::ended(&self.item());
+        let ticket = progress::take();
         report::release("context", || {
             // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
             // clone of it, so this is after all of that.
@@ -112,6 +118,12 @@ impl Drop for Retained {
                 released => released,
             }
         });
+        // The driver waits for a context that it destroys. Asked only where somebody wants to know.
+        if Arc::strong_count(&self.progress) > 1
+            && matches!(self.device.has_active_context(), Ok(false))
+        {
+            self.progress.advance(ticket);
+        }
         // If it was the last, its work is done.
         deferred::poll();
     }
@@ -285,11 +297,20 @@ impl Context {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        let _current = self.bind()?;
-        // SAFETY: this context is current.
-        unsafe { raw::context::synchronize(self.driver().table()) }?;
+        let ticket = progress::take();
+        {
+            let _current = self.bind()?;
+            // SAFETY: this context is current.
+            unsafe { raw::context::synchronize(self.driver().table()) }?;
+        }
+        self.0.progress.advance(ticket);
         deferred::poll_all();
         Ok(())
+    }
+
+    /// How far the host has seen all streams of this context to have come.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
     }
 
     /// Bytes free and in total on the device.

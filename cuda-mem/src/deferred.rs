@@ -7,10 +7,13 @@
 //! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
 //! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
 //!   the release needs.
-//! - An entry that is not ready is tried ever less often; after a wait for a whole context every entry is.
+//! - No try waits for the device. An entry that is not ready is tried ever less often; after a wait for a whole
+//!   context every entry is, and before each use of a stream what is released in the order of that stream.
 //! - A fork leaves all of it to the parent.
 
+use std::any::Any;
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,12 +21,11 @@ use crate::error::Error;
 use crate::report::{self, WAITING as ENTRIES};
 
 /// Something whose release may have to wait.
-pub(crate) trait Deferred: Send {
+pub(crate) trait Deferred: Any + Send {
     /// What it is, for reports.
     fn name(&self) -> &'static str;
 
-    /// Releases it if that is possible now, without waiting. Only what another thread's own stream left has to wait,
-    /// for its whole context.
+    /// Releases it if that is possible now, without waiting.
     fn try_release(&mut self) -> Outcome;
 }
 
@@ -42,6 +44,8 @@ pub(crate) enum Outcome {
 
 struct Entry {
     deferred: Box<dyn Deferred>,
+    /// The number of the stream in whose order it is released.
+    stream: Option<u64>,
     /// Tries in vain.
     tries: u32,
     /// Polls that pass over it before the next try.
@@ -54,16 +58,18 @@ const LONGEST_PAUSE: u32 = 64;
 /// Passes of one poll: what a pass releases may let go of something that was deferred before.
 const PASSES: usize = 4;
 
-static QUEUE: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
 static IS_POLLING: AtomicBool = AtomicBool::new(false);
 
-fn queue() -> MutexGuard<'static, Vec<Entry>> {
+fn queue() -> MutexGuard<'static, VecDeque<Entry>> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 thread_local! {
     /// How many calls of resources this thread is in.
     static RESOURCE_CALLS: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread tries an entry.
+    static IS_TRYING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// This thread is in a call of a memory resource, which may hold locks of its own: nothing is given back to
@@ -94,9 +100,19 @@ impl Drop for ResourceCall {
 
 /// Keeps something until it can be released.
 pub(crate) fn defer(deferred: Box<dyn Deferred>) {
+    keep(None, deferred);
+}
+
+/// As [`defer`], for what is released in the order of the stream with this number.
+pub(crate) fn defer_in_order(stream: u64, deferred: Box<dyn Deferred>) {
+    keep(Some(stream), deferred);
+}
+
+fn keep(stream: Option<u64>, deferred: Box<dyn Deferred>) {
     ENTRIES.fetch_add(1, Ordering::Relaxed);
-    queue().push(Entry {
+    queue().push_back(Entry {
         deferred,
+        stream,
         tries: 0,
         pause: 0,
     });
@@ -136,91 +152,126 @@ pub(crate) fn poll_all() {
 
 #[cold]
 fn poll_entries(all: bool) {
-    // In a fork no thread may be left to unlock the queue.
-    if report::is_forked() || ResourceCall::is_running() {
-        return;
-    }
-    let Some(mut poll) = Poll::begin() else {
+    let Some(_poll) = may_release().then(Poll::begin).flatten() else {
         return;
     };
     for _ in 0..PASSES {
-        poll.untried.append(&mut queue());
-        let released = poll.pass(all);
+        let entries = queue().len();
+        let released = pass(entries, all);
         // Only what is new can have become possible.
-        if released == 0 || queue().is_empty() {
+        if released == 0 || queue().len() <= entries - released {
             break;
         }
     }
 }
 
-/// The one poll that runs. Whatever ends it, what it has taken out of the queue goes back.
-struct Poll {
-    untried: Vec<Entry>,
-    tried: Vec<Entry>,
+/// Whether this thread may release anything now.
+fn may_release() -> bool {
+    // In a fork no thread may be left to unlock the queue.
+    !report::is_forked() && !ResourceCall::is_running() && !IS_TRYING.get()
 }
+
+/// The one poll that runs.
+struct Poll(());
 
 impl Poll {
     fn begin() -> Option<Self> {
         let is_free = !IS_POLLING.swap(true, Ordering::Acquire);
-        is_free.then(|| Self {
-            untried: Vec::new(),
-            tried: Vec::new(),
-        })
+        is_free.then_some(Self(()))
     }
-
-    /// Tries what was not tried yet. Answers how much was released.
-    fn pass(&mut self, all: bool) -> usize {
-        let mut released = 0;
-        while let Some(mut entry) = self.untried.pop() {
-            if entry.pause > 0 && !all {
-                entry.pause -= 1;
-                self.tried.push(entry);
-                continue;
-            }
-            let name = entry.deferred.name();
-            let failure = match entry.deferred.try_release() {
-                Outcome::NotYet => {
-                    entry.tries += 1;
-                    // The first few tries cost little and are likely to help.
-                    entry.pause = (entry.tries / 4).min(LONGEST_PAUSE);
-                    self.tried.push(entry);
-                    continue;
-                }
-                Outcome::Again(error) => {
-                    self.tried.push(entry);
-                    Some(error)
-                }
-                Outcome::Done => {
-                    release(entry);
-                    released += 1;
-                    None
-                }
-                Outcome::GivenUp(error) => {
-                    release(entry);
-                    released += 1;
-                    Some(error)
-                }
-            };
-            if let Some(error) = failure {
-                report::failed(name, &error);
-            }
-        }
-        released
-    }
-}
-
-fn release(entry: Entry) {
-    ENTRIES.fetch_sub(1, Ordering::Relaxed);
-    drop(entry);
 }
 
 impl Drop for Poll {
     fn drop(&mut self) {
-        let mut queue = queue();
-        queue.append(&mut self.tried);
-        queue.append(&mut self.untried);
-        drop(queue);
         IS_POLLING.store(false, Ordering::Release);
+    }
+}
+
+/// Tries as many entries, from the front of the queue. Answers how many it has released.
+fn pass(entries: usize, all: bool) -> usize {
+    let mut released = 0;
+    for _ in 0..entries {
+        // One at a time, so that the others can be found meanwhile.
+        let Some(mut entry) = queue().pop_front() else {
+            break;
+        };
+        if entry.pause > 0 && !all {
+            entry.pause -= 1;
+            queue().push_back(entry);
+        } else if Tried::new(entry).release(Deferred::try_release) {
+            released += 1;
+        }
+    }
+    released
+}
+
+/// Releases what is kept for the stream with this number and can be released now.
+#[cold]
+pub(crate) fn poll_stream(number: u64) {
+    release_in_order(number, Deferred::try_release);
+}
+
+/// Releases what is kept for the stream with this number in a way of the caller's. What cannot be released stays.
+pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Deferred) -> Outcome) {
+    if !may_release() {
+        return;
+    }
+    let found: VecDeque<Entry> = {
+        let mut queue = queue();
+        let (found, rest) = std::mem::take(&mut *queue)
+            .into_iter()
+            .partition(|entry| entry.stream == Some(number));
+        *queue = rest;
+        found
+    };
+    for entry in found {
+        Tried::new(entry).release(&mut release);
+    }
+}
+
+/// An entry that this thread tries. Unless it is released, it goes back to the queue.
+struct Tried(Option<Entry>);
+
+impl Tried {
+    fn new(entry: Entry) -> Self {
+        IS_TRYING.set(true);
+        Self(Some(entry))
+    }
+
+    /// Says whether it is gone.
+    fn release(mut self, release: impl FnOnce(&mut dyn Deferred) -> Outcome) -> bool {
+        let Some(entry) = &mut self.0 else {
+            return true;
+        };
+        let (is_gone, failure) = match release(&mut *entry.deferred) {
+            Outcome::Done => (true, None),
+            Outcome::NotYet => {
+                entry.tries += 1;
+                // The first few tries cost little and are likely to help.
+                entry.pause = (entry.tries / 4).min(LONGEST_PAUSE);
+                (false, None)
+            }
+            Outcome::Again(error) => (false, Some(error)),
+            Outcome::GivenUp(error) => (true, Some(error)),
+        };
+        let name = entry.deferred.name();
+        if is_gone {
+            ENTRIES.fetch_sub(1, Ordering::Relaxed);
+            drop(self.0.take());
+        }
+        if let Some(error) = failure {
+            report::failed(name, &error);
+        }
+        is_gone
+    }
+}
+
+impl Drop for Tried {
+    fn drop(&mut self) {
+        IS_TRYING.set(false);
+        if let Some(entry) = self.0.take() {
+            queue().push_back(entry);
+        }
     }
 }
 

@@ -75,6 +75,7 @@ mod pages;
 mod placement;
 mod pointer;
 mod pool;
+mod progress;
 mod raw;
 mod recording;
 mod report;

@@ -1,17 +1,16 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
 mod followers;
+mod ordered;
 mod quiet;
-mod waiting;
 
 pub(crate) use followers::Follower;
 use followers::Followers;
-pub(crate) use waiting::Later;
-use waiting::Waiting;
+pub(crate) use ordered::OrderedRelease;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_flags};
@@ -20,6 +19,7 @@ use crate::context::{Context, Current};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::progress::{self, Progress};
 use crate::{deferred, raw, recording, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
@@ -44,7 +44,9 @@ struct Inner {
     // Dropped before the context, in which a foreign owner may still have something to destroy.
     owner: Owner,
     context: Context,
-    waiting: Waiting,
+    /// Releases that wait for it.
+    deferred: ordered::Count,
+    progress: Arc<Progress>,
     followers: Followers,
 }
 
@@ -89,7 +91,13 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        waiting::give_back_at_last(self);
+        if !report::is_forked() {
+            ordered::release_at_last(self);
+            if self.followers.any() {
+                // Nothing could be said of a captured stream.
+                ordered::end_capture(self);
+            }
+        }
         if let Owner::Foreign { keep } = &mut self.owner
             && report::is_forked()
         {
@@ -174,7 +182,8 @@ impl Context {
         Stream(Arc::new(Inner {
             context: self.clone(),
             raw,
-            waiting: Waiting::default(),
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
             followers: Followers::default(),
             owner: Owner::Context(thread),
         }))
@@ -188,7 +197,8 @@ impl Stream {
         let inner = Inner {
             context: context.clone(),
             raw,
-            waiting: Waiting::default(),
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
             followers: Followers::default(),
             owner: Owner::Us,
         };
@@ -225,7 +235,8 @@ impl Stream {
         Self(Arc::new(Inner {
             context: context.clone(),
             raw,
-            waiting: Waiting::default(),
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
             followers: Followers::default(),
             owner: Owner::Foreign {
                 keep: Some(Box::new(owner)),
@@ -289,8 +300,11 @@ impl Stream {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        self.give_back_waiting();
-        self.as_ref().synchronize()
+        self.release_deferred();
+        let ticket = progress::take();
+        self.as_ref().synchronize()?;
+        self.0.progress.advance(ticket);
+        Ok(())
     }
 
     /// Whether everything in this stream is done. Does not wait, and does not let other streams use
@@ -301,7 +315,39 @@ impl Stream {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
-        self.as_ref().is_done()
+        let ticket = progress::take();
+        let is_done = self.as_ref().is_done()?;
+        if is_done {
+            self.0.progress.advance(ticket);
+        }
+        Ok(is_done)
+    }
+
+    /// How far the host has seen this stream to have come.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
+    }
+
+    /// A handle that does not keep the stream.
+    pub(crate) fn downgrade(&self) -> WeakStream {
+        WeakStream(Arc::downgrade(&self.0))
+    }
+}
+
+/// A handle that does not keep its stream.
+#[derive(Clone)]
+pub(crate) struct WeakStream(Weak<Inner>);
+
+impl WeakStream {
+    /// The stream, if it has not ended.
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(Stream)
+    }
+}
+
+impl fmt::Debug for WeakStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakStream")
     }
 }
 

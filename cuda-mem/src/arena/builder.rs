@@ -149,7 +149,7 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         lanes: Slots::default(),
         commons: Lock::new(thread::number(), Commons::default()),
         counters: Counters::default(),
-        clock: Arc::default(),
+        calls: Arc::default(),
         front_limit: AtomicU32::new(u32::MAX),
         hall: Arc::default(),
         seldom: Seldom::default(),

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
+use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::event::Event;
+use crate::progress::{self, Progress};
 use crate::recording;
-use crate::stream::{Stream, StreamRef};
+use crate::stream::{Stream, StreamRef, WeakStream};
 
 /// The stream that a lane serves. It is not kept alive; the lane hears of its end before.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ struct Served {
     raw: CUstream,
     /// The thread that alone can name it.
     thread: Option<ThreadId>,
+    /// What the host has seen of it through others.
+    progress: Arc<Progress>,
+    /// While the arena lives, the lane hears of the end; afterwards this tells.
+    weak: WeakStream,
 }
 
 // SAFETY: stream handles may be used from any thread; what only one thread may name is checked in `view`.
@@ -32,8 +37,8 @@ impl Served {
         if thread.is_some_and(|thread| thread != std::thread::current().id()) {
             return None;
         }
-        // SAFETY: the stream is live, because its end is told to the centre before it comes, also while the
-        // arena ends.
+        // SAFETY: the stream is live, because its end is told to the centre before it comes; when the arena has
+        // ended, `is_over` keeps a handle meanwhile.
         let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
         let _current = stream.enter().ok()?;
         // Asking a captured stream anything else would make the capture worthless (R113).
@@ -41,29 +46,29 @@ impl Served {
         let captured = unsafe { recording::is_captured(self.context.driver().table(), self.raw) };
         (!captured).then_some(stream)
     }
+
+    /// What waits that others made have shown to be done.
+    fn seen(&self) -> u64 {
+        self.progress.done().max(self.context.progress().done())
+    }
 }
 
-/// The arena's count of tickets, and of the driver calls for marks.
+/// A stream that ended where its end could not be marked. A later wait for its context shows that it is done.
+#[derive(Debug)]
+struct Unmarked {
+    progress: Arc<Progress>,
+    ticket: u64,
+}
+
+/// The driver calls for marks.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
-    present: AtomicU64,
+pub(super) struct Calls {
     pub(super) calls: AtomicU64,
     /// How often a stream was made to wait for another one.
     pub(super) waits: AtomicU64,
 }
 
-impl Clock {
-    /// The ticket of now. What was submitted to a stream before this was read comes before each mark that
-    /// takes this ticket or a later one: such a mark is set after the count went on.
-    #[inline]
-    pub(super) fn now(&self) -> u64 {
-        self.present.load(Ordering::SeqCst) + 1
-    }
-
-    fn take(&self) -> u64 {
-        self.present.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
+impl Calls {
     fn count(&self, calls: u64) {
         self.calls.fetch_add(calls, Ordering::Relaxed);
     }
@@ -94,7 +99,7 @@ impl Mark {
 
 #[derive(Debug)]
 pub(super) struct Course {
-    clock: Arc<Clock>,
+    calls: Arc<Calls>,
     served: Option<Served>,
     /// Marks that the host has not seen done, by their tickets.
     marks: VecDeque<Mark>,
@@ -102,8 +107,8 @@ pub(super) struct Course {
     spare: Vec<Event>,
     /// What was given back with this ticket or an earlier one is done.
     done: u64,
-    /// The end of the stream that was served last could not be marked.
-    is_lost: bool,
+    /// The stream that was served last, if its end could not be marked.
+    unmarked: Option<Unmarked>,
     /// So many looks in a row found nothing done, and so many are left out now.
     vain: u32,
     rest: u32,
@@ -117,14 +122,14 @@ const MARKS: usize = 8;
 const LONGEST_REST: u32 = 6;
 
 impl Course {
-    pub(super) fn new(clock: &Arc<Clock>) -> Self {
+    pub(super) fn new(calls: &Arc<Calls>) -> Self {
         Self {
-            clock: Arc::clone(clock),
+            calls: Arc::clone(calls),
             served: None,
             marks: VecDeque::new(),
             spare: Vec::new(),
             done: 0,
-            is_lost: false,
+            unmarked: None,
             vain: 0,
             rest: 0,
         }
@@ -137,52 +142,79 @@ impl Course {
         if self.done == u64::MAX {
             // Nobody served the lane, and all is done that was before. A ticket is taken, so that no block gets
             // a stamp from now on that one of before may have.
-            self.done = self.clock.take();
+            self.done = progress::take();
         }
         self.served = Some(Served {
             context: stream.context().clone(),
             raw,
             thread: own.then(|| std::thread::current().id()),
+            progress: Arc::clone(stream.progress()),
+            weak: stream.downgrade(),
         });
         // They belong to a context.
         self.spare.clear();
     }
 
-    /// The stream is at its end, if one is served. Nothing comes to it after the mark that this sets. If it
-    /// cannot be set, nobody will ever know when all is done.
+    /// The stream is at its end, if one is served. Nothing comes to it after the mark that this sets.
     pub(super) fn leave(&mut self) {
-        if self.served.is_none() {
-            return;
-        }
-        let before = self.clock.now();
+        let before = progress::now();
         self.mark();
-        self.served = None;
-        let marked = self.marks.back().map_or(self.done, |mark| mark.ticket);
-        self.is_lost = marked < before;
+        self.end(before);
         self.settle();
     }
 
-    /// Whether the stream ended, and the end could not be marked.
-    pub(super) fn is_lost(&self) -> bool {
-        self.is_lost
+    /// Nobody is served any more. What has come before this ticket is waited for.
+    fn end(&mut self, before: u64) {
+        let Some(served) = self.served.take() else {
+            return;
+        };
+        let is_marked = self.is_marked(before);
+        self.unmarked = (!is_marked).then(|| Unmarked {
+            progress: Arc::clone(served.context.progress()),
+            ticket: before,
+        });
     }
 
-    /// What is done, as far as marks tell.
+    /// Whether what has come before this ticket is done or marked.
+    fn is_marked(&self, before: u64) -> bool {
+        self.marks.back().map_or(self.done, |mark| mark.ticket) >= before
+    }
+
+    /// What is done, as far as marks and the waits of others tell.
     pub(super) fn settle(&mut self) -> u64 {
+        if let Some(served) = &self.served {
+            self.advance(served.seen());
+        }
+        let unmarked = self.unmarked.as_ref();
+        if unmarked.is_some_and(|last| last.progress.done() >= last.ticket) {
+            self.unmarked = None;
+            self.marks.clear();
+        }
         while let Some(mark) = self.marks.front() {
-            self.clock.count(1);
+            self.calls.count(1);
             if !mark.is_done() {
                 return self.done;
             }
             self.done = mark.ticket;
             self.reuse_first();
         }
-        if self.served.is_none() && !self.is_lost {
+        if self.served.is_none() && self.unmarked.is_none() {
             self.done = u64::MAX;
             // They would keep a context.
             self.spare.clear();
         }
         self.done
+    }
+
+    /// What has this ticket or an earlier one is done.
+    fn advance(&mut self, ticket: u64) {
+        if ticket <= self.done {
+            return;
+        }
+        self.done = ticket;
+        while self.marks.front().is_some_and(|mark| mark.ticket <= ticket) {
+            self.reuse_first();
+        }
     }
 
     /// What is done, with a new mark where there is none. Seldom asks a stream that is always busy.
@@ -220,13 +252,10 @@ impl Course {
             return;
         };
         let context = stream.context();
-        let ticket = self.clock.take();
-        self.clock.count(2);
+        let ticket = progress::take();
+        self.calls.count(2);
         if harmlessly(context, || stream.is_done()).unwrap_or(false) {
-            self.done = ticket;
-            while !self.marks.is_empty() {
-                self.reuse_first();
-            }
+            self.advance(ticket);
             return;
         }
         // Waits that were issued for a mark stay as they are when it is moved.
@@ -239,7 +268,7 @@ impl Course {
             Some(event) => Ok(event),
             None => harmlessly(context, || context.event()),
         };
-        self.clock.count(1);
+        self.calls.count(1);
         if let Ok(event) = event
             && harmlessly(context, || event.record(stream)).is_ok()
         {
@@ -279,15 +308,15 @@ impl Course {
     /// Makes a stream wait for all that was in the stream that ended. Says whether it comes after that.
     pub(super) fn hold_back_last(&self, stream: &Stream) -> Result<bool> {
         match self.marks.back() {
-            Some(mark) if !self.is_lost => self.wait(mark, stream),
+            Some(mark) if self.unmarked.is_none() => self.wait(mark, stream),
             _ => Ok(false),
         }
     }
 
     fn wait(&self, mark: &Mark, stream: &Stream) -> Result<bool> {
-        self.clock.count(1);
+        self.calls.count(1);
         mark.hold_back(stream)?;
-        self.clock.waits.fetch_add(1, Ordering::Relaxed);
+        self.calls.waits.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
 
@@ -295,9 +324,22 @@ impl Course {
         self.done
     }
 
-    /// Whether all marks are done.
-    pub(super) fn is_over(&mut self) -> bool {
-        self.settle();
-        self.marks.is_empty()
+    /// Whether all is done that came before this ticket, at which the arena ended and heard of the stream no more. What
+    /// cannot be asked now is asked the next time.
+    pub(super) fn is_over(&mut self, ended: u64) -> bool {
+        if let Some(served) = self.served.as_ref().filter(|_| !self.is_marked(ended)) {
+            // Default streams do not end. Of others a handle keeps the stream while it is asked.
+            let kept = served.weak.upgrade();
+            if kept.is_some() || is_default(served.raw) {
+                self.mark();
+            } else {
+                self.end(ended);
+            }
+        }
+        self.settle() >= ended
     }
+}
+
+fn is_default(stream: CUstream) -> bool {
+    stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD
 }

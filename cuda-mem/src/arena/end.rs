@@ -7,27 +7,27 @@ use super::course::Course;
 use super::ground::Ground;
 use crate::deferred::{self, Deferred, Outcome};
 use crate::error::{Error, ErrorKind};
-use crate::ledger;
-use crate::report;
+use crate::{ledger, progress, report};
 
 /// The memory of an arena without handles, and the marks behind which nobody uses it.
 #[derive(Debug)]
-struct Remains {
+struct EndedArena {
     ground: Arc<Ground>,
     courses: Vec<Course>,
+    /// When the arena ended.
+    ticket: u64,
 }
 
-impl Deferred for Remains {
+impl Deferred for EndedArena {
     fn name(&self) -> &'static str {
         "arena"
     }
 
     fn try_release(&mut self) -> Outcome {
-        if self.courses.iter().any(Course::is_lost) {
-            // Nobody will know when it is not in use any more, so it stays.
-            return Outcome::GivenUp(Error::memory_in_use());
-        }
-        if !self.courses.iter_mut().all(Course::is_over) {
+        // What is over holds no context any more.
+        let ended = self.ticket;
+        self.courses.retain_mut(|course| !course.is_over(ended));
+        if !self.courses.is_empty() {
             return Outcome::NotYet;
         }
         let mut failed = None;
@@ -54,13 +54,7 @@ impl Drop for Inner {
         }
         ledger::ended(&self.item());
         // Streams that end meanwhile wait for this, and find nothing of theirs afterwards.
-        let centre = {
-            let mut centre = self.hall.centre();
-            for course in &mut centre.courses {
-                course.leave();
-            }
-            std::mem::take(&mut *centre)
-        };
+        let centre = std::mem::take(&mut *self.hall.centre());
         let stats = self.stats();
         if stats.live_blocks > 0 {
             // Somebody has addresses without a handle. Their memory stays.
@@ -68,11 +62,12 @@ impl Drop for Inner {
             report::failed("arena", &Error::still_allocated(blocks, stats.live));
             return;
         }
-        let remains = Remains {
+        let ended = EndedArena {
             ground: Arc::clone(&self.ground),
             courses: centre.courses,
+            ticket: progress::now(),
         };
-        if let Err(error) = deferred::release_or_defer(Box::new(remains)) {
+        if let Err(error) = deferred::release_or_defer(Box::new(ended)) {
             report::failed("arena", &error);
         }
     }

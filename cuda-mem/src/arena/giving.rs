@@ -10,8 +10,8 @@ use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{Inner, UNIT, Unknown, thread};
 use crate::error::{Error, Result};
-use crate::report;
 use crate::stream::Stream;
+use crate::{progress, report};
 
 /// So many blocks that wait for other streams are looked through, and again whenever the number has doubled.
 const MANY: usize = 64;
@@ -37,7 +37,7 @@ impl Inner {
     /// A large block made room in front of this lane for another one.
     #[inline]
     fn settle(&self, id: LaneId, block: Block) -> Result<(), Unknown> {
-        let stamp = Stamp::new(id, self.clock.now());
+        let stamp = Stamp::new(id, progress::now());
         self.commons.lock(thread::number()).free(block.start, stamp)
     }
 
@@ -63,7 +63,7 @@ impl Inner {
         let pending = Pending {
             start,
             lane: id,
-            ticket: self.clock.now(),
+            ticket: progress::now(),
         };
         let slot = self.slot(owner);
         let mut lane = slot.lock.lock(thread::number());
@@ -82,7 +82,7 @@ impl Inner {
     pub(super) fn free_at_hand(&self, id: LaneId, start: u64, size: u32) -> Result<()> {
         let me = thread::number();
         if size > self.front_limit.load(Ordering::Relaxed) {
-            let stamp = Stamp::new(id, self.clock.now());
+            let stamp = Stamp::new(id, progress::now());
             let mut commons = self.commons.lock(me);
             let freed = commons.free(start, stamp);
             if freed.is_ok() {

@@ -1,6 +1,7 @@
 //! The lanes of an arena: which stream has which, and what becomes of one when its stream ends.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -9,6 +10,7 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 use super::course::Course;
 use super::owners::LaneId;
 use super::{Inner, thread};
+use crate::deferred::ResourceCall;
 use crate::error::{Error, Result};
 use crate::resource::refuse_captured;
 use crate::stream::{Follower, Stream};
@@ -48,8 +50,32 @@ pub(super) struct Centre {
 pub(super) struct Hall(Mutex<Centre>);
 
 impl Hall {
-    pub(super) fn centre(&self) -> MutexGuard<'_, Centre> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn centre(&self) -> CentreGuard<'_> {
+        CentreGuard {
+            _call: ResourceCall::enter(),
+            centre: self.0.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+/// The centre, for one thread. Marks that go meanwhile may let go of the last handle of a context; what waits for its
+/// end may need the centre, and is not released here.
+pub(super) struct CentreGuard<'a> {
+    centre: MutexGuard<'a, Centre>,
+    _call: ResourceCall,
+}
+
+impl Deref for CentreGuard<'_> {
+    type Target = Centre;
+
+    fn deref(&self) -> &Centre {
+        &self.centre
+    }
+}
+
+impl DerefMut for CentreGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Centre {
+        &mut self.centre
     }
 }
 
@@ -107,7 +133,7 @@ impl Inner {
 
     fn new_lane(&self, centre: &mut Centre) -> LaneId {
         let id = self.lanes.push(thread::number());
-        centre.courses.push(Course::new(&self.clock));
+        centre.courses.push(Course::new(&self.calls));
         self.limit_fronts();
         id
     }
@@ -139,9 +165,6 @@ impl Follower for Hall {
         };
         let course = &mut centre.courses[id as usize];
         course.leave();
-        // Whoever cannot know when all is done leaves its memory to nobody.
-        if !course.is_lost() {
-            centre.orphans.push(id);
-        }
+        centre.orphans.push(id);
     }
 }

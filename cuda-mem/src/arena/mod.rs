@@ -56,8 +56,8 @@ pub use stats::{ArenaGround, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -72,10 +72,10 @@ use crate::stream::Stream;
 
 use commons::Commons;
 use counters::Counters;
-use course::Clock;
+use course::Calls;
 use front::is_small;
 use ground::Ground;
-use lanes::{Centre, Hall};
+use lanes::{CentreGuard, Hall};
 use lock::Lock;
 use owners::{LaneId, Owners};
 use slots::{Slot, Slots};
@@ -145,7 +145,7 @@ struct Inner {
     commons: Lock<Commons>,
     /// Of the commons.
     counters: Counters,
-    clock: Arc<Clock>,
+    calls: Arc<Calls>,
     /// Larger blocks do not go in front, in units.
     front_limit: AtomicU32,
     /// What is done seldom is done by one thread at a time.
@@ -201,7 +201,7 @@ impl Inner {
         commons.allocate(size, id, &self.counters).ok()
     }
 
-    fn centre(&self) -> MutexGuard<'_, Centre> {
+    fn centre(&self) -> CentreGuard<'_> {
         self.hall.centre()
     }
 

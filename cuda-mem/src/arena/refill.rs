@@ -13,8 +13,8 @@ use super::stamp::Stamp;
 use super::{GRANULE, GRANULE_UNITS, Inner, PAGE_UNITS, UNIT, count, thread, units};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::pool::ReusePolicy;
-use crate::report;
 use crate::stream::Stream;
+use crate::{progress, report};
 
 /// The arena grows by a sixteenth of what it holds, at least and at most so many granules.
 const LEAST_GROWN: u64 = 4;
@@ -202,7 +202,7 @@ impl Inner {
             slot.counters.gave(pages.len());
             drop(lane);
             // The lane's stream may use all that until now.
-            let stamp = Stamp::new(id, self.clock.now());
+            let stamp = Stamp::new(id, progress::now());
             let mut commons = self.commons.lock(me);
             if let Some(block) = large {
                 // One that is unknown was given back twice, and is nobody's.
@@ -322,7 +322,7 @@ impl Inner {
 
     fn stamp_of_new(&self, id: LaneId) -> Stamp {
         if self.ground.is_ordered() {
-            Stamp::new(id, self.clock.now())
+            Stamp::new(id, progress::now())
         } else {
             Stamp::FREE
         }

@@ -133,10 +133,10 @@ impl Inner {
             reserved_peak: self.ground.reserved().peak().max(reserved),
             refills: seldom(&self.seldom.refills),
             taken_over: seldom(&self.seldom.taken_over),
-            waits: seldom(&self.clock.waits),
+            waits: seldom(&self.calls.waits),
             grown: seldom(&self.seldom.grown),
             released: seldom(&self.seldom.released),
-            driver_calls: self.ground.calls() + seldom(&self.clock.calls),
+            driver_calls: self.ground.calls() + seldom(&self.calls.calls),
             lanes: self.lanes.count() as u64,
             ..ArenaStats::default()
         };

@@ -71,7 +71,7 @@ impl Pool {
             return Err(error.and_memory(|memory| *memory = report(bytes, self, stream)));
         }
         let table = self.driver().table();
-        stream.give_back_waiting();
+        stream.release_deferred();
         let _outside = recording::outside(table, stream.as_raw())?;
         let _current = stream.enter()?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
@@ -135,7 +135,7 @@ impl Stream {
             0
         } else {
             let table = self.device().driver().table();
-            self.give_back_waiting();
+            self.release_deferred();
             let _outside = recording::outside(table, self.as_raw())?;
             let _current = self.enter()?;
             // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or

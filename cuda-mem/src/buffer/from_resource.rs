@@ -52,7 +52,7 @@ impl Resource {
             0
         } else {
             let _noted = origin::note();
-            stream.give_back_waiting();
+            stream.release_deferred();
             recording::refuse(stream.device().driver().table(), stream.as_raw())?;
             let _inside = ResourceCall::enter();
             self.inner.allocate(layout, stream)?

@@ -5,7 +5,7 @@
 //! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
 //! the capture is relaxed or the thread has said that it knows what it does.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
@@ -16,65 +16,70 @@ use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item};
 use crate::resource::refuse_captured;
-use crate::stream::{Later, Stream, StreamRef};
-use crate::{raw, recording};
+use crate::stream::{OrderedRelease, Stream, StreamRef};
+use crate::{progress, raw, recording};
 
 /// Memory of a buffer that was dropped while its stream was captured.
-struct Held {
+struct DroppedBuffer {
     address: CUdeviceptr,
     /// `None` when the memory is not there any more.
-    home: Mutex<Option<Home>>,
+    home: Option<Home>,
     owed: Vec<Debt>,
     /// In the ledger the memory stays until it is given back.
     item: Option<Item>,
+    /// When the buffer was dropped.
+    ticket: u64,
 }
 
-impl Drop for Held {
+impl Drop for DroppedBuffer {
     fn drop(&mut self) {
         // The memory may be in use, so its home must not be dropped as if it were not.
-        std::mem::forget(self.home().take());
+        std::mem::forget(self.home.take());
     }
 }
 
-impl Later for Held {
-    fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+impl OrderedRelease for DroppedBuffer {
+    fn waits_for_stream(&self) -> bool {
+        matches!(self.home, Some(Home::Kept(_)))
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let Some(item) = &self.item else {
-            return self.try_give_back(stream);
+            return self.give_back(stream);
         };
-        let ended = ledger::ended(item);
-        let given = self.try_give_back(stream);
-        if self.home().is_some() {
-            ledger::again(item, ended);
+        let item = *item;
+        let ended = ledger::ended(&item);
+        let given = self.give_back(stream);
+        if self.home.is_some() {
+            ledger::again(&item, ended);
         }
         given
     }
 }
 
-impl Held {
-    fn home(&self) -> MutexGuard<'_, Option<Home>> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn try_give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+impl DroppedBuffer {
+    fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
         if stream.is_elsewhere() {
-            // After that, this thread's own serves as well.
+            // The last handle is going. After the wait, this thread's own stream serves as well.
             stream.wait_elsewhere()?;
-            return self.try_give_back(stream.context().per_thread_stream().as_ref());
+            return self.give_back(stream.context().per_thread_stream().as_ref());
         }
         for debt in &self.owed {
             let other = debt.stream.as_ref();
-            if other.is_elsewhere() {
-                other.wait_elsewhere()?;
-            } else {
+            if !other.is_elsewhere() {
                 order(other, stream)?;
+            } else if other.context().progress().done() < self.ticket {
+                return Err(Error::capturing(format!(
+                    "{other}, which is the own stream of another thread, may still use the memory; \
+                     synchronise its context"
+                )));
             }
         }
-        // Nobody else gives it back at the same time.
-        let Some(home) = self.home().take() else {
+        let Some(home) = self.home.take() else {
             return Ok(());
         };
         let (given, home) = self.send(home, stream);
-        *self.home() = home;
+        self.home = home;
         given
     }
 
@@ -191,14 +196,15 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         let item = self.item();
         let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let held = Held {
+        let dropped = DroppedBuffer {
             address: self.address,
-            item,
-            home: Mutex::new(Some(std::mem::replace(&mut self.home, Home::Driver))),
+            home: Some(std::mem::replace(&mut self.home, Home::Driver)),
             owed: std::mem::take(owed),
+            item,
+            ticket: progress::now(),
         };
         self.address = 0;
-        self.stream.give_back_later(Box::new(held));
+        self.stream.release_later(dropped);
         Ok(())
     }
 }

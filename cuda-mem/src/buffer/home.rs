@@ -124,7 +124,7 @@ impl<T: Pod> DeviceBuffer<T> {
                 // made to be waited for by the buffer's own, which this is or which was waited for.
                 let freed = unsafe { give_back(&*resource, address, layout, stream) };
                 if took_effect(&freed) {
-                    stream.give_back_waiting();
+                    stream.release_deferred();
                 } else {
                     self.address = address;
                     self.home = Home::Resource(resource, layout);

@@ -48,7 +48,7 @@ impl<T: Pod> DeviceBuffer<T> {
         if self.address == 0 {
             return Ok(());
         }
-        self.stream.give_back_waiting();
+        self.stream.release_deferred();
         self.stream.as_ref().wait_quietly()
     }
 }

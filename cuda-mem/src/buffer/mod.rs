@@ -217,7 +217,7 @@ impl<T: Pod> DeviceBuffer<T> {
         }
         if took_effect(&freed) {
             self.address = 0;
-            self.stream.give_back_waiting();
+            self.stream.release_deferred();
         }
         freed
     }

@@ -114,7 +114,7 @@ impl Stream {
         record: impl FnOnce(&Capture) -> Result<R>,
     ) -> Result<(Graph, R)> {
         let table = self.context().driver().table();
-        self.give_back_waiting();
+        self.release_deferred();
         let note = recording::Note::new(table, self.as_raw())?;
         {
             let _current = self.enter()?;
@@ -219,7 +219,7 @@ impl Drop for Capture {
             });
         }
         self.note = None;
-        self.stream.give_back_waiting();
+        self.stream.release_deferred();
         deferred::poll();
     }
 }

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::stream::{Later, Stream, StreamRef};
+use crate::stream::{OrderedRelease, Stream, StreamRef};
 use crate::{raw, recording, report};
 
 /// How to make an instance.
@@ -222,9 +222,7 @@ impl GraphExec {
                 let freed = free(block.address, alive.stream.as_ref());
                 match freed {
                     Err(error) if error.kind() == ErrorKind::Capturing => {
-                        alive
-                            .stream
-                            .give_back_later(Box::new(Orphan(block.address)));
+                        alive.stream.release_later(LeftMemory(block.address));
                         Ok(())
                     }
                     freed => freed,
@@ -234,11 +232,15 @@ impl GraphExec {
     }
 }
 
-/// Graph memory whose instance is gone.
-struct Orphan(CUdeviceptr);
+/// Memory that the last launch of an instance has left, when the instance is gone.
+struct LeftMemory(CUdeviceptr);
 
-impl Later for Orphan {
-    fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
+impl OrderedRelease for LeftMemory {
+    fn waits_for_stream(&self) -> bool {
+        false
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
         free(self.0, stream)
     }
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::mem;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -11,7 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 use crate::buffer::DeviceBuffer;
 use crate::error::{Error, ErrorKind, Failed, Result};
 use crate::report;
-use crate::stream::{Later, Stream, StreamRef};
+use crate::stream::{OrderedRelease, Stream, StreamRef};
 
 /// Memory of the host that can be [lent](HostLoan) to a stream: [`PinnedBuffer`](crate::PinnedBuffer), and
 /// [`Registered`](crate::Registered) if it borrows nothing that ends.
@@ -208,15 +207,18 @@ impl<H: HostMemory> HostLoan<H> {
     }
 }
 
-/// Memory of a loan that ended while its stream was captured.
-struct Held<H>(Mutex<Option<mem::ManuallyDrop<H>>>);
+/// Memory of a loan that ended while its stream was captured. Unless it is released it leaks, rather than end under
+/// the stream's work.
+struct EndedLoan<H>(Option<mem::ManuallyDrop<H>>);
 
-impl<H: HostMemory> Later for Held<H> {
-    fn give_back(&self, stream: StreamRef<'_>) -> Result<()> {
-        // On an error the memory leaks rather than end under the stream's work.
+impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
+    fn waits_for_stream(&self) -> bool {
+        true
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
         stream.wait_quietly()?;
-        let host = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(host.map(mem::ManuallyDrop::into_inner));
+        drop(self.0.take().map(mem::ManuallyDrop::into_inner));
         Ok(())
     }
 }
@@ -233,8 +235,7 @@ impl<H: HostMemory> Drop for HostLoan<H> {
             }
             Err(error) if error.kind() == ErrorKind::Capturing => {
                 let host = self.host.take().map(mem::ManuallyDrop::new);
-                self.stream
-                    .give_back_later(Box::new(Held(Mutex::new(host))));
+                self.stream.release_later(EndedLoan(host));
                 Ok(())
             }
             Err(error) => Err(error),

@@ -111,7 +111,7 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
         }
         Ok(())
     })?;
-    deferred::release_or_defer(Box::new(Remains {
+    deferred::release_or_defer(Box::new(UnusedImport {
         driver,
         pool: pool.addr(),
         has_failed: false,
@@ -119,7 +119,7 @@ pub(super) fn release_pool(driver: Driver, pool: CUmemoryPool) -> Result<()> {
 }
 
 /// An imported pool that nobody uses, unless it was imported again since.
-struct Remains {
+struct UnusedImport {
     driver: Driver,
     pool: usize,
     /// A stream would not say whether it is done.
@@ -143,7 +143,7 @@ fn observe(stream: &Stream) -> Result<()> {
     unsafe { raw::stream::synchronize(stream.device().driver().table(), stream.as_raw()) }
 }
 
-impl Remains {
+impl UnusedImport {
     /// The index of the pool's entry, if it is still there without users.
     fn find(&self, pools: &[Entry]) -> Option<usize> {
         pools.iter().position(|entry| {
@@ -202,7 +202,7 @@ impl Remains {
     }
 }
 
-impl Deferred for Remains {
+impl Deferred for UnusedImport {
     fn name(&self) -> &'static str {
         "imported pool"
     }

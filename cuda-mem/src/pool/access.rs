@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
 
-use super::grave::Remains;
+use super::grave::EndedPool;
 use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -271,7 +271,7 @@ impl Inner {
 }
 
 /// Takes back what was given, before the handle may become that of another pool (R27).
-pub(super) fn withdraw(remains: &Remains) -> Result<()> {
+pub(super) fn withdraw(remains: &EndedPool) -> Result<()> {
     let entries: Vec<_> = remains
         .granted
         .iter()

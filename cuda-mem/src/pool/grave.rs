@@ -18,7 +18,7 @@ use crate::{raw, recording};
 
 /// What is left of a pool without handles.
 #[derive(Debug)]
-pub(super) struct Remains {
+pub(super) struct EndedPool {
     pub(super) driver: Driver,
     pub(super) place: (Location, AllocationType),
     pub(super) raw: CUmemoryPool,
@@ -31,9 +31,9 @@ pub(super) struct Remains {
 }
 
 // SAFETY: as for pools with handles: they belong to no thread.
-unsafe impl Send for Remains {}
+unsafe impl Send for EndedPool {}
 
-impl Remains {
+impl EndedPool {
     /// Whether every block is freed and every free is known to be carried out. What the pool keeps
     /// unused is given back on the way: then nothing is left exactly if nothing is outstanding (R36).
     pub(super) fn is_quiet(&self) -> Result<bool> {
@@ -95,7 +95,7 @@ impl Remains {
     }
 }
 
-impl Deferred for Remains {
+impl Deferred for EndedPool {
     fn name(&self) -> &'static str {
         "memory pool"
     }

@@ -152,9 +152,9 @@ impl Inner {
     }
 
     /// What has to be destroyed.
-    fn remains(&mut self) -> grave::Remains {
+    fn remains(&mut self) -> grave::EndedPool {
         let granted = self.granted.get_mut();
-        grave::Remains {
+        grave::EndedPool {
             driver: self.driver,
             place: (self.location, self.allocation_type),
             raw: self.raw,

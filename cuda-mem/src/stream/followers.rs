@@ -35,6 +35,11 @@ impl Default for Followers {
 }
 
 impl Followers {
+    pub(super) fn any(&self) -> bool {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().any(|follower| follower.strong_count() > 0)
+    }
+
     pub(super) fn tell(&self) {
         let list = std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner));
         for follower in list {

@@ -19,6 +19,12 @@ impl StreamRef<'_> {
         recording::harmlessly(table, || self.synchronize())
     }
 
+    /// Whether all in the stream is done, asked without disturbing any capture.
+    pub(crate) fn is_done_quietly(self) -> Result<bool> {
+        self.refuse_captured()?;
+        recording::harmlessly(self.context().driver().table(), || self.is_done())
+    }
+
     /// An error if anybody captures the stream, which cannot be waited for then.
     pub(crate) fn refuse_captured(self) -> Result<()> {
         let table = self.context().driver().table();

@@ -2,44 +2,18 @@
 
 use std::alloc::Layout;
 use std::ffi::c_void;
-use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, MemoryResource, Resource, Stream, drop_counts};
+use cuda_mem::{Arena, CaptureMode, DeviceBuffer, MemoryResource, Resource, Stream, drop_counts};
 
 use crate::hold::hold;
 use crate::lab::Lab;
-use crate::run::output_within;
 
 const MIB: usize = 1 << 20;
-
-/// Set in the process whose destructors may fail.
-const FAILS: &str = "CUDA_MEM_TEST_DROP_FAILS";
-
-/// Runs the test once more in a process where exactly one destructor fails; the test program says so at its
-/// end.
-fn with_one_failed_drop(name: &str, lab: &Lab, body: fn(&Lab) -> Result<()>) -> Result<()> {
-    if std::env::var_os(FAILS).is_some() {
-        return body(lab);
-    }
-    let mut command = Command::new(std::env::current_exe()?);
-    command
-        .args(["--exact", name, "--nocapture"])
-        .env(FAILS, "1")
-        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name());
-    let output = output_within(&mut command, Duration::from_secs(60))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        text.contains("1 passed") && errors.contains("1 destructors failed"),
-        "in its own process:\n{text}{errors}"
-    );
-    Ok(())
-}
 
 /// Holds `stream` from the work that is in it now, without waiting until it gets there.
 fn hold_behind(stream: &Stream) -> Result<Sender<()>> {
@@ -69,60 +43,166 @@ fn drop_elsewhere<T: Send>(thing: T) -> Result<()> {
         .map_err(|_| anyhow!("the other thread panicked"))
 }
 
+/// Nothing waits to be released any more, and no release has failed.
+fn all_is_released(lab: &Lab) -> Result<()> {
+    let counts = drop_counts();
+    ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
+    if let Ok(control) = lab.control() {
+        ensure!(control.report_count() == 0, "{:#?}", control.reports());
+        let live = control.live();
+        let left = (live.mappings, live.reservations);
+        ensure!(left == (0, 0), "left {left:?}");
+    }
+    Ok(())
+}
+
 pub(super) fn a_lane_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
-    let name = "ends::a_lane_whose_end_is_unknown_goes_to_nobody";
-    // The arena cannot know either when it may give its memory back.
-    with_one_failed_drop(name, lab, |lab| {
-        let context = lab.context()?;
-        let arena = Arena::builder(&lab.device()?).build()?;
-        let resource = Resource::from(arena.clone());
-        let _current = context.bind()?;
-        let own = context.per_thread_stream();
-        let other = lab.stream()?;
-        let first_hold = hold(&own)?;
-        drop(resource.alloc::<u8>(&own, 8 * MIB)?);
-        // Sets a mark in the thread's stream.
-        let waits = resource.alloc::<u8>(&other, 6 * MIB)?;
-        let last = resource.alloc::<u8>(&own, 1000)?;
-        let place = (last.as_raw(), 1000);
-        let second_hold = hold_behind(&own)?;
-        drop(last);
-        // Nobody can set a mark behind the second hold there.
-        drop_elsewhere(own)?;
-        let next = lab.stream()?;
-        let got = resource.alloc::<u8>(&next, 1000)?;
-        drop(first_hold);
-        next.synchronize()?;
-        let early = overlap(place, (got.as_raw(), 1000));
-        drop(second_hold);
-        context.synchronize()?;
-        drop((waits, got));
-        ensure!(!early, "given to a stream that did not wait");
-        Ok(())
-    })
+    let context = lab.context()?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let current = context.bind()?;
+    let own = context.per_thread_stream();
+    let other = lab.stream()?;
+    let first_hold = hold(&own)?;
+    drop(resource.alloc::<u8>(&own, 8 * MIB)?);
+    // Sets a mark in the thread's stream.
+    let waits = resource.alloc::<u8>(&other, 6 * MIB)?;
+    let last = resource.alloc::<u8>(&own, 1000)?;
+    let place = (last.as_raw(), 1000);
+    let second_hold = hold_behind(&own)?;
+    drop(last);
+    // Nobody can set a mark behind the second hold there.
+    drop_elsewhere(own)?;
+    let next = lab.stream()?;
+    let got = resource.alloc::<u8>(&next, 1000)?;
+    drop(first_hold);
+    next.synchronize()?;
+    let early = overlap(place, (got.as_raw(), 1000));
+    drop(second_hold);
+    ensure!(!early, "given to a stream that did not wait");
+    drop((waits, got));
+    // That shows that all is done.
+    context.synchronize()?;
+    arena.trim_to(0)?;
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    drop((resource, arena, current));
+    all_is_released(lab)
 }
 
 pub(super) fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()> {
-    let name = "ends::an_arena_dropped_elsewhere_leaves_memory_in_use_alone";
-    with_one_failed_drop(name, lab, |lab| {
-        let context = lab.context()?;
+    let context = lab.context()?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let current = context.bind()?;
+    let own = context.per_thread_stream();
+    let mut buffer = Resource::from(arena.clone()).alloc::<u8>(&own, 4 * MIB)?;
+    let held = hold(&own)?;
+    // It runs when the arena is gone, and is an error where there is no memory any more.
+    buffer.fill(3)?;
+    drop(buffer);
+    let unmapped = || Ok::<_, anyhow::Error>(lab.control()?.calls("cuMemUnmap"));
+    let before = unmapped().ok();
+    // Another thread cannot ask how far this one's stream is.
+    drop_elsewhere(arena)?;
+    ensure!(before == unmapped().ok(), "unmapped while it is in use");
+    ensure!(drop_counts().waiting == 1, "{:?}", drop_counts());
+    drop(held);
+    // This thread can ask.
+    own.synchronize()?;
+    drop(current);
+    all_is_released(lab)
+}
+
+/// Alone, because it captures.
+pub(super) fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> Result<()> {
+    for ends_first in [false, true] {
+        let stream = lab.stream()?;
         let arena = Arena::builder(&lab.device()?).build()?;
-        let _current = context.bind()?;
-        let own = context.per_thread_stream();
-        let mut buffer = Resource::from(arena.clone()).alloc::<u8>(&own, 4 * MIB)?;
-        let held = hold(&own)?;
-        // It runs when the arena is gone, and is an error where there is no memory any more.
-        buffer.fill(3)?;
+        drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 64 * MIB)?);
+        let mut arena = Some(arena);
+        stream.capture(CaptureMode::Relaxed, |_| {
+            arena.take();
+            Ok(())
+        })?;
+        let counts = drop_counts();
+        ensure!(
+            (counts.failures, counts.waiting) == (0, 1),
+            "its stream was captured: {counts:?}"
+        );
+        if ends_first {
+            drop(stream);
+            lab.context()?.synchronize()?;
+        } else {
+            stream.synchronize()?;
+        }
+        all_is_released(lab)?;
+    }
+    Ok(())
+}
+
+/// So large is each buffer that goes between threads.
+const SENT: usize = 8 * MIB;
+
+/// A thread makes buffers of its own stream, which are dropped on this one after the context was synchronised.
+fn send_buffers(
+    lab: &Lab,
+    rounds: usize,
+    make: &mut dyn FnMut() -> Result<DeviceBuffer<u8>>,
+) -> Result<()> {
+    let context = lab.context()?;
+    for _ in 0..rounds {
+        let buffer = make()?;
+        context.synchronize()?;
         drop(buffer);
-        let unmapped = || Ok::<_, anyhow::Error>(lab.control()?.calls("cuMemUnmap"));
-        let before = unmapped().ok();
-        // Another thread cannot ask how far this one's stream is.
-        drop_elsewhere(arena)?;
-        ensure!(before == unmapped().ok(), "unmapped while it is in use");
-        drop(held);
-        own.synchronize()?;
+    }
+    Ok(())
+}
+
+pub(super) fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    // Each on a thread of its own.
+    send_buffers(lab, 40, &mut || {
+        std::thread::scope(|scope| {
+            let make = || Ok(resource.alloc_zeroed(&context.per_thread_stream(), SENT)?);
+            let thread = scope.spawn(make);
+            thread.join().map_err(|_| anyhow!("panicked"))?
+        })
+    })?;
+    let bounded = |arena: &Arena| {
+        let reserved = arena.stats().reserved;
+        ensure!(reserved <= 4 * SENT as u64, "{}", arena.stats());
         Ok(())
-    })
+    };
+    bounded(&arena)?;
+    // All on one, which goes on.
+    std::thread::scope(|scope| {
+        let (ask, asked) = channel::<()>();
+        let (send, sent) = channel();
+        let (resource, context) = (&resource, &context);
+        scope.spawn(move || {
+            let own = context.per_thread_stream();
+            while asked.recv().is_ok() {
+                let _ = send.send(resource.alloc_zeroed(&own, SENT));
+            }
+        });
+        send_buffers(lab, 40, &mut || {
+            ask.send(())?;
+            Ok(sent.recv()??)
+        })
+    })?;
+    bounded(&arena)?;
+    context.synchronize()?;
+    arena.trim_to(0)?;
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    // At the end too: what was given back after the last wait comes back after the next.
+    let last = std::thread::scope(|scope| {
+        let make = || resource.alloc_zeroed::<u8>(&context.per_thread_stream(), SENT);
+        scope.spawn(make).join().map_err(|_| anyhow!("panicked"))
+    })??;
+    drop((last, resource, arena));
+    context.synchronize()?;
+    all_is_released(lab)
 }
 
 pub(super) fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
@@ -162,18 +242,7 @@ pub(super) fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
             break;
         }
     }
-    let counts = drop_counts();
-    ensure!(
-        (counts.failures, counts.waiting) == (0, 0),
-        "after all have ended: {counts:?}"
-    );
-    if let Ok(control) = lab.control() {
-        ensure!(control.report_count() == 0, "{:#?}", control.reports());
-        let live = control.live();
-        let left = (live.mappings, live.reservations);
-        ensure!(left == (0, 0), "left {left:?}");
-    }
-    Ok(())
+    all_is_released(lab)
 }
 
 /// The arena itself needs no context: an event that it kept would hold one.

@@ -36,8 +36,6 @@ pub fn all() -> Vec<Test> {
             the_arena_ends_when_its_last_block_does,
             numbers_add_up,
             misuse_is_an_error;
-        ends: a_lane_whose_end_is_unknown_goes_to_nobody,
-            an_arena_dropped_elsewhere_leaves_memory_in_use_alone;
         upstream: a_block_lies_in_one_block_of_the_upstream,
             a_block_that_comes_again_at_once_is_not_lost,
             memory_that_the_upstream_refuses_stays_usable,
@@ -49,7 +47,11 @@ pub fn all() -> Vec<Test> {
     };
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
-        ends: streams_may_end_while_their_arena_ends,
+        ends: a_lane_whose_end_is_unknown_goes_to_nobody,
+            an_arena_dropped_elsewhere_leaves_memory_in_use_alone,
+            an_arena_dropped_in_a_capture_gives_its_memory_back,
+            buffers_of_other_threads_own_streams_come_back,
+            streams_may_end_while_their_arena_ends,
             an_arena_keeps_no_context_of_streams_that_ended;
         captures: misses_of_other_streams_do_not_spoil_a_capture,
             a_trim_does_not_spoil_a_capture,

@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -52,7 +53,10 @@ unsafe impl MemoryResource for Own {
         let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's.
         unsafe { self.pool.deallocate(address, layout, stream) }?;
-        assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
+        if self.panics.load(Ordering::Relaxed) {
+            // A panic that prints nothing.
+            resume_unwind(Box::new("as it was told"));
+        }
         Ok(())
     }
 

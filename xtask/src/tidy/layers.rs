@@ -8,12 +8,13 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 42] = [
+const LAYERS: [&str; 43] = [
     "error",
     "report",
     "origin",
     "pages",
     "table",
+    "progress",
     "deferred",
     "barrier",
     "raw",
