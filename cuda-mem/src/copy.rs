@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUcontext, CUdeviceptr};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::raw::Queue;
 use crate::stream::Stream;
 use crate::{raw, recording};
 
@@ -70,14 +71,17 @@ impl<'a, T: Pod> Span<'a, T> {
 
     /// Runs `call` with the stream's context current, as the driver wants around copies of pool
     /// memory. An empty span needs no call.
-    fn submit(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn submit(&self, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         if self.bytes() == 0 {
             return Ok(());
         }
-        let outside = || recording::outside(self.table(), self.stream.as_raw());
-        let _outside = (!self.is_recorded).then(outside).transpose()?;
-        let _current = self.stream.bind()?;
-        call().map_err(|error| {
+        let stream = self.stream.as_ref();
+        let open = if self.is_recorded {
+            stream.submit_recorded()?
+        } else {
+            stream.submit_bound()?
+        };
+        call(open.queue()).map_err(|error| {
             error.asked(|| format!("{} bytes at {:#x}", self.bytes(), self.address))
         })
     }
@@ -113,32 +117,28 @@ impl<'a, T: Pod> Span<'a, T> {
     ///
     /// `from` must be readable for the span's bytes until the stream is past the copy, and the stream's
     /// context current.
-    unsafe fn send_from(&self, from: *const c_void) -> Result<()> {
-        let (table, stream) = (self.table(), self.stream.as_raw());
+    unsafe fn send_from(&self, queue: Queue<'_>, from: *const c_void) -> Result<()> {
         if self.on_device {
             // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
-            return unsafe {
-                raw::copy::to_device(table, self.address, from, self.bytes(), stream)
-            };
+            return unsafe { raw::copy::to_device(queue, self.address, from, self.bytes()) };
         }
         let from = from.expose_provenance() as CUdeviceptr;
         // SAFETY: as above.
-        unsafe { raw::copy::anywhere(table, self.address, from, self.bytes(), stream) }
+        unsafe { raw::copy::anywhere(queue, self.address, from, self.bytes()) }
     }
 
     /// # Safety
     ///
     /// `to` must be writable for the span's bytes until the stream is past the copy, and the stream's
     /// context current.
-    unsafe fn send_to(&self, to: *mut c_void) -> Result<()> {
-        let (table, stream) = (self.table(), self.stream.as_raw());
+    unsafe fn send_to(&self, queue: Queue<'_>, to: *mut c_void) -> Result<()> {
         if self.on_device {
             // SAFETY: the span is valid at this point of its stream; the rest is the caller's.
-            return unsafe { raw::copy::to_host(table, to, self.address, self.bytes(), stream) };
+            return unsafe { raw::copy::to_host(queue, to, self.address, self.bytes()) };
         }
         let to = to.expose_provenance() as CUdeviceptr;
         // SAFETY: as above.
-        unsafe { raw::copy::anywhere(table, to, self.address, self.bytes(), stream) }
+        unsafe { raw::copy::anywhere(queue, to, self.address, self.bytes()) }
     }
 
     /// Submits a copy from pinned memory, which has as many elements, and does not wait for it.
@@ -148,7 +148,7 @@ impl<'a, T: Pod> Span<'a, T> {
     /// `from` must be readable for the span's bytes until the stream is past the copy.
     pub(crate) unsafe fn submit_from(&self, from: *const c_void) -> Result<()> {
         // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|| unsafe { self.send_from(from) })
+        self.submit(|queue| unsafe { self.send_from(queue, from) })
     }
 
     /// Submits a copy into pinned memory, which has as many elements, and does not wait for it.
@@ -158,15 +158,15 @@ impl<'a, T: Pod> Span<'a, T> {
     /// `to` must be writable for the span's bytes until the stream is past the copy.
     pub(crate) unsafe fn submit_to(&self, to: *mut c_void) -> Result<()> {
         // SAFETY: the caller's; the context is current while the closure runs.
-        self.submit(|| unsafe { self.send_to(to) })
+        self.submit(|queue| unsafe { self.send_to(queue, to) })
     }
 
     /// Returns when the host's slice may be changed again.
     pub(crate) fn copy_from(&self, from: &[T]) -> Result<()> {
         self.check_len(from.len(), "slice")?;
-        self.submit(|| {
+        self.submit(|queue| {
             // SAFETY: the slice is valid until `finish` below, which returns after the copy.
-            let sent = unsafe { self.send_from(from.as_ptr().cast()) };
+            let sent = unsafe { self.send_from(queue, from.as_ptr().cast()) };
             // Also after a failure: whatever was submitted reads a slice that we only borrowed.
             // The driver copies pageable memory before it returns, but not memory that happens to
             // be pinned, so only this makes the promise true for every slice.
@@ -178,9 +178,9 @@ impl<'a, T: Pod> Span<'a, T> {
     /// Returns when the host's slice is filled.
     pub(crate) fn copy_to(&self, to: &mut [T]) -> Result<()> {
         self.check_len(to.len(), "slice")?;
-        self.submit(|| {
+        self.submit(|queue| {
             // SAFETY: the slice is valid until `finish` below, and every bit pattern is a value of `T`.
-            let sent = unsafe { self.send_to(to.as_mut_ptr().cast()) };
+            let sent = unsafe { self.send_to(queue, to.as_mut_ptr().cast()) };
             let done = self.finish();
             sent.and(done)
         })
@@ -208,58 +208,42 @@ impl<'a, T: Pod> Span<'a, T> {
             let (to, from) = ((self.address, ours), (from.address, theirs));
             // SAFETY: both spans are valid at this point of the stream, whose context is current, and
             // each is memory of its context's device.
-            return self.submit(|| unsafe {
-                raw::copy::between_devices(
-                    self.table(),
-                    to,
-                    from,
-                    self.bytes(),
-                    self.stream.as_raw(),
-                )
+            return self.submit(|queue| unsafe {
+                raw::copy::between_devices(queue, to, from, self.bytes())
             });
         }
-        let (table, stream) = (self.table(), self.stream.as_raw());
-        self.submit(|| {
+        self.submit(|queue| {
             let (to, from, bytes) = (self.address, from.address, self.bytes());
             if self.on_device && from_device {
                 // SAFETY: both spans are valid at this point of the stream, whose context is current;
                 // they are different allocations, as one is borrowed mutably.
-                unsafe { raw::copy::on_device(table, to, from, bytes, stream) }
+                unsafe { raw::copy::on_device(queue, to, from, bytes) }
             } else {
                 // SAFETY: as above.
-                unsafe { raw::copy::anywhere(table, to, from, bytes, stream) }
+                unsafe { raw::copy::anywhere(queue, to, from, bytes) }
             }
         })
     }
 
     /// Submits a fill with one byte.
     pub(crate) fn fill_bytes(&self, value: u8) -> Result<()> {
-        self.submit(|| {
+        self.submit(|queue| {
             // SAFETY: the span is valid at this point of its stream, whose context is current.
-            unsafe {
-                raw::copy::fill_u8(
-                    self.table(),
-                    self.address,
-                    value,
-                    self.bytes(),
-                    self.stream.as_raw(),
-                )
-            }
+            unsafe { raw::copy::fill_u8(queue, self.address, value, self.bytes()) }
         })
     }
 
     /// Submits a fill with one element of 1, 2 or 4 bytes; other sizes do not compile.
     pub(crate) fn fill(&self, value: T) -> Result<()> {
-        let (table, to, stream) = (self.table(), self.address, self.stream.as_raw());
+        let to = self.address;
         match pattern(value) {
             (byte, 1) => self.fill_bytes(byte as u8),
             // SAFETY: as in `fill_bytes`; the span is aligned for `T`.
-            (half, 2) => self.submit(|| unsafe {
-                raw::copy::fill_u16(table, to, half as u16, self.len, stream)
-            }),
-            (word, _) => self.submit(|| {
+            (half, 2) => self
+                .submit(|queue| unsafe { raw::copy::fill_u16(queue, to, half as u16, self.len) }),
+            (word, _) => self.submit(|queue| {
                 // SAFETY: as above.
-                unsafe { raw::copy::fill_u32(table, to, word, self.len, stream) }
+                unsafe { raw::copy::fill_u32(queue, to, word, self.len) }
             }),
         }
     }

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
-use crate::{deferred, raw, recording, report};
+use crate::{deferred, raw, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -147,10 +147,9 @@ impl Event {
                 stream.context()
             )));
         }
-        let _outside = recording::outside(self.context.driver().table(), stream.as_raw())?;
-        let _current = stream.enter()?;
+        let open = stream.submit()?;
         // SAFETY: both handles are live and of one context.
-        unsafe { raw::event::record(self.context.driver().table(), self.raw, stream.as_raw()) }
+        unsafe { raw::event::record(open.queue(), self.raw) }
     }
 
     /// Waits, on the host, until everything before the mark is done.
@@ -232,10 +231,9 @@ impl StreamRef<'_> {
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
-        let _outside = recording::outside(self.context().driver().table(), self.as_raw())?;
-        let _current = self.enter()?;
+        let open = self.submit()?;
         // SAFETY: both handles are live and of one driver.
-        unsafe { raw::stream::wait(self.context().driver().table(), self.as_raw(), event.raw) }
+        unsafe { raw::stream::wait(open.queue(), event.raw) }
     }
 }
 

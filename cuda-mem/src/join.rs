@@ -2,9 +2,9 @@
 
 use cuda_driver_sys::CUevent;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::raw;
 use crate::stream::{Stream, StreamRef};
-use crate::{raw, recording, report};
 
 impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
@@ -98,28 +98,20 @@ struct Mark<'a> {
 impl<'a> Mark<'a> {
     /// Behind everything that is in the stream now.
     fn after(stream: StreamRef<'a>) -> Result<Self> {
-        // Before any lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let context = stream.context();
-        let _outside = recording::outside(context.driver().table(), stream.as_raw())?;
-        let event = context.take_event()?;
+        let open = stream.submit()?;
+        let event = stream.context().take_event()?;
         let mark = Self { stream, event };
-        let _current = stream.enter()?;
         // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
-        unsafe { raw::event::record(context.driver().table(), event, stream.as_raw()) }?;
+        unsafe { raw::event::record(open.queue(), event) }?;
         Ok(mark)
     }
 
     fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
-        let table = self.stream.context().driver().table();
-        let _outside = recording::outside(table, later.as_raw())?;
-        let _current = later.enter()?;
+        let open = later.submit()?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
         // recording at this call, so the event may be used again at once.
-        unsafe { raw::stream::wait(table, later.as_raw(), self.event) }
+        unsafe { raw::stream::wait(open.queue(), self.event) }
     }
 }
 

@@ -1,11 +1,12 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
 mod followers;
+mod gate;
 mod ordered;
-mod quiet;
 
 pub(crate) use followers::Follower;
 use followers::Followers;
+pub(crate) use gate::Reach;
 pub(crate) use ordered::OrderedRelease;
 
 use std::any::Any;
@@ -15,12 +16,12 @@ use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_flags};
 
-use crate::context::{Context, Current};
+use crate::context::Context;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::progress::{self, Progress};
-use crate::{deferred, raw, recording, report};
+use crate::{deferred, raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -251,23 +252,6 @@ impl Stream {
         self.0.view()
     }
 
-    /// See [`StreamRef::enter`].
-    #[inline]
-    pub(crate) fn enter(&self) -> Result<Option<Current<'_>>> {
-        if is_default(self.0.raw) {
-            return self.as_ref().enter_default();
-        }
-        Ok(None)
-    }
-
-    /// Makes the stream's context current, which a copy needs (R64).
-    pub(crate) fn bind(&self) -> Result<Current<'_>> {
-        match self.enter()? {
-            Some(current) => Ok(current),
-            None => self.context().bind(),
-        }
-    }
-
     /// Whether this is another thread's own stream, which nothing can be ordered with.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.as_ref().is_elsewhere()
@@ -404,46 +388,6 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// What a call with this stream needs: nothing, unless it is a default stream. Then its context
-    /// must be current (R8), and a thread's own stream can only be named on that thread.
-    #[inline]
-    pub(crate) fn enter(&self) -> Result<Option<Current<'a>>> {
-        if is_default(self.raw) {
-            return self.enter_default();
-        }
-        Ok(None)
-    }
-
-    #[cold]
-    fn enter_default(&self) -> Result<Option<Current<'a>>> {
-        if self.is_elsewhere() {
-            return Err(Error::invalid(format!(
-                "{self} is the own stream of another thread; use it there, or take a stream made by \
-                 `Context::stream`"
-            )));
-        }
-        self.context.bind().map(Some)
-    }
-
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        self.thread
-            .is_some_and(|thread| thread != std::thread::current().id())
-    }
-
-    /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
-    /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
-    /// (R110).
-    #[cold]
-    pub(crate) fn wait_elsewhere(&self) -> Result<()> {
-        if recording::any() {
-            return Err(Error::capturing(format!(
-                "{self} is the own stream of another thread, so all of its context would have to be waited for, \
-                 and that would spoil the capture that is going on; do it after the capture, or on that thread"
-            )));
-        }
-        self.context.synchronize()
-    }
-
     /// The context of this stream.
     #[must_use]
     pub fn context(&self) -> &'a Context {
@@ -463,10 +407,7 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        recording::refuse(self.context.driver().table(), self.raw)?;
-        let _current = self.enter()?;
-        // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::synchronize(self.context.driver().table(), self.raw) }?;
+        self.wait()?;
         deferred::poll();
         Ok(())
     }
@@ -478,10 +419,16 @@ impl<'a> StreamRef<'a> {
     /// As there.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
-        recording::refuse(self.context.driver().table(), self.raw)?;
-        let _current = self.enter()?;
+        let open = self.ask()?;
         // SAFETY: the stream is live while the reference is.
-        unsafe { raw::stream::query(self.context.driver().table(), self.raw) }
+        unsafe { raw::stream::query(open.queue()) }
+    }
+
+    /// As [`synchronize`](Self::synchronize), and releases nothing.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let open = self.ask()?;
+        // SAFETY: the stream is live while the reference is.
+        unsafe { raw::stream::synchronize(open.queue()) }
     }
 }
 

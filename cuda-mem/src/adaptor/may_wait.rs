@@ -18,10 +18,9 @@ pub(super) fn refuse_waiting(stream: &Stream) -> Result<()> {
         ));
     }
     // By another thread, or another library.
-    if stream.as_ref().refuse_captured().is_err() {
-        return Err(Error::capturing(
-            "the stream of the request is recorded into a graph, or cannot be asked".to_owned(),
-        ));
+    let captured = "the stream of the request is recorded into a graph, or cannot be asked";
+    if stream.as_ref().is_captured() {
+        return Err(Error::capturing(captured.to_owned()));
     }
     Ok(())
 }

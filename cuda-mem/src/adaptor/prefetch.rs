@@ -13,7 +13,7 @@ use crate::location::Location;
 use crate::pointer::MemoryKind;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
-use crate::{raw, recording, report};
+use crate::{raw, report};
 
 /// Moves managed memory to the stream's device when it is allocated, in the order of the stream, so that
 /// the first kernel does not wait for every page. Other memory is handed out as it is, and so is memory for
@@ -59,9 +59,7 @@ impl<U: MemoryResource> PrefetchAdaptor<U> {
 
     /// Gives the memory back if it cannot be moved.
     fn fetch(&self, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Result<()> {
-        let table = stream.device().driver().table();
-        // SAFETY: the stream is live while the handle is.
-        if unsafe { recording::is_captured(table, stream.as_raw()) } {
+        if stream.as_ref().is_captured() {
             // It would spoil the capture, and the memory is as good where it is.
             return Ok(());
         }
@@ -109,17 +107,10 @@ unsafe impl<U: MemoryResource> MemoryResource for PrefetchAdaptor<U> {
 /// Moves a range of managed memory to the stream's device.
 fn prefetch(address: CUdeviceptr, bytes: usize, stream: &Stream) -> Result<()> {
     let device = stream.device();
-    let _current = stream.bind()?;
+    let open = stream.as_ref().submit_bound()?;
     let to = Location::Device(device).to_raw();
     // SAFETY: the range is managed memory that was allocated just now; the stream is live, and its context
     // current.
-    unsafe {
-        raw::managed::prefetch(
-            device.driver().table(),
-            (address, bytes),
-            to,
-            stream.as_raw(),
-        )
-    }
-    .map_err(|error| error.asked(|| format!("{bytes} bytes to {device}")))
+    unsafe { raw::managed::prefetch(open.queue(), (address, bytes), to) }
+        .map_err(|error| error.asked(|| format!("{bytes} bytes to {device}")))
 }

@@ -40,11 +40,8 @@ impl Served {
         // SAFETY: the stream is live, because its end is told to the centre before it comes; when the arena has
         // ended, `is_over` keeps a handle meanwhile.
         let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
-        let _current = stream.enter().ok()?;
         // Asking a captured stream anything else would make the capture worthless (R113).
-        // SAFETY: as above; a default stream's context is current.
-        let captured = unsafe { recording::is_captured(self.context.driver().table(), self.raw) };
-        (!captured).then_some(stream)
+        (!stream.is_captured()).then_some(stream)
     }
 
     /// What waits that others made have shown to be done.

@@ -11,9 +11,10 @@ use super::course::Course;
 use super::owners::LaneId;
 use super::{Inner, thread};
 use crate::deferred::ResourceCall;
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::resource::refuse_captured;
-use crate::stream::{Follower, Stream};
+use crate::resource::CAPTURED;
+use crate::stream::{Follower, Reach, Stream};
 
 /// Whose a lane is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,29 +80,29 @@ impl DerefMut for CentreGuard<'_> {
     }
 }
 
+impl Reach for Inner {
+    fn require_reach(&self, device: Device) -> Result<()> {
+        if self.device.is_none_or(|own| own == device) || self.properties.reaches(device) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{device} does not reach the memory of {self}"
+        )))
+    }
+}
+
 impl Inner {
     /// The stream's lane. A stream that is new takes over that of one which has ended, with all memory in it,
     /// if there is one. Whatever may not use the arena is refused here.
     pub(super) fn lane_of(&self, stream: &Stream) -> Result<LaneId> {
-        if let Some(device) = self.device
-            && stream.device() != device
-            && !self.properties.reaches(stream.device())
-        {
-            return Err(Error::invalid(format!(
-                "{stream} is of a device that does not reach the memory of {self}"
-            )));
-        }
+        stream.as_ref().require_reach(self)?;
         if !stream.context().is_primary() {
             // An arena keeps marks, and with them contexts, longer than the maker of this one can know.
             return Err(Error::not_supported(format!(
                 "{stream} is of a context that was handed in; an arena takes streams of primary contexts"
             )));
         }
-        {
-            // A thread's own stream is named on that thread only, and a default stream is asked in its context.
-            let _current = stream.enter()?;
-            refuse_captured(stream.as_ref())?;
-        }
+        stream.as_ref().refuse_captured(CAPTURED)?;
         let key = Key::of(stream);
         let mut centre = self.centre();
         let known = centre.by_stream.get(&key).copied();

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
 use crate::pool::Pool;
 use crate::stream::Stream;
-use crate::{raw, recording, resource};
+use crate::{raw, resource};
 
 impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
@@ -60,23 +60,19 @@ impl Pool {
     /// The memory of a buffer, without the buffer: whoever asks has to free it.
     #[inline]
     pub(super) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
-        if !self.reaches(stream.device()) {
-            self.require_reach(stream.device())?;
-        }
         if bytes == 0 {
+            stream.as_ref().require_reach(self)?;
             return Ok(0);
         }
         if bytes >= TOO_MUCH {
             let error = too_much(bytes);
             return Err(error.and_memory(|memory| *memory = report(bytes, self, stream)));
         }
-        let table = self.driver().table();
         stream.release_deferred();
-        let _outside = recording::outside(table, stream.as_raw())?;
-        let _current = stream.enter()?;
+        let open = stream.as_ref().submit_with(self)?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
         // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
-        unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
+        unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
             .map_err(|error| explain(error, bytes, self, stream))
     }
 
@@ -134,23 +130,19 @@ impl Stream {
         let address = if bytes == 0 {
             0
         } else {
-            let table = self.device().driver().table();
             self.release_deferred();
-            let _outside = recording::outside(table, self.as_raw())?;
-            let _current = self.enter()?;
+            let open = self.as_ref().submit()?;
             // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
             // one ordered with it, use it.
-            unsafe { raw::alloc::from_current_pool(table, bytes, self.as_raw()) }.map_err(
-                |error| {
-                    // In the call, where the oldest Rust lets its arguments live long enough.
-                    resource::explain(
-                        error,
-                        &format_args!("the current pool of {}", self.device()),
-                        bytes,
-                        self,
-                    )
-                },
-            )?
+            unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }.map_err(|error| {
+                // In the call, where the oldest Rust lets its arguments live long enough.
+                resource::explain(
+                    error,
+                    &format_args!("the current pool of {}", self.device()),
+                    bytes,
+                    self,
+                )
+            })?
         };
         if ledger::is_on() {
             listed::born(

@@ -53,7 +53,7 @@ impl Resource {
         } else {
             let _noted = origin::note();
             stream.release_deferred();
-            recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+            stream.as_ref().refuse_recorded()?;
             let _inside = ResourceCall::enter();
             self.inner.allocate(layout, stream)?
         };
@@ -147,11 +147,8 @@ unsafe impl MemoryResource for Pool {
         };
         // A device that the driver does not answer for counts as one that does not reach it.
         let ask = |device: &Device| {
-            if recording::any() {
-                // Else it would make the capture worthless (R110, R113).
-                return recording::harmlessly(driver.table(), || self.access(device));
-            }
-            self.access(device)
+            // Else it would make a capture worthless (R110, R113).
+            recording::kept_out(driver.table(), || self.access(device))
         };
         let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
         let others = driver.devices().unwrap_or_default();

@@ -15,9 +15,9 @@ use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item};
-use crate::resource::refuse_captured;
+use crate::resource::CAPTURED;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
-use crate::{progress, raw, recording};
+use crate::{progress, raw};
 
 /// Memory of a buffer that was dropped while its stream was captured.
 struct DroppedBuffer {
@@ -130,7 +130,7 @@ fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
         return Ok(None);
     }
     // Ordering another stream behind a captured one would draw it into the capture.
-    refuse_captured(stream)?;
+    stream.refuse_captured(CAPTURED)?;
     let after = stream.context().stream()?;
     order(stream, after.as_ref())?;
     Ok(Some(after))
@@ -140,13 +140,9 @@ fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
 ///
 /// As [`raw::alloc::free`].
 unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
-    let table = stream.context().driver().table();
-    let _outside = recording::outside(table, stream.as_raw())?;
-    let _current = stream.enter()?;
+    let open = stream.submit()?;
     // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
-    recording::harmlessly(table, || unsafe {
-        raw::alloc::free(table, address, stream.as_raw())
-    })
+    open.harmlessly(|queue| unsafe { raw::alloc::free(queue, address) })
 }
 
 /// INVALID_VALUE may mean that the stream is captured.
@@ -154,7 +150,8 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
     if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
         return error;
     }
-    refuse_captured(stream).err().unwrap_or(error)
+    let refused = stream.refuse_captured(CAPTURED);
+    refused.err().unwrap_or(error)
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -166,21 +163,13 @@ impl<T: Pod> DeviceBuffer<T> {
         });
     }
 
-    /// A free while this crate records some stream.
-    #[cold]
-    pub(super) fn free_while_recording(&self) -> Result<()> {
-        // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
-        // by this one (R13).
-        unsafe { free_harmlessly(self.address, self.stream.as_ref()) }
-    }
-
     /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
     /// way that disturbs none, and if that is not enough, the error says so.
     #[cold]
     pub(super) fn free_refused(&self, error: Error) -> Result<()> {
         let stream = self.stream.as_ref();
         if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
-            // SAFETY: as in `free_while_recording`; the first try had no effect.
+            // SAFETY: as in `free_in_order`; the first try had no effect.
             let freed = unsafe { free_harmlessly(self.address, stream) };
             return freed.map_err(|error| explain_refusal(error, stream));
         }

@@ -11,7 +11,6 @@ use super::DeviceBuffer;
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
-use crate::recording;
 use crate::resource::{Handle, MemoryResource};
 use crate::stream::{Stream, StreamRef};
 
@@ -103,7 +102,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let elsewhere = elsewhere.transpose()?;
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
         // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
-        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+        stream.as_ref().refuse_recorded()?;
         if let Home::Kept(keep) = &self.home
             && keep.wait(stream.as_ref())?
         {

@@ -82,7 +82,7 @@ impl<T: Pod> DeviceBuffer<T> {
             return Ok(());
         }
         if ours.driver() == theirs.driver() {
-            let _current = other.bind()?;
+            let _current = other.context().bind()?;
             let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
             let table = theirs.driver().table();
             // SAFETY: the attribute is 8 bytes wide, and the memory is not freed.

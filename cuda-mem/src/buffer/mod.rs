@@ -27,15 +27,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use crate::context::{Context, Current};
+use crate::context::Context;
 use crate::copy::Span;
 use crate::device::Device;
 use crate::error::{Error, Failed, Result, took_effect};
 use crate::event::Event;
 use crate::join::order;
 use crate::pool::{MemoryPool, PoolBuilder};
+use crate::raw::Queue;
 use crate::stream::{Stream, StreamRef};
-use crate::{ledger, raw, recording, report};
+use crate::{ledger, raw, report};
 
 /// `len` elements of device memory, allocated in the order of a stream and freed in it.
 ///
@@ -224,17 +225,14 @@ impl<T: Pod> DeviceBuffer<T> {
 
     #[inline]
     fn free_in_order(&self) -> Result<()> {
-        let _current = match self.stream.enter() {
-            Ok(current) => current,
-            Err(error) => Some(self.enter_elsewhere(error)?),
+        let open = match self.stream.as_ref().submit_free() {
+            Ok(open) => open,
+            Err(error) => return self.free_elsewhere(error),
         };
-        let table = self.stream.device().driver().table();
-        if recording::any() {
-            return self.free_while_recording();
-        }
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
         // by this one (R13). A default stream's context is current (R8).
-        unsafe { raw::alloc::free(table, self.address, self.stream.as_raw()) }
+        let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, self.address) };
+        open.kept_out(free)
             .map_err(|error| error.asked(|| self.in_words()))
     }
 
@@ -253,15 +251,18 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// The buffer's stream cannot be entered. If it is another thread's own, this waits for everything
-    /// in its context; then this thread's own serves as well.
+    /// The buffer's stream takes no free. If it is another thread's own, this waits for everything in its
+    /// context; then this thread's own serves as well.
     #[cold]
-    fn enter_elsewhere(&self, error: Error) -> Result<Current<'_>> {
+    fn free_elsewhere(&self, error: Error) -> Result<()> {
         if !self.stream.is_elsewhere() {
             return Err(error);
         }
         self.stream.as_ref().wait_elsewhere()?;
-        self.stream.context().bind()
+        let own = self.stream.context().per_thread_stream();
+        let open = own.as_ref().submit_free()?;
+        // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
+        open.kept_out(|queue| unsafe { raw::alloc::free(queue, self.address) })
     }
 
     /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is

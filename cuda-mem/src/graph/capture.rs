@@ -113,22 +113,14 @@ impl Stream {
         mode: CaptureMode,
         record: impl FnOnce(&Capture) -> Result<R>,
     ) -> Result<(Graph, R)> {
-        let table = self.context().driver().table();
         self.release_deferred();
-        let note = recording::Note::new(table, self.as_raw())?;
-        {
-            let _current = self.enter()?;
-            // SAFETY: the stream is live; the note keeps everything else of this crate out of it.
-            unsafe { raw::graph::begin_capture(table, self.as_raw(), mode.raw()) }.map_err(
-                |error| {
-                    error.meaning(
-                        CUresult::CUDA_ERROR_ILLEGAL_STATE,
-                        ErrorKind::Capturing,
-                        "somebody captures the stream already",
-                    )
-                },
-            )?;
-        }
+        let note = self.as_ref().begin_capture(mode.raw()).map_err(|error| {
+            error.meaning(
+                CUresult::CUDA_ERROR_ILLEGAL_STATE,
+                ErrorKind::Capturing,
+                "somebody captures the stream already",
+            )
+        })?;
         let capture = Capture {
             stream: self.clone(),
             parts: RefCell::new(Parts::new()),
@@ -166,11 +158,10 @@ impl Capture {
         let address = if bytes == 0 {
             0
         } else {
-            let table = self.stream.context().driver().table();
-            let _current = self.stream.enter()?;
+            let open = self.stream.as_ref().submit_recorded()?;
             // SAFETY: the stream is live and captured, so this makes a node, and the memory is the graph's
             // (R67).
-            unsafe { raw::alloc::from_current_pool(table, bytes, self.stream.as_raw()) }
+            unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }
                 .map_err(|error| error.asked(|| format!("{bytes} bytes of graph memory")))?
         };
         let mut parts = self.parts.borrow_mut();
@@ -196,10 +187,8 @@ impl Capture {
 
     fn end(&self) -> Result<CUgraph> {
         self.is_over.set(true);
-        let table = self.stream.context().driver().table();
-        let _current = self.stream.enter()?;
-        // SAFETY: the stream is live, and this value began its capture. Whatever the answer, it is over.
-        unsafe { recording::end(table, self.stream.as_raw()) }
+        // SAFETY: this value began the capture.
+        unsafe { self.stream.as_ref().end_capture() }
     }
 }
 
@@ -332,11 +321,10 @@ impl<T: Pod> GraphBuffer<'_, T> {
         }
         let address = std::mem::take(&mut self.address);
         let stream = &self.capture.stream;
-        let table = stream.context().driver().table();
-        let _current = stream.enter()?;
+        let open = stream.as_ref().submit_recorded()?;
         // SAFETY: the memory was allocated in this capture, and all its uses are recorded before this. No
         // other free of it is recorded (R72).
-        unsafe { raw::alloc::free(table, address, stream.as_raw()) }?;
+        unsafe { raw::alloc::free(open.queue(), address) }?;
         let mut parts = self.capture.parts.borrow_mut();
         if let Some(block) = parts.blocks.get_mut(self.index) {
             block.is_freed = true;

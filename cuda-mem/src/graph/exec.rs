@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{OrderedRelease, Stream, StreamRef};
-use crate::{raw, recording, report};
+use crate::{raw, report};
 
 /// How to make an instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,19 +137,17 @@ impl GraphExec {
             let bytes = self.left_bytes() as u64;
             return Err(Error::still_allocated(alive.blocks.len(), bytes));
         }
-        let table = self.context().driver().table();
-        recording::refuse(table, stream.as_raw())?;
+        stream.as_ref().refuse_recorded()?;
         self.check_driver(stream)?;
         // What was done with the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;
         }
         self.parts.enter(stream)?;
-        let _outside = recording::outside(table, stream.as_raw())?;
-        let _current = stream.bind()?;
+        let open = stream.as_ref().submit_bound()?;
         // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
         // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
-        let launched = unsafe { raw::graph::launch(table, self.raw, stream.as_raw()) };
+        let launched = unsafe { raw::graph::launch(open.queue(), self.raw) };
         // A code that reports an earlier fault does not say that nothing was launched.
         if took_effect(&launched) {
             self.parts.leave(stream);
@@ -171,12 +169,10 @@ impl GraphExec {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
-        let table = self.context().driver().table();
-        let _outside = recording::outside(table, stream.as_raw())?;
         self.check_driver(stream)?;
-        let _current = stream.bind()?;
+        let open = stream.as_ref().submit_bound()?;
         // SAFETY: the instance and the stream are live.
-        unsafe { raw::graph::upload(table, self.raw, stream.as_raw()) }
+        unsafe { raw::graph::upload(open.queue(), self.raw) }
     }
 
     fn check_driver(&self, stream: &Stream) -> Result<()> {
@@ -247,22 +243,14 @@ impl OrderedRelease for LeftMemory {
 
 /// Frees one block outside its graph.
 fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
-    let table = stream.context().driver().table();
-    let _outside = recording::outside(table, stream.as_raw())?;
-    let _current = stream.enter()?;
-    // SAFETY: the stream is live.
-    if unsafe { recording::is_captured(table, stream.as_raw()) } {
-        // The driver would record the free instead of carrying it out.
-        return Err(Error::capturing(
-            "the stream in which the graph left memory is being captured; free it afterwards"
-                .to_owned(),
-        ));
-    }
-    let call = || {
-        // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
-        unsafe { raw::alloc::free(table, address, stream.as_raw()) }
-    };
-    recording::kept_out(table, call).map_err(|error| crate::buffer::explain_refusal(error, stream))
+    let open = stream.submit()?;
+    // The driver would record the free instead of carrying it out.
+    open.refuse_captured(
+        "the stream in which the graph left memory is being captured; free it afterwards",
+    )?;
+    // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
+    open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })
+        .map_err(|error| crate::buffer::explain_refusal(error, stream))
 }
 
 impl Drop for GraphExec {

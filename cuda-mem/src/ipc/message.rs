@@ -144,7 +144,10 @@ impl Channel {
             Err(error) => return Err(Failed::new(error, buffer)),
         }
         // First, so that nothing here uses the memory even if it cannot be freed.
-        if let Err(error) = buffer.settle().and_then(|()| wait_for(buffer.stream())) {
+        if let Err(error) = buffer
+            .settle()
+            .and_then(|()| buffer.stream().as_ref().wait_uncaptured())
+        {
             buffer.note_failed_return(Some(error.to_string()));
             return Err(Failed::new(error, buffer));
         }
@@ -237,16 +240,6 @@ impl Channel {
         // SAFETY: the caller vouches for the other process.
         context.import_event(&unsafe { EventHandle::from_bytes(&message.bytes) }?)
     }
-}
-
-/// Waits for the work of a stream that nobody captures.
-fn wait_for(stream: &Stream) -> Result<()> {
-    let stream = stream.as_ref();
-    if stream.is_elsewhere() {
-        return stream.wait_elsewhere();
-    }
-    stream.refuse_captured()?;
-    stream.synchronize()
 }
 
 fn unexpected(what: &str) -> Error {

@@ -137,10 +137,8 @@ fn see(stream: &Stream) -> Result<bool> {
 /// Waits for a stream that was done just now: sees that it is done, which asking it does not (R86): a pool that ends when its frees are only
 /// done leaves a descriptor open (R128).
 fn observe(stream: &Stream) -> Result<()> {
-    let _current = stream.enter()?;
     // Not `Stream::synchronize`, which looks at what waits, and so comes back here.
-    // SAFETY: the stream is live.
-    unsafe { raw::stream::synchronize(stream.device().driver().table(), stream.as_raw()) }
+    stream.as_ref().wait()
 }
 
 impl UnusedImport {
@@ -249,7 +247,7 @@ pub(super) fn release_pointer(
     stream: &Stream,
 ) -> Result<()> {
     // Before anything is counted: a captured stream takes no free of this memory.
-    recording::refuse(driver.table(), stream.as_raw())?;
+    stream.as_ref().refuse_recorded()?;
     let ended = alone(|pools| {
         let entry = entry(pools, driver, pool);
         let Some(entry) = entry else {
@@ -270,18 +268,10 @@ pub(super) fn release_pointer(
         for other in &pointer.ended {
             order(other.as_ref(), stream.as_ref())?;
         }
-        let _outside = recording::outside(driver.table(), stream.as_raw())?;
-        let _current = stream.enter()?;
-        let free = || {
-            // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
-            // stream's context is current (R8).
-            unsafe { raw::alloc::free(driver.table(), address, stream.as_raw()) }
-        };
-        if recording::any() {
-            recording::harmlessly(driver.table(), free)?;
-        } else {
-            free()?;
-        }
+        let open = stream.as_ref().submit()?;
+        // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
+        // stream's context is current (R8).
+        open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })?;
         let pointer = entry.pointers.remove(&address);
         let free = Free::new(stream);
         match entry.frees.iter_mut().find(|free| free.stream == *stream) {

@@ -11,9 +11,9 @@ use super::{Advice, ManagedBuffer, RangeInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::Location;
 use crate::pages::host_page;
+use crate::raw;
 use crate::stream::Stream;
 use crate::traffic::{self, Traffic};
-use crate::{raw, recording};
 
 /// Some elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
 ///
@@ -183,7 +183,7 @@ impl<T: Pod> ManagedRange<'_, T> {
             return Ok(());
         }
         let (table, word) = (self.buffer.driver().table(), advice.to_raw(is_set));
-        let _current = self.buffer.stream().bind()?;
+        let _current = self.buffer.stream().context().bind()?;
         self.pieces().try_for_each(|piece| {
             // SAFETY: the piece is of managed memory that the buffer has not freed.
             unsafe { raw::managed::advise(table, piece, word, place.to_raw()) }
@@ -221,22 +221,16 @@ impl<T: Pod> ManagedRange<'_, T> {
         if bytes == 0 {
             return Ok(());
         }
-        let table = self.buffer.driver().table();
-        let _outside = recording::outside(table, stream.as_raw())?;
-        let _current = stream.bind()?;
-        // SAFETY: the stream is live while the handle is.
-        if unsafe { recording::is_captured(table, stream.as_raw()) } {
-            // The driver would refuse it, and the capture would be lost (R134).
-            return Err(Error::capturing(
-                "the stream is being captured into a graph, which takes no prefetch; prefetch before or after, or \
-                 on another stream"
-                    .to_owned(),
-            ));
-        }
+        let open = stream.as_ref().submit_bound()?;
+        // The driver would refuse it, and the capture would be lost (R134).
+        open.refuse_captured(
+            "the stream is being captured into a graph, which takes no prefetch; prefetch before or after, or on \
+             another stream",
+        )?;
         self.pieces().try_for_each(|piece| {
             // SAFETY: the piece is of managed memory, valid in this stream, which is the buffer's or has the buffer
             // on loan.
-            unsafe { raw::managed::prefetch(table, piece, to.to_raw(), stream.as_raw()) }
+            unsafe { raw::managed::prefetch(open.queue(), piece, to.to_raw()) }
                 .map_err(|error| explain(error, || format!("{self:?} to {to}")))
         })?;
         let traffic = Traffic::of_prefetch(bytes);
@@ -258,7 +252,7 @@ impl<T: Pod> ManagedRange<'_, T> {
         }
         let driver = self.buffer.driver();
         let devices = driver.device_count()?;
-        let _current = self.buffer.stream().bind()?;
+        let _current = self.buffer.stream().context().bind()?;
         let mut common: Option<RangeInfo> = None;
         for piece in self.pieces() {
             // SAFETY: the piece is of managed memory that the buffer has not freed.

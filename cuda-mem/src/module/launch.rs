@@ -7,8 +7,8 @@ use cuda_driver_sys::{CUdevice_attribute, CUresult};
 use super::argument::{Arguments, sealed::Spot};
 use super::function::Function;
 use crate::error::{Error, Result};
+use crate::raw;
 use crate::stream::Stream;
-use crate::{raw, recording};
 
 /// How many threads a launch has: blocks, and threads of each block, in up to three dimensions; and shared memory.
 ///
@@ -90,7 +90,7 @@ impl Function {
                 "{self} cannot run on {stream}, which is of another context; load it there too"
             )));
         }
-        recording::refuse(self.table(), stream.as_raw())?;
+        stream.as_ref().refuse_recorded()?;
         if launch.grid.contains(&0) {
             return Ok(());
         }
@@ -100,18 +100,16 @@ impl Function {
             for (pointer, place) in pointers.iter_mut().zip(places) {
                 *pointer = place.0;
             }
-            let _outside = recording::outside(self.table(), stream.as_raw())?;
-            let _current = stream.bind()?;
+            let open = stream.as_ref().submit_bound()?;
             // SAFETY: the code is held and of the stream's context, which is current; the arguments are held, and
             // the caller vouches for what they are and for what the kernel does.
             unsafe {
                 raw::module::launch(
-                    self.table(),
+                    open.queue(),
                     self.as_raw(),
                     launch.grid,
                     launch.block,
                     launch.shared,
-                    stream.as_raw(),
                     &mut pointers,
                 )
             }

@@ -12,6 +12,7 @@ use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
+use crate::stream::Reach;
 use crate::{raw, report};
 
 /// What a device may do with the memory of a pool.
@@ -80,6 +81,16 @@ impl Device {
             .require_same(peer.driver(), format_args!("{self} and {peer}"))?;
         // SAFETY: both devices are of this driver.
         unsafe { raw::device::can_access_peer(self.driver().table(), self.as_raw(), peer.as_raw()) }
+    }
+}
+
+impl Reach for Pool {
+    #[inline]
+    fn require_reach(&self, device: Device) -> Result<()> {
+        if self.reaches(device) {
+            return Ok(());
+        }
+        self.ask_reach(device)
     }
 }
 
@@ -227,9 +238,9 @@ impl Pool {
         self.0.driver == device.driver() && self.0.reach.load(Ordering::Relaxed) & bit != 0
     }
 
-    /// `Ok` if work on `device` may touch the memory; asks the driver.
+    /// `Ok` if work on `device` may touch the memory, by what the driver says.
     #[cold]
-    pub(crate) fn require_reach(&self, device: Device) -> Result<()> {
+    fn ask_reach(&self, device: Device) -> Result<()> {
         self.require_healthy()?;
         if report::is_forked() {
             return Err(Error::forked());

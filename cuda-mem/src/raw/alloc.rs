@@ -1,27 +1,26 @@
 //! Stream-ordered allocation: the hot path. Neither call needs a current context on an explicit
 //! stream (measured).
 
-use cuda_driver_sys::{CUdeviceptr, CUmemoryPool, CUstream};
+use cuda_driver_sys::{CUdeviceptr, CUmemoryPool};
 
-use super::{Table, call};
+use super::{Queue, call};
 use crate::error::Result;
 
 /// # Safety
-/// `pool` and `stream` must be live. The memory may be used only after this point of `stream`,
+/// `pool` and the stream must be live. The memory may be used only after this point of the stream,
 /// and may be freed at most once.
 #[inline]
 pub(crate) unsafe fn from_pool(
-    table: &Table,
+    queue: Queue<'_>,
     bytes: usize,
     pool: CUmemoryPool,
-    stream: CUstream,
 ) -> Result<CUdeviceptr> {
     let mut address = 0;
     // SAFETY: `address` is valid for a write; the caller vouches for the handles.
     unsafe {
         call!(
-            table,
-            cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream)
+            queue.table,
+            cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, queue.stream)
         )
     }?;
     Ok(address)
@@ -31,22 +30,23 @@ pub(crate) unsafe fn from_pool(
 ///
 /// # Safety
 /// As [`from_pool`].
-pub(crate) unsafe fn from_current_pool(
-    table: &Table,
-    bytes: usize,
-    stream: CUstream,
-) -> Result<CUdeviceptr> {
+pub(crate) unsafe fn from_current_pool(queue: Queue<'_>, bytes: usize) -> Result<CUdeviceptr> {
     let mut address = 0;
-    // SAFETY: `address` is valid for a write; the caller vouches for the stream.
-    unsafe { call!(table, cuMemAllocAsync(&raw mut address, bytes, stream)) }?;
+    // SAFETY: `address` is valid for a write; the caller vouches for the queue.stream.
+    unsafe {
+        call!(
+            queue.table,
+            cuMemAllocAsync(&raw mut address, bytes, queue.stream)
+        )
+    }?;
     Ok(address)
 }
 
 /// # Safety
 /// `address` must come from [`from_pool`] and be freed nowhere else; every use of it must be
-/// ordered before this point of `stream`.
+/// ordered before this point of the stream.
 #[inline]
-pub(crate) unsafe fn free(table: &Table, address: CUdeviceptr, stream: CUstream) -> Result<()> {
+pub(crate) unsafe fn free(queue: Queue<'_>, address: CUdeviceptr) -> Result<()> {
     // SAFETY: the caller gives up the address.
-    unsafe { call!(table, cuMemFreeAsync(address, stream)) }
+    unsafe { call!(queue.table, cuMemFreeAsync(address, queue.stream)) }
 }

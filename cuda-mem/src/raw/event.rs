@@ -2,9 +2,9 @@
 
 use std::ffi::c_uint;
 
-use cuda_driver_sys::{CUevent, CUstream};
+use cuda_driver_sys::CUevent;
 
-use super::{Table, call};
+use super::{Queue, Table, call};
 use crate::error::Result;
 
 /// # Safety
@@ -25,9 +25,9 @@ pub(crate) unsafe fn destroy(table: &Table, event: CUevent) -> Result<()> {
 
 /// # Safety
 /// Both must be live handles of one context.
-pub(crate) unsafe fn record(table: &Table, event: CUevent, stream: CUstream) -> Result<()> {
+pub(crate) unsafe fn record(queue: Queue<'_>, event: CUevent) -> Result<()> {
     // SAFETY: the caller vouches for the handles.
-    unsafe { call!(table, cuEventRecord(event, stream)) }
+    unsafe { call!(queue.table, cuEventRecord(event, queue.stream)) }
 }
 
 /// # Safety

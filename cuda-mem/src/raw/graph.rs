@@ -10,7 +10,7 @@ use cuda_driver_sys::{
     CUmemorytype, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, location,
 };
 
-use super::{Table, call};
+use super::{Queue, Table, call};
 use crate::error::Result;
 
 /// # Safety
@@ -258,17 +258,17 @@ pub(crate) unsafe fn destroy_exec(table: &Table, exec: CUgraphExec) -> Result<()
 
 /// # Safety
 /// Both must be live, and all memory of others that the graph uses must be valid at this point of
-/// `stream`.
-pub(crate) unsafe fn launch(table: &Table, exec: CUgraphExec, stream: CUstream) -> Result<()> {
+/// the stream.
+pub(crate) unsafe fn launch(queue: Queue<'_>, exec: CUgraphExec) -> Result<()> {
     // SAFETY: the caller vouches for the handles.
-    unsafe { call!(table, cuGraphLaunch(exec, stream)) }
+    unsafe { call!(queue.table, cuGraphLaunch(exec, queue.stream)) }
 }
 
 /// # Safety
 /// Both must be live.
-pub(crate) unsafe fn upload(table: &Table, exec: CUgraphExec, stream: CUstream) -> Result<()> {
+pub(crate) unsafe fn upload(queue: Queue<'_>, exec: CUgraphExec) -> Result<()> {
     // SAFETY: the caller vouches for the handles.
-    unsafe { call!(table, cuGraphUpload(exec, stream)) }
+    unsafe { call!(queue.table, cuGraphUpload(exec, queue.stream)) }
 }
 
 /// # Safety

@@ -8,10 +8,10 @@ use std::ffi::{c_int, c_void};
 
 use cuda_driver_sys::{
     CU_DEVICE_CPU, CU_DEVICE_INVALID, CUdevice, CUdeviceptr, CUmem_advise, CUmem_range_attribute,
-    CUmemLocation, CUmemLocationType, CUstream, location, location_parts,
+    CUmemLocation, CUmemLocationType, location, location_parts,
 };
 
-use super::{Table, call, missing};
+use super::{Queue, Table, call, missing};
 use crate::error::Result;
 
 const NOWHERE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID;
@@ -39,21 +39,30 @@ fn place_of(number: CUdevice) -> CUmemLocation {
 /// Moves managed memory to a place, in the order of a stream.
 ///
 /// # Safety
-/// The range must be managed memory, valid at this point of `stream`, which is live and whose context is
+/// The range must be managed memory, valid at this point of the stream, which is live and whose context is
 /// current.
 pub(crate) unsafe fn prefetch(
-    table: &Table,
+    queue: Queue<'_>,
     (address, bytes): (CUdeviceptr, usize),
     to: CUmemLocation,
-    stream: CUstream,
 ) -> Result<()> {
-    if table.cuMemPrefetchAsync_v2.is_some() {
-        // SAFETY: the caller vouches for range and stream; no flag is defined.
-        return unsafe { call!(table, cuMemPrefetchAsync_v2(address, bytes, to, 0, stream)) };
+    if queue.table.cuMemPrefetchAsync_v2.is_some() {
+        // SAFETY: the caller vouches for range and queue.stream; no flag is defined.
+        return unsafe {
+            call!(
+                queue.table,
+                cuMemPrefetchAsync_v2(address, bytes, to, 0, queue.stream)
+            )
+        };
     }
     let to = number_of(to).ok_or_else(|| missing("cuMemPrefetchAsync_v2"))?;
-    // SAFETY: the caller vouches for range and stream.
-    unsafe { call!(table, cuMemPrefetchAsync(address, bytes, to, stream)) }
+    // SAFETY: the caller vouches for range and queue.stream.
+    unsafe {
+        call!(
+            queue.table,
+            cuMemPrefetchAsync(address, bytes, to, queue.stream)
+        )
+    }
 }
 
 /// Tells how a range will be used. For advice without a place any will do.

@@ -27,12 +27,36 @@ pub(crate) mod vmm;
 
 pub(crate) use cuda_driver_sys::DriverTable as Table;
 
+/// A stream that was found fit for a call. Made by the gate of `stream`, and nowhere else (`cargo xtask tidy`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queue<'a> {
+    table: &'a Table,
+    stream: CUstream,
+}
+
+impl<'a> Queue<'a> {
+    #[inline]
+    pub(crate) fn new(table: &'a Table, stream: CUstream) -> Self {
+        Self { table, stream }
+    }
+
+    #[inline]
+    pub(crate) fn table(self) -> &'a Table {
+        self.table
+    }
+
+    #[inline]
+    pub(crate) fn stream(self) -> CUstream {
+        self.stream
+    }
+}
+
 #[cfg(target_os = "linux")]
 use std::ffi::c_int;
 #[cfg(target_os = "linux")]
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use cuda_driver_sys::{CUresult, MissingSymbol};
+use cuda_driver_sys::{CUresult, CUstream, MissingSymbol};
 
 use crate::error::{Error, Result};
 

@@ -4,10 +4,10 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 
 use cuda_driver_sys::{
     CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUkernel, CUlibrary,
-    CUmodule, CUmoduleLoadingMode, CUresult, CUstream,
+    CUmodule, CUmoduleLoadingMode, CUresult,
 };
 
-use super::{Table, call};
+use super::{Queue, Table, call};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of each log that the compiler of PTX may write.
@@ -289,18 +289,17 @@ pub(crate) unsafe fn best_block(
 /// one value for each parameter, of its size. The driver takes the values before it returns. What the
 /// kernel touches must be there, and stay until it has run.
 pub(crate) unsafe fn launch(
-    table: &Table,
+    queue: Queue<'_>,
     function: CUfunction,
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared: c_uint,
-    stream: CUstream,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
     // SAFETY: the caller vouches for the code and what it touches; there are no `extra` options.
     unsafe {
         call!(
-            table,
+            queue.table,
             cuLaunchKernel(
                 function,
                 grid[0],
@@ -310,7 +309,7 @@ pub(crate) unsafe fn launch(
                 block[1],
                 block[2],
                 shared,
-                stream,
+                queue.stream,
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut()
             )

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use cuda_driver_sys::{CUevent, CUstream};
 
-use super::{Table, call};
+use super::{Queue, Table, call};
 use crate::error::Result;
 
 /// # Safety
@@ -24,23 +24,23 @@ pub(crate) unsafe fn destroy(table: &Table, stream: CUstream) -> Result<()> {
 }
 
 /// # Safety
-/// `stream` must be a live stream.
-pub(crate) unsafe fn synchronize(table: &Table, stream: CUstream) -> Result<()> {
+/// The stream must be live.
+pub(crate) unsafe fn synchronize(queue: Queue<'_>) -> Result<()> {
     // SAFETY: the caller vouches for the handle.
-    unsafe { call!(table, cuStreamSynchronize(stream)) }
+    unsafe { call!(queue.table, cuStreamSynchronize(queue.stream)) }
 }
 
 /// # Safety
-/// `stream` must be a live stream. `false` while work is pending.
-pub(crate) unsafe fn query(table: &Table, stream: CUstream) -> Result<bool> {
+/// The stream must be live. `false` while work is pending.
+pub(crate) unsafe fn query(queue: Queue<'_>) -> Result<bool> {
     // SAFETY: the caller vouches for the handle.
-    unsafe { call!(super::done, table, cuStreamQuery(stream)) }
+    unsafe { call!(super::done, queue.table, cuStreamQuery(queue.stream)) }
 }
 
 /// # Safety
 /// Both must be live handles. The wait is for the latest recording at this moment, so the event may
 /// be recorded again right away; one that was never recorded is not waited for.
-pub(crate) unsafe fn wait(table: &Table, stream: CUstream, event: CUevent) -> Result<()> {
+pub(crate) unsafe fn wait(queue: Queue<'_>, event: CUevent) -> Result<()> {
     // SAFETY: the caller vouches for the handles; 0 is the default flag.
-    unsafe { call!(table, cuStreamWaitEvent(stream, event, 0)) }
+    unsafe { call!(queue.table, cuStreamWaitEvent(queue.stream, event, 0)) }
 }

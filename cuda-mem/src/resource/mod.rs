@@ -25,7 +25,7 @@ use crate::driver::Driver;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::pool::Pool;
 use crate::recording;
-use crate::stream::{Stream, StreamRef};
+use crate::stream::Stream;
 
 /// The alignment in bytes that every resource keeps, whatever less is asked for.
 pub const RESOURCE_ALIGNMENT: usize = 256;
@@ -191,9 +191,8 @@ fn allocate_plain(
     take: impl FnOnce(usize) -> Result<CUdeviceptr>,
 ) -> Result<CUdeviceptr> {
     require_alignment(what, layout)?;
-    recording::refuse(stream.device().driver().table(), stream.as_raw())?;
     // Nobody could wait for another thread's own stream before the free.
-    drop(stream.enter()?);
+    drop(stream.as_ref().ask()?);
     if layout.size() == 0 {
         return Ok(0);
     }
@@ -211,10 +210,7 @@ fn wait_and_free(
     if address == 0 {
         return Ok(());
     }
-    {
-        let _current = stream.enter()?;
-        refuse_captured(stream.as_ref())?;
-    }
+    stream.as_ref().refuse_captured(CAPTURED)?;
     // What the wait would give back may belong to a resource that holds a lock around this call.
     let _inside = ResourceCall::enter();
     recording::harmlessly(stream.device().driver().table(), || {
@@ -223,19 +219,9 @@ fn wait_and_free(
     })
 }
 
-/// An error if anybody captures the stream, where memory of no graph can be freed.
-pub(crate) fn refuse_captured(stream: StreamRef<'_>) -> Result<()> {
-    let table = stream.context().driver().table();
-    // SAFETY: the stream is live while the reference is.
-    if unsafe { recording::is_captured(table, stream.as_raw()) } {
-        return Err(Error::capturing(
-            "the buffer's stream is being captured into a graph, where only the graph's own memory can \
-             be freed; free the buffer before or after"
-                .to_owned(),
-        ));
-    }
-    Ok(())
-}
+/// Why memory of no graph is not freed in a captured stream.
+pub(crate) const CAPTURED: &str = "the buffer's stream is being captured into a graph, where only the graph's own \
+                                   memory can be freed; free the buffer before or after";
 
 /// An error if more than the common alignment is asked for.
 #[inline]

@@ -8,7 +8,7 @@ use super::{Inner, Owner, Stream, StreamRef};
 use crate::context::Context;
 use crate::deferred::{self, Deferred, Outcome, ResourceCall};
 use crate::error::{ErrorKind, Result};
-use crate::{progress, raw, recording, report};
+use crate::{progress, raw, report};
 
 /// Something that a stream used, to be released in its order.
 pub(crate) trait OrderedRelease: Send {
@@ -130,13 +130,15 @@ pub(super) fn end_capture(inner: &Inner) {
     if !matches!(inner.owner, Owner::Us) {
         return;
     }
-    let table = inner.context.driver().table();
-    // SAFETY: the stream is destroyed only after this.
-    if unsafe { recording::is_captured(table, inner.raw) } {
-        // SAFETY: nobody can use the stream any more. An error ends the capture as well (measured).
-        if let Ok(graph) = unsafe { recording::end(table, inner.raw) } {
-            // SAFETY: the graph was handed out just now.
-            report::release("graph", || unsafe { raw::graph::destroy(table, graph) });
-        }
+    // The stream is destroyed only after this.
+    let stream = inner.view();
+    if !stream.is_captured() {
+        return;
+    }
+    // SAFETY: nobody can use the stream any more. An error ends the capture as well (measured).
+    if let Ok(graph) = unsafe { stream.end_capture() } {
+        let table = inner.context.driver().table();
+        // SAFETY: the graph was handed out just now.
+        report::release("graph", || unsafe { raw::graph::destroy(table, graph) });
     }
 }

@@ -13,9 +13,9 @@ use crate::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
+use crate::report;
 use crate::stream::{Stream, StreamRef};
 use crate::traffic::Traffic;
-use crate::{recording, report};
 
 /// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
 /// [`DeviceBuffer`] can do it can do, too.
@@ -287,7 +287,7 @@ impl<T: Pod> GrowableBuffer<T> {
         })?;
         // Before memory is added for a copy that would be refused.
         let stream = self.buffer.stream();
-        recording::refuse(stream.device().driver().table(), stream.as_raw())?;
+        stream.as_ref().refuse_recorded()?;
         self.resize_uninit(len)?;
         let copied = self.buffer.copy_part_from(before, from);
         if copied.is_err() {

@@ -6,9 +6,10 @@ use super::whole;
 use crate::error::{Bytes, Error, Result, took_effect};
 use crate::location::Location;
 use crate::pool::Access;
+use crate::raw::Queue;
 use crate::stream::Stream;
 use crate::traffic::{self, Traffic};
-use crate::{raw, recording, report};
+use crate::{raw, report};
 
 impl MappedMemory {
     /// Moves all bytes to memory of another place; the address stays. Copies in the order of the stream and waits
@@ -39,25 +40,25 @@ impl MappedMemory {
         place.require_driver(driver, "the memory")?;
         let copier = Location::Device(stream.device());
         copier.require_driver(driver, "the memory")?;
-        let (table, queue) = (driver.table(), stream.as_raw());
-        recording::refuse(table, queue)?;
-        stream.as_ref().refuse_captured()?;
         // A copy may cross from one mapping into the next only while a context is current (R148).
-        let _current = stream.bind()?;
+        let open = stream.as_ref().submit_bound()?;
+        open.refuse_captured(
+            "the stream is being captured into a graph; move memory before or after",
+        )?;
         self.map()?;
         let mut copy = self.room_at(place, copier)?;
         let lent = self.lend_to(copier)?;
         let (to, from, bytes) = (copy.address(), self.address(), self.size_bytes());
         let mut is_submitted = false;
-        let copy_and_wait = || {
+        let copy_and_wait = |queue: Queue<'_>| {
             // SAFETY: both are mapped, the copy for as much at least (its granules may be larger), and the stream's
             // device has access to both. Nobody uses either: the caller of unsafe code vouches for its end.
-            let copied = unsafe { raw::copy::anywhere(table, to, from, bytes as usize, queue) };
+            let copied = unsafe { raw::copy::anywhere(queue, to, from, bytes as usize) };
             is_submitted = took_effect(&copied);
             copied.and_then(|()| stream.as_ref().synchronize())
         };
-        let copied = recording::outside(table, queue)
-            .and_then(|_outside| recording::harmlessly(table, copy_and_wait));
+        let copied = open.harmlessly(copy_and_wait);
+        drop(open);
         if let Err(error) = copied {
             if !is_submitted {
                 self.take_back(lent);

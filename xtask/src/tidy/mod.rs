@@ -8,6 +8,7 @@ mod aliases;
 mod driver_calls;
 mod figures;
 mod folders;
+mod gate;
 mod generated;
 mod layers;
 mod links;
@@ -98,6 +99,7 @@ fn check(root: &Path) -> Result<(usize, Vec<Finding>)> {
     for file in &rust {
         findings.extend(aliases::check(file));
         findings.extend(driver_calls::check(file));
+        findings.extend(gate::check(file));
         findings.extend(layers::check(file));
         findings.extend(size::check(file));
     }

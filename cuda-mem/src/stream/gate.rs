@@ -1,0 +1,250 @@
+//! The gate: all that this crate submits to a stream, or asks of one, passes here before the driver hears of it.
+//!
+//! Four things are asked, in this order:
+//!
+//! 1. Whether the process is a fork, where no call may be made (R88).
+//! 2. Whether the stream's device reaches the memory, where a call is about memory of a pool or a graph.
+//! 3. Whether the stream is captured. By this crate: work that is not the capture's is refused, and no capture begins
+//!    while it is submitted. By others: only the driver knows, so it is asked where its answer would not do.
+//! 4. Which context is current: that of a default stream has to be (R8), and of copies and kernels always (R64). A
+//!    thread's own stream is named on that thread only.
+//!
+//! The functions of `raw` that take a stream take it as a [`Queue`], which is made here and nowhere else.
+
+use std::marker::PhantomData;
+
+use cuda_driver_sys::{CUgraph, CUstreamCaptureMode};
+
+use super::{StreamRef, is_default};
+use crate::context::Current;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::raw::{self, Queue, Table};
+use crate::recording::{self, Note, Outside};
+use crate::report;
+
+/// Memory that devices reach, or not.
+pub(crate) trait Reach {
+    /// An error if this device does not.
+    fn require_reach(&self, device: Device) -> Result<()>;
+}
+
+/// A stream that is open for calls of the driver while this lives.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Submission<'a> {
+    queue: Queue<'static>,
+    _outside: Option<Outside>,
+    _current: Option<Current<'a>>,
+    stream: PhantomData<StreamRef<'a>>,
+}
+
+impl<'a> Submission<'a> {
+    #[inline]
+    fn new(stream: &StreamRef<'a>, outside: Option<Outside>, current: Option<Current<'a>>) -> Self {
+        Self {
+            queue: Queue::new(stream.table(), stream.raw),
+            _outside: outside,
+            _current: current,
+            stream: PhantomData,
+        }
+    }
+
+    /// The stream, for functions of `raw` that are called while this lives.
+    #[inline]
+    pub(crate) fn queue(&self) -> Queue<'_> {
+        self.queue
+    }
+
+    /// A call that does no harm to captures of other streams. If the driver cannot be told so, it is not made: the
+    /// error has the kind `Capturing`.
+    #[cold]
+    pub(crate) fn harmlessly<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
+        recording::harmlessly(self.queue.table(), || call(self.queue))
+    }
+
+    /// As [`harmlessly`](Self::harmlessly) while this crate captures any stream.
+    #[inline]
+    pub(crate) fn kept_out<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
+        recording::kept_out(self.queue.table(), || call(self.queue))
+    }
+
+    /// An error, with this text, if anybody captures the stream.
+    pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
+        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+        if unsafe { recording::is_captured(self.queue.table(), self.queue.stream()) } {
+            return Err(Error::capturing(why.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> StreamRef<'a> {
+    fn table(&self) -> &'static Table {
+        self.context.driver().table()
+    }
+
+    #[inline]
+    fn outside(&self) -> Result<Outside> {
+        recording::outside(self.table(), self.raw)
+    }
+
+    /// For work that goes into no capture.
+    #[inline]
+    pub(crate) fn submit(&self) -> Result<Submission<'a>> {
+        let outside = self.outside()?;
+        Ok(Submission::new(self, Some(outside), self.enter()?))
+    }
+
+    /// As [`submit`](Self::submit), for work with this memory.
+    #[inline]
+    pub(crate) fn submit_with(&self, memory: &impl Reach) -> Result<Submission<'a>> {
+        self.require_reach(memory)?;
+        self.submit()
+    }
+
+    /// As [`submit`](Self::submit), with the context current whatever the stream.
+    pub(crate) fn submit_bound(&self) -> Result<Submission<'a>> {
+        let outside = self.outside()?;
+        Ok(Submission::new(self, Some(outside), Some(self.bind()?)))
+    }
+
+    /// As [`submit_bound`](Self::submit_bound), for work that the caller records into a capture of its own.
+    pub(crate) fn submit_recorded(&self) -> Result<Submission<'a>> {
+        Ok(Submission::new(self, None, Some(self.bind()?)))
+    }
+
+    /// For a free of memory that no capture knows, to be made with [`Submission::kept_out`]. In a captured stream the
+    /// driver refuses it, and nothing has happened (R68): so captures are kept from beginning only while there are
+    /// any.
+    #[inline]
+    pub(crate) fn submit_free(&self) -> Result<Submission<'a>> {
+        let outside = recording::any().then(|| self.outside()).transpose()?;
+        Ok(Submission::new(self, outside, self.enter()?))
+    }
+
+    /// For questions, and for waits of the host. A capture of this crate would be lost by them.
+    pub(crate) fn ask(&self) -> Result<Submission<'a>> {
+        self.refuse_recorded()?;
+        Ok(Submission::new(self, None, self.enter()?))
+    }
+
+    /// An error if the stream's device does not reach the memory.
+    #[inline]
+    pub(crate) fn require_reach(&self, memory: &impl Reach) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        memory.require_reach(self.context.device())
+    }
+
+    /// An error if this crate captures the stream. A capture may begin right after; this is for those who would do
+    /// much before they submit anything.
+    #[inline]
+    pub(crate) fn refuse_recorded(&self) -> Result<()> {
+        recording::refuse(self.table(), self.raw)
+    }
+
+    /// An error, with this text, if anybody captures the stream, or if it is another thread's own.
+    pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
+        Submission::new(self, None, self.enter()?).refuse_captured(why)
+    }
+
+    /// Whether anybody captures the stream, or nobody can say.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.refuse_captured("").is_err()
+    }
+
+    /// Begins a capture. Everything else that this crate does keeps out of it until the note is dropped.
+    pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<Note> {
+        let note = Note::new(self.table(), self.raw)?;
+        let _current = self.enter()?;
+        // SAFETY: the stream is live, and the note keeps everything else of this crate out of it.
+        unsafe { raw::graph::begin_capture(self.table(), self.raw, mode) }?;
+        Ok(note)
+    }
+
+    /// Ends a capture. Beside an error there is no graph left; whatever the answer, the capture is over.
+    ///
+    /// # Safety
+    ///
+    /// The capture must be the caller's to end.
+    pub(crate) unsafe fn end_capture(&self) -> Result<CUgraph> {
+        let _current = self.enter()?;
+        // SAFETY: the stream is live; the rest is the caller's.
+        unsafe { recording::end(self.table(), self.raw) }
+    }
+
+    /// Waits for the stream without disturbing any capture. If it is captured itself, nothing is done and the
+    /// answer says so. For another thread's own stream this waits for its whole context.
+    pub(crate) fn wait_quietly(&self) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if self.is_elsewhere() {
+            return recording::harmlessly(self.table(), || self.wait_elsewhere());
+        }
+        self.refuse_captured(NO_WAIT)?;
+        recording::harmlessly(self.table(), || self.synchronize())
+    }
+
+    /// As [`wait_quietly`](Self::wait_quietly), but captures of others may be disturbed.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn wait_uncaptured(&self) -> Result<()> {
+        if self.is_elsewhere() {
+            return self.wait_elsewhere();
+        }
+        self.refuse_captured(NO_WAIT)?;
+        self.synchronize()
+    }
+
+    /// Whether all in the stream is done, asked without disturbing any capture.
+    pub(crate) fn is_done_quietly(&self) -> Result<bool> {
+        self.refuse_captured(NO_WAIT)?;
+        recording::harmlessly(self.table(), || self.is_done())
+    }
+
+    /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
+    /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
+    /// (R110).
+    #[cold]
+    pub(crate) fn wait_elsewhere(&self) -> Result<()> {
+        if recording::any() {
+            return Err(Error::capturing(format!(
+                "{self} is the own stream of another thread, so all of its context would have to be waited for, \
+                 and that would spoil the capture that is going on; do it after the capture, or on that thread"
+            )));
+        }
+        self.context.synchronize()
+    }
+
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.thread
+            .is_some_and(|thread| thread != std::thread::current().id())
+    }
+
+    /// What a call with this stream needs: nothing, unless it is a default stream. Then its context
+    /// must be current (R8), and a thread's own stream can only be named on that thread.
+    #[inline]
+    fn enter(&self) -> Result<Option<Current<'a>>> {
+        if is_default(self.raw) {
+            return self.bind().map(Some);
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    fn bind(&self) -> Result<Current<'a>> {
+        if self.is_elsewhere() {
+            return Err(Error::invalid(format!(
+                "{self} is the own stream of another thread; use it there, or take a stream made by \
+                 `Context::stream`"
+            )));
+        }
+        self.context.bind()
+    }
+}
+
+/// Why a captured stream is not waited for.
+const NO_WAIT: &str = "the stream that has the memory is being captured into a graph, and cannot be waited for; \
+                       take the memory back before or after";
