@@ -29,9 +29,9 @@ pub struct DropCounts {
     pub too_late: u64,
     /// The process is a fork, where the parent's objects must not be touched.
     pub after_fork: u64,
-    /// What waits now for work to be seen done before it can be released: pools whose memory is not all
-    /// back, and memory of another thread's own stream that went during a capture. It goes at later
-    /// synchronisations.
+    /// What waits now until it can be released: pools and arenas whose memory is in use, and what was dropped during a
+    /// capture. It goes at later synchronisations; [`Context::synchronize`](crate::Context::synchronize) lets all go
+    /// that the context had.
     pub waiting: u64,
 }
 
