@@ -130,15 +130,15 @@ mod tests {
         if child == 0 {
             // SAFETY: a signal that ends the child.
             unsafe { libc::alarm(10) };
-            let is_forked = |error: &Error| error.kind() == ErrorKind::Forked;
-            let fine = lock.lock().is_err_and(|error| is_forked(&error))
+            let refuses = |error: &Error| error.kind() == ErrorKind::Forked;
+            let fine = lock.lock().is_err_and(|error| refuses(&error))
                 && lock.lock_unless_forked().is_none()
-                && shared.read().is_err_and(|error| is_forked(&error))
-                && shared.write().is_err_and(|error| is_forked(&error))
+                && shared.read().is_err_and(|error| refuses(&error))
+                && shared.write().is_err_and(|error| refuses(&error))
                 && spin.lock_unless_forked().is_none()
                 && once
                     .get_or_try_init(|| Ok(5))
-                    .is_err_and(|error| is_forked(&error));
+                    .is_err_and(|error| refuses(&error));
             // SAFETY: ends the child without running the parent's exit handlers a second time.
             unsafe { libc::_exit(i32::from(!fine)) };
         }
