@@ -31,9 +31,6 @@ impl MappedMemory {
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
     #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let driver = self.settings.driver;
         let place = location.known(driver);
         place.require_driver(driver, "the memory")?;
@@ -41,9 +38,10 @@ impl MappedMemory {
         copier.require_driver(driver, "the memory")?;
         let (table, queue) = (driver.table(), stream.as_raw());
         recording::refuse(table, queue)?;
-        stream.as_ref().refuse_captured()?;
-        // A copy may cross from one mapping into the next only while a context is current (R148).
+        // A copy may cross from one mapping into the next only while a context is current (R148). Before the question
+        // about a capture, which takes any refusal of the driver for one, also that in a fork.
         let _current = stream.bind()?;
+        stream.as_ref().refuse_captured()?;
         self.map()?;
         let mut copy = self.room_at(place, copier)?;
         let lent = self.lend_to(copier)?;
