@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cuda_driver_sys::{CUcontext, CUevent};
 
@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::lock::Lock;
 use crate::progress::{self, Progress};
 use crate::stage::Stage;
 use crate::{deferred, raw, report};
@@ -43,11 +44,11 @@ struct Retained {
     /// Retained here, and released at the end; else somebody else's.
     is_primary: bool,
     /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
-    events: Mutex<Vec<CUevent>>,
+    events: Lock<Vec<CUevent>>,
     /// For copies of windows. At most [`MAX_STAGES`].
-    stages: Mutex<Vec<Stage>>,
+    stages: Lock<Vec<Stage>>,
     /// What higher layers make once for a context. None of it holds the context.
-    kept: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
+    kept: Lock<Vec<Box<dyn Any + Send + Sync>>>,
 }
 
 /// So many windows that copy may come and go at one moment without making any.
@@ -70,9 +71,9 @@ impl Retained {
             raw,
             progress: progress::of_context(driver, raw.addr()),
             is_primary,
-            events: Mutex::default(),
-            stages: Mutex::default(),
-            kept: Mutex::default(),
+            events: Lock::default(),
+            stages: Lock::default(),
+            kept: Lock::default(),
         }
     }
 
@@ -82,24 +83,15 @@ impl Retained {
     }
 }
 
-fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Without [`lock`]: in a fork nobody may be left to unlock it.
-fn unshared<T>(list: &mut Mutex<T>) -> &mut T {
-    list.get_mut().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Drop for Retained {
     fn drop(&mut self) {
         let table = self.device.driver().table();
-        for event in std::mem::take(unshared(&mut self.events)) {
+        for event in std::mem::take(self.events.get_mut()) {
             // SAFETY: the event is in the list, so nobody else has it.
             report::release("event", || unsafe { raw::event::destroy(table, event) });
         }
-        unshared(&mut self.stages).clear();
-        unshared(&mut self.kept).clear();
+        self.stages.get_mut().clear();
+        self.kept.get_mut().clear();
         if !self.is_primary {
             return;
         }
@@ -331,7 +323,7 @@ impl Context {
 
     /// An event for ordering, from the cache or new. Give it back with [`Self::give_event`].
     pub(crate) fn take_event(&self) -> Result<CUevent> {
-        if let Some(event) = lock(&self.0.events).pop() {
+        if let Some(event) = self.0.events.lock()?.pop() {
             return Ok(event);
         }
         let _current = self.bind()?;
@@ -341,7 +333,9 @@ impl Context {
     }
 
     pub(crate) fn give_event(&self, event: CUevent) {
-        let mut events = lock(&self.0.events);
+        let Some(mut events) = self.0.events.lock_unless_forked() else {
+            return;
+        };
         if events.len() < MAX_EVENTS {
             events.push(event);
             return;
@@ -355,10 +349,7 @@ impl Context {
     /// What small copies go through, from the cache or new. Give it back with [`Self::give_stage`], when its stream is
     /// done.
     pub(crate) fn take_stage(&self) -> Result<Stage> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        if let Some(stage) = lock(&self.0.stages).pop() {
+        if let Some(stage) = self.0.stages.lock()?.pop() {
             return Ok(stage);
         }
         let _current = self.bind()?;
@@ -367,11 +358,9 @@ impl Context {
     }
 
     pub(crate) fn give_stage(&self, stage: Stage) {
-        // In a fork nobody may be left to unlock the list.
-        if report::is_forked() {
+        let Some(mut stages) = self.0.stages.lock_unless_forked() else {
             return;
-        }
-        let mut stages = lock(&self.0.stages);
+        };
         if stages.len() < MAX_STAGES {
             stages.push(stage);
         } else {
@@ -388,21 +377,17 @@ impl Context {
         fits: impl Fn(&T) -> bool,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let find = |all: &[Box<dyn Any + Send + Sync>]| {
             let mut known = all.iter().filter_map(|object| object.downcast_ref::<T>());
             known.find(|object| fits(object)).cloned()
         };
-        if let Some(known) = find(&lock(&self.0.kept)) {
+        if let Some(known) = find(&self.0.kept.lock()?) {
             return Ok(known);
         }
         // Not under the lock: the hook of failures may come back here. If two threads make one at a time, the second
         // one's is dropped again.
         let made = make()?;
-        let mut all = lock(&self.0.kept);
+        let mut all = self.0.kept.lock()?;
         if let Some(known) = find(&all) {
             drop(all);
             drop(made);

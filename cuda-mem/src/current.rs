@@ -3,15 +3,14 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{PoisonError, RwLock};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::report;
+use crate::lock::SharedLock;
 use crate::resource::{MemoryResource as _, Resource};
 
 /// What the program has set, by device. Never dropped, so nothing of it ends with the process.
-static SET: RwLock<Vec<(Device, Resource)>> = RwLock::new(Vec::new());
+static SET: SharedLock<Vec<(Device, Resource)>> = SharedLock::new(Vec::new());
 
 /// A choice of one thread.
 struct Scope {
@@ -34,10 +33,8 @@ impl Device {
     ///
     /// As [`default_resource`](Self::default_resource).
     pub fn current_resource(&self) -> Result<Resource> {
-        // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
+        // First, because it refuses in a fork. A scope that was opened before is the parent's.
+        let set = SET.read()?;
         let scoped = SCOPES.try_with(|scopes| {
             let scopes = scopes.try_borrow().ok()?;
             let innermost = scopes.iter().rev().find(|scope| scope.device == *self)?;
@@ -46,7 +43,6 @@ impl Device {
         if let Ok(Some(resource)) = scoped {
             return Ok(resource);
         }
-        let set = SET.read().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, resource)) = set.iter().find(|(device, _)| device == self) {
             return Ok(resource.clone());
         }
@@ -88,10 +84,7 @@ impl Device {
     }
 
     fn replace_current(&self, resource: Option<Resource>) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let mut set = SET.write().unwrap_or_else(PoisonError::into_inner);
+        let mut set = SET.write()?;
         let at = set.iter().position(|(device, _)| device == self);
         let before = at.map(|at| set.swap_remove(at));
         set.extend(resource.map(|resource| (*self, resource)));

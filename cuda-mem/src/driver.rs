@@ -7,9 +7,9 @@ use std::fmt;
 use std::path::Path;
 
 use cuda_driver_sys::{CudaVersion, DriverLibrary, DriverTable, MissingSymbol};
-use once_cell::sync::OnceCell;
 
 use crate::error::{Error, Result};
+use crate::lock::LockedOnce;
 use crate::{raw, report};
 
 /// An initialised CUDA driver. A cheap handle; the driver stays loaded until the process ends.
@@ -46,10 +46,7 @@ impl Driver {
     /// `CUDA_VISIBLE_DEVICES`.
     #[doc(alias = "cuInit")]
     pub fn load() -> Result<Self> {
-        static DRIVER: OnceCell<Driver> = OnceCell::new();
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
+        static DRIVER: LockedOnce<Driver> = LockedOnce::new();
         DRIVER
             .get_or_try_init(|| Self::from_library(cuda_driver_sys::load()?))
             .copied()

@@ -2,15 +2,15 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
 
 use cuda_driver_sys::CUdevice_attribute;
 
 use crate::device::{Device, Reason, Support};
 use crate::error::{Error, Result};
+use crate::lock::SharedLock;
 use crate::pool::MemoryPool;
+use crate::recording;
 use crate::resource::{DirectResource, Resource};
-use crate::{recording, report};
 
 /// How the default resource of a device gets its memory. From [`Device::strategy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ struct Choice {
     resource: Resource,
 }
 
-static CHOICES: RwLock<Vec<Choice>> = RwLock::new(Vec::new());
+static CHOICES: SharedLock<Vec<Choice>> = SharedLock::new(Vec::new());
 
 impl Device {
     /// How the default resource of this device gets its memory, and why. Found out once in the life of the
@@ -178,12 +178,8 @@ impl Device {
     }
 
     fn choice<R>(&self, read: impl Fn(&Choice) -> R) -> Result<R> {
-        // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let find = |choices: &[Choice]| choices.iter().find(|c| c.device == *self).map(&read);
-        let known = CHOICES.read().unwrap_or_else(PoisonError::into_inner);
+        let known = CHOICES.read()?;
         if let Some(known) = find(&known) {
             return Ok(known);
         }
@@ -191,7 +187,7 @@ impl Device {
         // Not under the lock: what the trial lets go of, and the hook of failures, may come back here. If two
         // threads try at a time, the second one's pool is dropped again.
         let (strategy, pool) = choose(*self)?;
-        let mut choices = CHOICES.write().unwrap_or_else(PoisonError::into_inner);
+        let mut choices = CHOICES.write()?;
         if let Some(known) = find(&choices) {
             drop(choices);
             drop(pool);

@@ -67,6 +67,7 @@ mod ipc;
 mod join;
 mod ledger;
 mod location;
+mod lock;
 mod managed;
 mod module;
 mod nvml;

@@ -6,9 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-use spin::Mutex;
-
-use crate::report;
+use crate::lock::SpinLock;
 
 /// Values by address.
 #[derive(Debug)]
@@ -108,54 +106,50 @@ impl<V> Table<V> {
     }
 }
 
-/// Tables with a lock each, so that threads seldom wait for each other. In a fork, where nobody may be left to
-/// unlock them, there is nothing in them.
+/// Tables with a lock each, so that threads seldom wait for each other. In a fork, where locks cannot be taken, they
+/// are empty.
 #[derive(Debug)]
 pub(crate) struct Shards<V>([Shard<V>; 16]);
 
 /// On cache lines of its own.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shard<V>(Mutex<Table<V>>);
+struct Shard<V>(SpinLock<Table<V>>);
 
 impl<V> Default for Shards<V> {
     fn default() -> Self {
-        Self(std::array::from_fn(|_| Shard(Mutex::default())))
+        Self(std::array::from_fn(|_| Shard(SpinLock::default())))
     }
 }
 
 impl<V> Shards<V> {
     #[inline]
-    fn shard(&self, address: u64) -> &Mutex<Table<V>> {
+    fn shard(&self, address: u64) -> &SpinLock<Table<V>> {
         &self.0[(spread(address) >> 60) as usize].0
     }
 
     #[inline]
     pub(crate) fn insert(&self, address: u64, value: V) {
-        if !report::is_forked() {
-            self.shard(address).lock().insert(address, value);
+        if let Some(mut table) = self.shard(address).lock_unless_forked() {
+            table.insert(address, value);
         }
     }
 
     /// As [`insert`](Self::insert), if `still` says so under the lock. What comes too late for a
     /// [`clear`](Self::clear) can be kept out by it.
     pub(crate) fn insert_if(&self, address: u64, value: V, still: impl FnOnce() -> bool) {
-        if report::is_forked() {
-            return;
-        }
-        let mut table = self.shard(address).lock();
-        if still() {
+        if let Some(mut table) = self.shard(address).lock_unless_forked()
+            && still()
+        {
             table.insert(address, value);
         }
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&self) {
-        if report::is_forked() {
-            return;
-        }
         for shard in &self.0 {
-            let table = std::mem::take(&mut *shard.0.lock());
+            let taken = shard.0.lock_unless_forked();
+            let table = taken.map(|mut table| std::mem::take(&mut *table));
             // Not under the lock: values may have destructors.
             drop(table);
         }
@@ -163,27 +157,26 @@ impl<V> Shards<V> {
 
     #[inline]
     pub(crate) fn remove(&self, address: u64) -> Option<V> {
-        if report::is_forked() {
-            return None;
-        }
-        self.shard(address).lock().remove(address)
+        self.shard(address).lock_unless_forked()?.remove(address)
     }
 
     /// How many there are. Not one moment's picture while other threads are at work.
     pub(crate) fn len(&self) -> usize {
-        if report::is_forked() {
-            return 0;
-        }
-        self.0.iter().map(|shard| shard.0.lock().len).sum()
+        let tables = self
+            .0
+            .iter()
+            .filter_map(|shard| shard.0.lock_unless_forked());
+        tables.map(|table| table.len).sum()
     }
 
     /// Looks at all, shard by shard.
     pub(crate) fn for_each(&self, mut look: impl FnMut(u64, &V)) {
-        if report::is_forked() {
-            return;
-        }
-        for shard in &self.0 {
-            for (address, value) in shard.0.lock().iter() {
+        for table in self
+            .0
+            .iter()
+            .filter_map(|shard| shard.0.lock_unless_forked())
+        {
+            for (address, value) in table.iter() {
                 look(*address, value);
             }
         }

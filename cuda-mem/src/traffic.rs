@@ -2,13 +2,12 @@
 
 use std::fmt;
 use std::ops::AddAssign;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Bytes;
 use crate::location::Location;
-use crate::report;
+use crate::lock::Lock;
 
 /// How often memory was mapped, prefetched and moved, and how many bytes that were. Counted when it was done, or
 /// when the driver took the request: nothing is said of what the driver moves by itself, nor of how many pages a
@@ -127,19 +126,13 @@ impl<Place: PartialEq> Places<Place> {
     }
 }
 
-/// Of all objects of the process.
-static ALL: Mutex<Places<(Driver, Location)>> = Mutex::new(Places::new());
-
-/// The driver is not called under this lock.
-fn all() -> MutexGuard<'static, Places<(Driver, Location)>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Of all objects of the process. The driver is not called under this lock.
+static ALL: Lock<Places<(Driver, Location)>> = Lock::new(Places::new());
 
 /// Counts for the place. Only for what costs microseconds: there is one lock.
 pub(crate) fn note(driver: Driver, place: Location, traffic: Traffic) {
-    // In a fork nobody may be left to unlock it.
-    if !report::is_forked() {
-        all().note((driver, place), traffic);
+    if let Some(mut all) = ALL.lock_unless_forked() {
+        all.note((driver, place), traffic);
     }
 }
 
@@ -168,11 +161,9 @@ impl Driver {
     /// ```
     #[must_use]
     pub fn traffic_to(&self, place: Location) -> Traffic {
-        // In a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Traffic::default();
-        }
-        all().to((*self, place.known(*self)))
+        let place = (*self, place.known(*self));
+        let all = ALL.lock_unless_forked();
+        all.map(|all| all.to(place)).unwrap_or_default()
     }
 }
 

@@ -7,13 +7,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cuda_driver_sys::CUdeviceptr;
 
 use super::{from_upstream, thread};
 use crate::error::{Error, Result, took_effect};
+use crate::lock::Lock;
 use crate::report;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
@@ -42,7 +42,7 @@ use crate::stream::Stream;
 /// ```
 pub struct LoggingAdaptor<U> {
     upstream: U,
-    log: Mutex<Log>,
+    log: Lock<Log>,
 }
 
 struct Log {
@@ -187,7 +187,7 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
     pub fn new(upstream: U, out: impl Write + Send + 'static) -> Self {
         Self {
             upstream,
-            log: Mutex::new(Log {
+            log: Lock::new(Log {
                 records: Vec::with_capacity(BATCH),
                 out: Box::new(out),
                 state: State::New,
@@ -218,16 +218,25 @@ impl<U: MemoryResource> LoggingAdaptor<U> {
     /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; what came after that
     /// is not in the log. It is told once.
     pub fn flush(&self) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        self.log().finish()
+        self.log.lock()?.finish()
     }
 }
 
 impl<U> LoggingAdaptor<U> {
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Not in a fork: what waits to be written is the parent's.
+    #[inline]
+    fn note(&self, record: Record) {
+        if let Some(mut log) = self.log.lock_unless_forked() {
+            log.push(record);
+        }
+    }
+
+    #[cold]
+    fn note_and_write(&self, record: Record) {
+        if let Some(mut log) = self.log.lock_unless_forked() {
+            log.push(record);
+            log.write_or_note();
+        }
     }
 }
 
@@ -250,24 +259,11 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
         let allocated = self.upstream.allocate(layout, stream);
-        // What waits to be written is the parent's, and nobody may be left to unlock it.
-        if report::is_forked() {
-            return allocated;
+        match &allocated {
+            Ok(address) => self.note(record(Action::Allocate, *address, layout, stream)),
+            Err(_) => self.note_and_write(record(Action::AllocateFailure, 0, layout, stream)),
         }
-        match allocated {
-            Ok(address) => {
-                let record = record(Action::Allocate, address, layout, stream);
-                self.log().push(record);
-                Ok(address)
-            }
-            Err(error) => {
-                let record = record(Action::AllocateFailure, 0, layout, stream);
-                let mut log = self.log();
-                log.push(record);
-                log.write_or_note();
-                Err(error)
-            }
-        }
+        allocated
     }
 
     #[inline]
@@ -277,13 +273,9 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
         layout: Layout,
         stream: &Stream,
     ) -> Result<()> {
-        if report::is_forked() {
-            // SAFETY: the caller's.
-            return unsafe { self.upstream.deallocate(address, layout, stream) };
-        }
         // Noted before upstream has it: from then on another thread may get, and log, the same address.
         let record = record(Action::Free, address, layout, stream);
-        self.log().push(record);
+        self.note(record);
         // SAFETY: the caller's.
         let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
         if !took_effect(&freed) {
@@ -292,7 +284,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
                 action: Action::Allocate,
                 ..record
             };
-            self.log().push(again);
+            self.note(again);
         }
         freed
     }
@@ -302,7 +294,7 @@ unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
 
 impl<U> Drop for LoggingAdaptor<U> {
     fn drop(&mut self) {
-        report::release("allocation log", || self.log().finish());
+        report::release("allocation log", || self.log.get_mut().finish());
     }
 }
 

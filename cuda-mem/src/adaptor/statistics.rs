@@ -7,11 +7,10 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use cuda_driver_sys::CUdeviceptr;
-use spin::Mutex;
 
 use super::from_upstream;
 use crate::error::{Bytes, Result, took_effect};
-use crate::report;
+use crate::lock::SpinLock;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -121,7 +120,7 @@ pub struct StatisticsAdaptor<U> {
     upstream: U,
     /// All in one, so that a peak is the peak of a sum that was. A spin lock, because it is held for a few
     /// instructions only, and releasing it costs a plain store.
-    counts: Mutex<Statistics>,
+    counts: SpinLock<Statistics>,
 }
 
 impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
@@ -135,7 +134,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
-            counts: Mutex::default(),
+            counts: SpinLock::default(),
         }
     }
 
@@ -147,19 +146,15 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     /// The counts, all of one moment. Nothing in a fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        // There nobody may be left to unlock them.
-        if report::is_forked() {
-            return Statistics::default();
-        }
-        *self.counts.lock()
+        let counts = self.counts.lock_unless_forked();
+        counts.map(|counts| *counts).unwrap_or_default()
     }
 
     /// Sets the peaks back to what there is now.
     pub fn reset_peaks(&self) {
-        if report::is_forked() {
+        let Some(mut counts) = self.counts.lock_unless_forked() else {
             return;
-        }
-        let mut counts = self.counts.lock();
+        };
         counts.bytes.peak = counts.bytes.current.max(0);
         counts.allocations.peak = counts.allocations.current.max(0);
     }
@@ -193,10 +188,11 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
 
     #[inline]
     fn count(&self, count: impl Fn(&mut Statistics)) {
-        if report::is_forked() {
+        let Some(mut counts) = self.counts.lock_unless_forked() else {
             return;
-        }
-        count(&mut self.counts.lock());
+        };
+        count(&mut counts);
+        drop(counts);
         if OPEN.with(Cell::get) > 0 {
             self.count_in_scopes(count);
         }

@@ -1,7 +1,6 @@
 //! Allocation from a pool.
 
 use std::marker::PhantomData;
-use std::sync::Mutex;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -11,6 +10,7 @@ use super::home::Home;
 use super::listed;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
+use crate::lock::Lock;
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::{raw, resource};
@@ -52,7 +52,7 @@ impl Pool {
             stream: stream.clone(),
             device: self.device(),
             home: Home::Driver,
-            owed: Mutex::new(Vec::new()),
+            owed: Lock::default(),
             element: PhantomData,
         })
     }

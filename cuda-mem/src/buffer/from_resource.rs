@@ -2,7 +2,6 @@
 
 use std::alloc::Layout;
 use std::marker::PhantomData;
-use std::sync::Mutex;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -16,6 +15,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ledger;
 use crate::location::{AllocationType, Location};
+use crate::lock::Lock;
 use crate::pointer::MemoryKind;
 use crate::pool::{Access, DefaultPool, MemoryPool, Pool};
 use crate::resource::{
@@ -67,7 +67,7 @@ impl Resource {
             stream: stream.clone(),
             device: self.device,
             home: Home::Resource(self.inner.clone(), layout),
-            owed: Mutex::new(Vec::new()),
+            owed: Lock::default(),
             element: PhantomData,
         })
     }

@@ -5,8 +5,6 @@
 //! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
 //! the capture is relaxed or the thread has said that it knows what it does.
 
-use std::sync::PoisonError;
-
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
@@ -157,10 +155,7 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
 impl<T: Pod> DeviceBuffer<T> {
     /// Everything that is done with the memory from now on waits for `stream`, and so does its free.
     pub(crate) fn owe_to(&self, stream: &Stream) {
-        self.debts().push(Debt {
-            stream: stream.clone(),
-            reads: false,
-        });
+        self.note_debt(stream, false);
     }
 
     /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
@@ -184,7 +179,7 @@ impl<T: Pod> DeviceBuffer<T> {
             return Err(error);
         }
         let item = self.item();
-        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let owed = self.owed.get_mut();
         let dropped = DroppedBuffer {
             address: self.address,
             home: Some(std::mem::replace(&mut self.home, Home::Driver)),

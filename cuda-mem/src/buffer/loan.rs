@@ -5,7 +5,7 @@ use std::fmt;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
-use super::{Debt, DeviceBuffer};
+use super::DeviceBuffer;
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
@@ -59,10 +59,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.settle()?;
         if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.debts().push(Debt {
-                stream: other.clone(),
-                reads: false,
-            });
+            self.note_debt(other, false);
         }
         Ok(Loan {
             buffer: self,

@@ -22,7 +22,6 @@ use home::Home;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -33,6 +32,7 @@ use crate::device::Device;
 use crate::error::{Error, Failed, Result, took_effect};
 use crate::event::Event;
 use crate::join::order;
+use crate::lock::Lock;
 use crate::pool::{MemoryPool, PoolBuilder};
 use crate::raw::Queue;
 use crate::stream::{Stream, StreamRef};
@@ -85,7 +85,7 @@ pub struct DeviceBuffer<T: Pod> {
     /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
     /// was leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
     /// taken through shared borrows, never to allocate or free.
-    owed: Mutex<Vec<Debt>>,
+    owed: Lock<Vec<Debt>>,
     element: PhantomData<T>,
 }
 
@@ -163,7 +163,7 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     #[inline]
     pub fn settle(&mut self) -> Result<()> {
-        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let owed = self.owed.get_mut();
         while let Some(other) = owed.last() {
             order(other.stream.as_ref(), self.stream.as_ref())?;
             owed.pop();
@@ -240,7 +240,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// involved, which nothing here can be ordered with, the host waits instead.
     #[cold]
     fn settle_elsewhere(&mut self, error: Error) -> Result<()> {
-        let owed = self.owed.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let owed = self.owed.get_mut();
         if !self.stream.is_elsewhere() && !owed.iter().any(|debt| debt.stream.is_elsewhere()) {
             return Err(error);
         }
@@ -268,19 +268,21 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
     /// harmless, and other readers are none.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
-        // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         // Cloned out: the driver is not called under the lock.
-        let owed = self.debts().clone();
+        let owed = self.owed.lock()?.clone();
         owed.iter()
             .filter(|debt| !debt.reads)
             .try_for_each(|debt| order(debt.stream.as_ref(), self.stream.as_ref()))
     }
 
-    fn debts(&self) -> MutexGuard<'_, Vec<Debt>> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes that `stream` may still use the memory. Not in a fork, where nothing was submitted.
+    fn note_debt(&self, stream: &Stream, reads: bool) {
+        if let Some(mut owed) = self.owed.lock_unless_forked() {
+            owed.push(Debt {
+                stream: stream.clone(),
+                reads,
+            });
+        }
     }
 
     fn span(&self) -> Span<'_, T> {

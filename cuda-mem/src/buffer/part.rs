@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use super::{Debt, DeviceBuffer};
+use super::DeviceBuffer;
 use crate::copy::Span;
 use crate::error::{Error, Result};
 use crate::join::order;
@@ -69,10 +69,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // The source must not be changed or freed before the copy has read it.
         let ordered = order(self.stream.as_ref(), from.stream.as_ref());
         if ordered.is_err() {
-            from.debts().push(Debt {
-                stream: self.stream.clone(),
-                reads: true,
-            });
+            from.note_debt(&self.stream, true);
         }
         copied.and(ordered)
     }

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
-use std::sync::Mutex;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -14,6 +13,7 @@ use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
 use crate::ledger::{self, LedgerKind};
+use crate::lock::Lock;
 use crate::stream::Stream;
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -187,7 +187,7 @@ impl<T: Pod> DeviceBuffer<T> {
             stream: stream.clone(),
             device: None,
             home: Home::Driver,
-            owed: Mutex::new(Vec::new()),
+            owed: Lock::default(),
             element: PhantomData,
         }
     }

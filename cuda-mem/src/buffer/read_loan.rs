@@ -5,7 +5,7 @@ use std::fmt;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{Debt, DeviceBuffer};
+use super::DeviceBuffer;
 use crate::copy::Span;
 use crate::error::Result;
 use crate::join::order;
@@ -56,10 +56,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.wait_for_writers()?;
         if *other != self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.debts().push(Debt {
-                stream: other.clone(),
-                reads: true,
-            });
+            self.note_debt(other, true);
         }
         Ok(ReadLoan {
             buffer: self,
@@ -128,7 +125,7 @@ impl<T: Pod> Drop for ReadLoan<'_, T> {
             }
             // On failure the buffer still owes the wait, and pays before its next use.
             order(self.stream.as_ref(), home.as_ref())?;
-            let mut debts = self.buffer.debts();
+            let mut debts = self.buffer.owed.lock()?;
             if let Some(paid) = debts
                 .iter()
                 .position(|debt| debt.reads && debt.stream == *self.stream)

@@ -3,10 +3,11 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::{raw, report};
+use crate::error::{ErrorKind, Result};
+use crate::lock::Lock;
+use crate::raw;
 
 /// Which devices a process sees.
 pub(crate) const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -74,18 +75,14 @@ pub(crate) struct Starts {
     known: Vec<(usize, &'static Start)>,
 }
 
-static STARTS: Mutex<Starts> = Mutex::new(Starts {
+static STARTS: Lock<Starts> = Lock::new(Starts {
     were_tried: false,
     known: Vec::new(),
 });
 
 /// Nobody initialises a driver through this crate while the guard lives.
 pub(crate) fn lock() -> Result<MutexGuard<'static, Starts>> {
-    // The thread that holds the lock may not have come along.
-    if report::is_forked() {
-        return Err(Error::forked());
-    }
-    Ok(STARTS.lock().unwrap_or_else(PoisonError::into_inner))
+    STARTS.lock()
 }
 
 /// Initialises the driver and remembers what it could read.

@@ -8,13 +8,13 @@ pub(crate) use pinned::GdrMapping;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use cuda_driver_sys::gdr::{GdrLibrary, GdrTable, gdr_attr_t, gdr_mapping_type_t, gdr_t};
-use once_cell::sync::OnceCell;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::{raw, report};
+use crate::lock::{Lock, LockedOnce};
+use crate::raw;
 
 /// The library of [gdrcopy](https://github.com/NVIDIA/gdrcopy), open on its kernel module. A cheap handle.
 ///
@@ -38,8 +38,8 @@ pub struct Gdr(&'static Open);
 
 struct Open {
     library: &'static GdrLibrary,
-    handle: Mutex<Handle>,
-    /// Where it was opened; a fork has nothing of it, and perhaps nobody left to unlock the handle.
+    handle: Lock<Handle>,
+    /// Where it was opened; a fork has nothing of it.
     process: u32,
 }
 
@@ -61,10 +61,7 @@ impl Gdr {
     /// the device of the kernel module, with what to do.
     #[doc(alias = "gdr_open")]
     pub fn load() -> Result<Self> {
-        static OPEN: OnceCell<Open> = OnceCell::new();
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
+        static OPEN: LockedOnce<Open> = LockedOnce::new();
         OPEN.get_or_try_init(|| Open::new(cuda_driver_sys::gdr::load()?))
             .map(Gdr)
     }
@@ -183,11 +180,11 @@ impl Gdr {
 
     /// The handle, for one thread at a time.
     fn handle(&self) -> Result<MutexGuard<'static, Handle>> {
-        // Before the lock: in a fork nobody may be left to unlock it.
-        if report::is_forked() || std::process::id() != self.0.process {
+        // The lock knows only of forks after the driver was initialised, and gdrcopy may be used without that.
+        if std::process::id() != self.0.process {
             return Err(Error::forked());
         }
-        Ok(self.0.handle.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.handle.lock()
     }
 }
 
@@ -197,7 +194,7 @@ impl Open {
         let handle = unsafe { raw::gdr::open(library.table()) }?;
         Ok(Self {
             library,
-            handle: Mutex::new(Handle(handle)),
+            handle: Lock::new(Handle(handle)),
             process: std::process::id(),
         })
     }

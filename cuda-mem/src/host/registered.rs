@@ -338,9 +338,6 @@ impl<T: Pod> Registered<'_, T> {
         if !self.is_registered {
             return Ok(());
         }
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let table = self.context.driver().table();
         let _current = self.context.bind()?;
         let item = self.item();

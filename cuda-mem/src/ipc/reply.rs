@@ -1,12 +1,12 @@
 //! Telling the sender of a buffer that it could not be given back properly.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::net::SendFlags;
 
 use super::{socket, wire};
-use crate::report;
+use crate::lock::Lock;
 use crate::stream::Stream;
 
 /// What the message is.
@@ -27,13 +27,7 @@ pub(super) fn failed(number: u64, words: &str) -> Vec<u8> {
 
 /// The socket of a channel for those that outlive it; `None` when the channel is closed.
 #[derive(Clone, Debug)]
-struct Socket(Arc<Mutex<Option<RawFd>>>);
-
-impl Socket {
-    fn lock(&self) -> MutexGuard<'_, Option<RawFd>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+struct Socket(Arc<Lock<Option<RawFd>>>);
 
 /// Part of a channel, dropped before its socket is closed or handed out.
 #[derive(Debug)]
@@ -41,15 +35,15 @@ pub(super) struct Open(Socket);
 
 impl Open {
     pub(super) fn new(socket: &OwnedFd) -> Self {
-        Self(Socket(Arc::new(Mutex::new(Some(socket.as_raw_fd())))))
+        Self(Socket(Arc::new(Lock::new(Some(socket.as_raw_fd())))))
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // In a fork another thread of the parent may have held the lock; what is kept there is a copy.
-        if !report::is_forked() {
-            *self.0.lock() = None;
+        // What a fork keeps there is a copy.
+        if let Some(mut open) = self.0.0.lock_unless_forked() {
+            *open = None;
         }
     }
 }
@@ -60,7 +54,7 @@ pub(super) struct Received {
     pub(super) number: u64,
     socket: Socket,
     /// Why it could not be given back when that was tried last.
-    failure: Mutex<Option<String>>,
+    failure: Lock<Option<String>>,
 }
 
 impl Received {
@@ -68,30 +62,30 @@ impl Received {
         Self {
             number,
             socket: open.0.clone(),
-            failure: Mutex::default(),
+            failure: Lock::default(),
         }
     }
 
     pub(super) fn set_failure(&self, failure: Option<String>) {
-        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = failure;
+        if let Some(mut last) = self.failure.lock_unless_forked() {
+            *last = failure;
+        }
     }
 
     /// The buffer is at its end. If giving it back had failed and was not tried again, the sender is
     /// told. `stream` is the one that has the last work.
     pub(super) fn end(&self, stream: Option<&Stream>) {
-        let failure = self
-            .failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(failure) = failure else {
+        let failure = self.failure.lock_unless_forked();
+        let Some(failure) = failure.and_then(|mut failure| failure.take()) else {
             return;
         };
         if let Some(stream) = stream {
             // If this fails too, nobody can tell when the work is over; the failure says so already.
             let _ = stream.as_ref().wait_quietly();
         }
-        let open = self.socket.lock();
+        let Some(open) = self.socket.0.lock_unless_forked() else {
+            return;
+        };
         let Some(number) = *open else {
             return;
         };

@@ -3,10 +3,10 @@
 //! the next thread reads.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, PoisonError};
 
-use crate::error::{Error, Result};
-use crate::report;
+use crate::error::Result;
+use crate::lock::Lock;
 
 /// A message that the other process is done with a buffer.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct Return {
 /// Part of a channel.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Condvar,
 }
 
@@ -38,31 +38,25 @@ struct Turn<'a>(&'a Returns);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.lock().is_read = false;
+        if let Some(mut state) = self.0.state.lock_unless_forked() {
+            state.is_read = false;
+        }
         // All of them: one may have its message now, and any other one can read next.
         self.0.changed.notify_all();
     }
 }
 
 impl Returns {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps the message of this buffer from now on.
     pub(super) fn expect(&self, number: u64) -> Result<()> {
-        // In a fork another thread of the parent may have held the lock.
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        self.lock().lent.insert(number, None);
+        self.state.lock()?.lent.insert(number, None);
         Ok(())
     }
 
     /// Nothing waits for this buffer any more.
     pub(super) fn forget(&self, number: u64) {
-        if !report::is_forked() {
-            self.lock().lent.remove(&number);
+        if let Some(mut state) = self.state.lock_unless_forked() {
+            state.lent.remove(&number);
         }
     }
 
@@ -73,10 +67,7 @@ impl Returns {
         number: u64,
         mut read: impl FnMut() -> Result<Return>,
     ) -> Result<Return> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let mut state = self.lock();
+        let mut state = self.state.lock()?;
         loop {
             if let Some(found) = state.lent.get_mut(&number).and_then(Option::take) {
                 return Ok(found);
@@ -90,22 +81,24 @@ impl Returns {
             drop(state);
             let turn = Turn(self);
             let found = read()?;
-            if let Some(place) = self.lock().lent.get_mut(&found.number) {
+            if let Some(place) = self.state.lock()?.lent.get_mut(&found.number) {
                 *place = Some(found);
             }
             drop(turn);
-            state = self.lock();
+            state = self.state.lock()?;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread;
     use std::time::Duration;
 
     use super::*;
+    use crate::error::Error;
 
     /// Only a hang takes as long.
     const LIMIT: Duration = Duration::from_secs(10);
@@ -144,7 +137,7 @@ mod tests {
             }
             steps(sender, &told);
         });
-        assert!(!returns.lock().is_read);
+        assert!(!returns.state.lock().expect("not a fork").is_read);
     }
 
     #[test]
@@ -205,6 +198,7 @@ mod tests {
         returns.wait(2, none).expect("the second message");
         returns.forget(1);
         returns.forget(2);
-        assert!(returns.lock().lent.is_empty(), "nothing is left over");
+        let state = returns.state.lock().expect("not a fork");
+        assert!(state.lent.is_empty(), "nothing is left over");
     }
 }

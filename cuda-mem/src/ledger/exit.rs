@@ -2,23 +2,20 @@
 
 #[cfg(unix)]
 use std::panic::catch_unwind;
-#[cfg(unix)]
-use std::sync::OnceLock;
 
 #[cfg(unix)]
 use super::{Ledger, scope};
+#[cfg(unix)]
+use crate::lock::LockedOnce;
 
 /// Whether it will be made.
 #[cfg(unix)]
 pub(super) fn report_once() -> bool {
-    static TAKEN: OnceLock<bool> = OnceLock::new();
-    // In a fork nobody may be left to finish what the parent began.
-    if crate::report::is_forked() {
-        return false;
-    }
+    static TAKEN: LockedOnce<bool> = LockedOnce::new();
     // SAFETY: `report` may be called at any time, also while other threads run, and never unwinds. If this crate
     // is in a library that is closed, the system calls it then and not later.
-    *TAKEN.get_or_init(|| unsafe { libc::atexit(report) } == 0)
+    let taken = TAKEN.get_or_try_init(|| Ok(unsafe { libc::atexit(report) } == 0));
+    taken.is_ok_and(|taken| *taken)
 }
 
 /// Where there is no such thing.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::Error;
+use crate::report;
 
 /// How much the [`Ledger`](crate::Ledger) notes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +68,11 @@ pub(super) fn is_on() -> bool {
     LEVEL.load(Ordering::Relaxed) != OFF
 }
 
+/// [`Off`](LedgerLevel::Off) in a fork, where the objects are the parent's.
 pub(super) fn level() -> LedgerLevel {
+    if report::is_forked() {
+        return LedgerLevel::Off;
+    }
     match LEVEL.load(Ordering::Relaxed) {
         UNREAD => read(),
         known => decode(known),

@@ -23,13 +23,13 @@ pub use summary::{LedgerGroup, LedgerReport};
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use level::{level, set_level};
 
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::{origin, report};
+use crate::lock::Lock;
+use crate::origin;
 
 /// Who holds what: every live object of this crate, its size, device, age, and the line that made it.
 ///
@@ -67,7 +67,7 @@ use crate::{origin, report};
 pub enum Ledger {}
 
 /// Only one at a time changes the level.
-static SWITCH: Mutex<()> = Mutex::new(());
+static SWITCH: Lock<()> = Lock::new(());
 /// How often the ledger was begun anew.
 static EDITION: AtomicU64 = AtomicU64::new(0);
 
@@ -92,11 +92,9 @@ impl Ledger {
     /// assert!(Ledger::report().is_empty());
     /// ```
     pub fn enable(level: LedgerLevel) -> LedgerLevel {
-        // In a fork nobody may be left to unlock it.
-        if report::is_forked() {
+        let Some(_alone) = SWITCH.lock_unless_forked() else {
             return LedgerLevel::Off;
-        }
-        let _alone = SWITCH.lock().unwrap_or_else(PoisonError::into_inner);
+        };
         let before = level::level();
         if level != before {
             // First: who is about to note something sees it, or is cleared away.
@@ -108,7 +106,7 @@ impl Ledger {
         before
     }
 
-    /// How much is noted.
+    /// How much is noted. In a fork nothing is, whatever the level of its parent.
     #[must_use]
     pub fn level() -> LedgerLevel {
         level()
@@ -118,7 +116,6 @@ impl Ledger {
     #[must_use]
     pub fn report() -> LedgerReport {
         match level() {
-            _ if report::is_forked() => LedgerReport::empty(),
             LedgerLevel::Off => LedgerReport::empty(),
             LedgerLevel::Bytes => LedgerReport::of_sums(book::sums()),
             LedgerLevel::Origins => LedgerReport::of_records(book::listed()),
@@ -263,9 +260,7 @@ pub(crate) fn born(item: Item) {
 
 #[cold]
 fn born_from(item: Item, origin: &'static Location<'static>) {
-    if !report::is_forked() {
-        book::add(&item, origin);
-    }
+    book::add(&item, origin);
 }
 
 /// Notes the end of an object. Call it before the driver has the handle back: from then on another thread
@@ -280,16 +275,11 @@ pub(crate) fn ended(item: &Item) -> Ended {
 
 #[cold]
 fn ended_noted(item: &Item) -> Ended {
-    if report::is_forked() {
-        return Ended::UNKNOWN;
-    }
     book::remove(item)
 }
 
 /// Takes the end back: the object is still there.
 #[cold]
 pub(crate) fn again(item: &Item, ended: Ended) {
-    if !report::is_forked() {
-        book::put_back(item, ended);
-    }
+    book::put_back(item, ended);
 }

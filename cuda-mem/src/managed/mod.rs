@@ -13,15 +13,15 @@ pub use range::ManagedRange;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use bytemuck::Pod;
 
 use crate::buffer::DeviceBuffer;
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
+use crate::lock::Lock;
 use crate::pointer::MemoryKind;
-use crate::report;
 use crate::resource::{ManagedResource, MemoryResource as _, Resource};
 use crate::stream::Stream;
 use crate::traffic::{Places, Traffic};
@@ -68,7 +68,7 @@ pub struct ManagedBuffer<T: Pod> {
     /// Of managed memory that the host reaches. Nobody else gets it to change: another buffer could be put in
     /// its place.
     buffer: DeviceBuffer<T>,
-    journeys: Mutex<Places<Location>>,
+    journeys: Lock<Places<Location>>,
     /// Set when it is known that the host may use the memory.
     is_open: OnceLock<()>,
 }
@@ -106,7 +106,7 @@ impl<T: Pod> ManagedBuffer<T> {
         }
         Ok(Self {
             buffer: resource.alloc(stream, len)?,
-            journeys: Mutex::new(Places::new()),
+            journeys: Lock::new(Places::new()),
             is_open: OnceLock::new(),
         })
     }
@@ -179,13 +179,12 @@ impl<T: Pod> ManagedBuffer<T> {
         self.noted(|places| places.to(place))
     }
 
-    /// What was counted, for `ask`, which does not call the driver. In a fork nothing was: nobody may be left to
-    /// unlock it.
+    /// What was counted, for `ask`, which does not call the driver. Nothing in a fork.
     fn noted<A: Default>(&self, ask: impl FnOnce(&mut Places<Location>) -> A) -> A {
-        if report::is_forked() {
-            return A::default();
-        }
-        ask(&mut self.journeys.lock().unwrap_or_else(PoisonError::into_inner))
+        let places = self.journeys.lock_unless_forked();
+        places
+            .map(|mut places| ask(&mut places))
+            .unwrap_or_default()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
@@ -12,8 +11,8 @@ use super::{Inner, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
+use crate::raw;
 use crate::stream::Reach;
-use crate::{raw, report};
 
 /// What a device may do with the memory of a pool.
 #[doc(alias = "CUmemAccess_flags")]
@@ -170,15 +169,8 @@ impl Pool {
         if entries.is_empty() {
             return Ok(());
         }
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         // Held over the call, so that what is noted is what the driver did last.
-        let mut granted = self
-            .0
-            .granted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut granted = self.0.granted.lock()?;
         // SAFETY: the pool is live; the caller sees to it that who loses access is done.
         unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
             .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
@@ -242,12 +234,8 @@ impl Pool {
     #[cold]
     fn ask_reach(&self, device: Device) -> Result<()> {
         self.require_healthy()?;
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         // Held over the question, so that nobody takes the access between it and the note.
-        let granted = self.0.granted.lock();
-        let _granted = granted.unwrap_or_else(PoisonError::into_inner);
+        let _granted = self.0.granted.lock()?;
         if self.access(&device)? == Access::ReadWrite {
             // Somebody else has given it.
             self.0.reach.fetch_or(bit(device), Ordering::Relaxed);

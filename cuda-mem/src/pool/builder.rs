@@ -8,7 +8,7 @@ use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::{raw, report};
+use crate::raw;
 
 /// Describes a pool; [`build`](Self::build) makes it. From [`MemoryPool::builder`].
 #[derive(Clone, Debug)]
@@ -150,9 +150,6 @@ impl PoolBuilder {
 
     /// The driver's part: the caller destroys what comes back.
     pub(super) fn create(&self) -> Result<CUmemoryPool> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         if let Location::Device(device) = self.location {
             device.require_pools()?;
         }

@@ -1,7 +1,7 @@
 //! The pools that are there by themselves, and the pools that are current.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::{CUmemoryPool, CudaVersion};
 
@@ -10,7 +10,8 @@ use crate::device::{Device, Support};
 use crate::driver::Driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::location::{AllocationType, Location};
-use crate::{raw, report};
+use crate::lock::Lock;
+use crate::raw;
 
 /// The pool that a device, or another place, has by itself. It is shared with every other user in the process, always
 /// there, and cannot be destroyed or exported:
@@ -50,29 +51,27 @@ unsafe impl Send for CurrentPool {}
 unsafe impl Sync for CurrentPool {}
 
 /// The pools that are alive and ours, to recognise a handle that the driver answers.
-static POOLS: Mutex<Vec<(Driver, usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+static POOLS: Lock<Vec<(Driver, usize, Weak<Inner>)>> = Lock::new(Vec::new());
 
 /// The default pools that were asked for. They live as long as the process, and all handles of one
 /// share what this crate knows of it.
-static DEFAULTS: Mutex<Vec<DefaultPool>> = Mutex::new(Vec::new());
+static DEFAULTS: Lock<Vec<DefaultPool>> = Lock::new(Vec::new());
 
 pub(super) fn remember(pool: &Arc<Inner>) {
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.push((pool.driver, pool.raw.addr(), Arc::downgrade(pool)));
+    if let Some(mut pools) = POOLS.lock_unless_forked() {
+        pools.push((pool.driver, pool.raw.addr(), Arc::downgrade(pool)));
+    }
 }
 
 /// Before the handle is destroyed: afterwards the driver may use it for another pool.
 pub(super) fn forget(driver: Driver, raw: CUmemoryPool) {
-    // In a fork nobody may be left to unlock the list, and nobody can use it.
-    if report::is_forked() {
-        return;
+    if let Some(mut pools) = POOLS.lock_unless_forked() {
+        pools.retain(|(owner, known, _)| *owner != driver || *known != raw.addr());
     }
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.retain(|(owner, known, _)| *owner != driver || *known != raw.addr());
 }
 
 fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
-    let pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pools = POOLS.lock_unless_forked()?;
     // Handles of two drivers may have the same value.
     let known = pools
         .iter()
@@ -82,13 +81,17 @@ fn find(driver: Driver, raw: CUmemoryPool) -> Option<MemoryPool> {
 }
 
 /// The one value for a default pool's handle.
-fn default_of(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPool) -> DefaultPool {
-    let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+fn default_of(
+    driver: Driver,
+    place: (Location, AllocationType),
+    raw: CUmemoryPool,
+) -> Result<DefaultPool> {
+    let mut defaults = DEFAULTS.lock()?;
     let known = defaults
         .iter()
         .find(|pool| pool.as_raw() == raw && pool.driver() == driver);
     if let Some(known) = known {
-        return known.clone();
+        return Ok(known.clone());
     }
     let pool = DefaultPool(Pool(Arc::new(Inner::new(
         driver,
@@ -97,7 +100,7 @@ fn default_of(driver: Driver, place: (Location, AllocationType), raw: CUmemoryPo
         Owner::Nobody,
     ))));
     defaults.push(pool.clone());
-    pool
+    Ok(pool)
 }
 
 /// What a handle is that the driver answered as current.
@@ -175,7 +178,7 @@ impl Device {
         // SAFETY: the device is of this driver.
         let raw = unsafe { raw::pool::default(self.driver().table(), self.as_raw()) }?;
         let place = (Location::Device(*self), AllocationType::Pinned);
-        Ok(default_of(self.driver(), place, raw))
+        default_of(self.driver(), place, raw)
     }
 
     /// The pool that plain stream-ordered allocations of this device come from.
@@ -267,7 +270,7 @@ impl Driver {
         // SAFETY: the driver refuses a location that it does not know.
         let raw = unsafe { raw::pool::default_at(self.table(), place, kind) }
             .map_err(|error| error.asked(|| format!("{allocation_type} memory on {location}")))?;
-        Ok(default_of(*self, (location, allocation_type), raw))
+        default_of(*self, (location, allocation_type), raw)
     }
 
     /// The pool that plain stream-ordered allocations of this place and type come from. Needs CUDA

@@ -23,8 +23,8 @@ pub use threshold::RaisedThreshold;
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
@@ -34,6 +34,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::{AllocationType, Location};
+use crate::lock::Lock;
 use crate::stats::{PoolStats, Usage};
 use crate::{raw, report};
 
@@ -89,8 +90,8 @@ struct Inner {
     /// means that the driver has to be asked.
     reach: AtomicU64,
     /// Those that were given access by us.
-    granted: Mutex<Vec<Device>>,
-    scopes: Mutex<threshold::Scopes>,
+    granted: Lock<Vec<Device>>,
+    scopes: Lock<threshold::Scopes>,
     /// What is known of its sharing with other processes.
     sharing: sharing::Sharing,
 }
@@ -135,8 +136,8 @@ impl Inner {
             raw,
             owner,
             reach: AtomicU64::new(reach),
-            granted: Mutex::default(),
-            scopes: Mutex::default(),
+            granted: Lock::default(),
+            scopes: Lock::default(),
             sharing: sharing::Sharing::default(),
         }
     }
@@ -153,12 +154,11 @@ impl Inner {
 
     /// What has to be destroyed.
     fn remains(&mut self) -> grave::EndedPool {
-        let granted = self.granted.get_mut();
         grave::EndedPool {
             driver: self.driver,
             place: (self.location, self.allocation_type),
             raw: self.raw,
-            granted: granted.unwrap_or_else(PoisonError::into_inner).clone(),
+            granted: self.granted.get_mut().clone(),
             has_failed: false,
             has_stepped_down: false,
         }
@@ -249,9 +249,6 @@ impl MemoryPool {
     /// ```
     #[doc(alias = "cuMemPoolDestroy")]
     pub fn close(self) -> Result<(), Failed<Self>> {
-        if report::is_forked() {
-            return Err(Failed::new(Error::forked(), self));
-        }
         let mut inner = match Arc::try_unwrap(self.0.0) {
             Ok(inner) => inner,
             Err(shared) => {

@@ -1,7 +1,7 @@
 //! What a pool knows of being shared with other processes.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUmemoryPool;
 
@@ -9,7 +9,8 @@ use super::MemoryPool;
 use crate::device::HandleTypes;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::{raw, report};
+use crate::lock::Lock;
+use crate::raw;
 
 /// Part of a pool.
 #[derive(Debug)]
@@ -31,15 +32,11 @@ impl Default for Sharing {
 
 /// Held while a pool is destroyed, and by calls that share memory between processes: both at once
 /// crashed a driver (R28).
-static ENDS: Mutex<()> = Mutex::new(());
+static ENDS: Lock<()> = Lock::new(());
 
-/// While this lives no pool is destroyed. An error in a fork, where another thread of the parent may
-/// have held the lock.
+/// While this lives no pool is destroyed.
 pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
-    if report::is_forked() {
-        return Err(Error::forked());
-    }
-    Ok(ENDS.lock().unwrap_or_else(PoisonError::into_inner))
+    ENDS.lock()
 }
 
 /// # Safety

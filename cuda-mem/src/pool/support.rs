@@ -1,15 +1,14 @@
 //! Whether a pool could be made, asked without making one where that can be known.
 
-use std::sync::{Mutex, PoisonError};
-
 use cuda_driver_sys::{CUdevice_attribute, CudaVersion};
 
 use super::{PoolBuilder, sharing};
 use crate::device::{HandleTypes, Reason, Support};
 use crate::driver::Driver;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::location::{AllocationType, Location};
-use crate::{recording, report};
+use crate::lock::Lock;
+use crate::recording;
 
 /// What decides whether a pool can be made, as far as attributes do not tell.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +21,7 @@ struct Question {
 }
 
 /// Questions that were answered by making a pool.
-static ANSWERS: Mutex<Vec<(Question, Support)>> = Mutex::new(Vec::new());
+static ANSWERS: Lock<Vec<(Question, Support)>> = Lock::new(Vec::new());
 
 impl PoolBuilder {
     /// Whether a pool like this can be made. Where the device's attributes do not tell, or are known to
@@ -112,9 +111,6 @@ impl PoolBuilder {
     }
 
     fn try_once(&self) -> Result<Support> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let question = Question {
             driver: self.driver,
             location: self.location,
@@ -123,7 +119,7 @@ impl PoolBuilder {
             hw_decompress: self.hw_decompress,
         };
         // Held over the trial, so that there is one.
-        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut answers = ANSWERS.lock()?;
         let known = answers.iter().find(|(asked, _)| *asked == question);
         if let Some((_, answer)) = known {
             return Ok(*answer);

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::{Pool, ReleaseThreshold};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::report;
 
 /// The thresholds that scopes ask for, and the one that holds without them.
@@ -102,13 +102,8 @@ impl Pool {
         })
     }
 
-    /// Refused in a fork, where nobody may be left to unlock it.
     fn scopes(&self) -> Result<MutexGuard<'_, Scopes>> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let scopes = &self.0.scopes;
-        Ok(scopes.lock().unwrap_or_else(PoisonError::into_inner))
+        self.0.scopes.lock()
     }
 }
 

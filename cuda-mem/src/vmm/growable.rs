@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 #[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use bytemuck::Pod;
 
@@ -13,7 +13,7 @@ use crate::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, Failed, Result};
 use crate::location::Location;
-use crate::report;
+use crate::lock::Lock;
 use crate::stream::{Stream, StreamRef};
 use crate::traffic::Traffic;
 
@@ -40,17 +40,17 @@ use crate::traffic::Traffic;
 /// ```
 pub struct GrowableBuffer<T: Pod> {
     buffer: DeviceBuffer<T>,
-    memory: Arc<Mutex<Option<MappedMemory>>>,
+    memory: Arc<Lock<Option<MappedMemory>>>,
 }
 
 /// The memory, as the buffer's owner: it goes when the buffer does.
-struct Kept(Arc<Mutex<Option<MappedMemory>>>);
+struct Kept(Arc<Lock<Option<MappedMemory>>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
         // Not under the lock.
-        let memory = lock(&self.0).take();
-        drop(memory);
+        let memory = self.0.lock_unless_forked();
+        drop(memory.map(|mut memory| memory.take()));
     }
 }
 
@@ -58,7 +58,7 @@ impl Keep for Kept {
     /// Work that is there already may use the memory; an unmap would take it away under that (R145). If nobody knows
     /// whether there is any, the memory leaks.
     fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
-        if lock(&self.0).is_some() {
+        if self.0.lock()?.is_some() {
             stream.wait_quietly()?;
         }
         Ok(true)
@@ -69,17 +69,14 @@ impl Keep for Kept {
     }
 
     fn is_open_to_host(&self, bytes: usize) -> Option<bool> {
-        let memory = lock(&self.0);
+        let memory = self.0.lock_unless_forked();
         let open = |memory: &MappedMemory| memory.is_open_to_host(bytes as u64, true);
-        Some(
-            memory
-                .as_ref()
-                .is_some_and(|memory| open(memory).unwrap_or(false)),
-        )
+        let is_open = memory.and_then(|memory| memory.as_ref().map(open));
+        Some(is_open.is_some_and(|is_open| is_open.unwrap_or(false)))
     }
 
     fn room_bytes(&self) -> Option<usize> {
-        let memory = look(&self.0)?;
+        let memory = self.0.lock_unless_forked()?;
         memory.as_ref().map(|memory| memory.mapped_bytes() as usize)
     }
 }
@@ -91,15 +88,6 @@ impl Own<'_> {
     fn memory(&mut self) -> Result<&mut MappedMemory> {
         self.0.as_mut().ok_or_else(Error::memory_in_use)
     }
-}
-
-/// `None` in a fork, where nobody may be left to unlock it.
-fn look(memory: &Mutex<Option<MappedMemory>>) -> Option<MutexGuard<'_, Option<MappedMemory>>> {
-    (!report::is_forked()).then(|| lock(memory))
-}
-
-fn lock(memory: &Mutex<Option<MappedMemory>>) -> MutexGuard<'_, Option<MappedMemory>> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `Ok` if so many elements can be in the memory, at its address.
@@ -139,7 +127,7 @@ impl<T: Pod> GrowableBuffer<T> {
             return Err(Failed::new(error, memory));
         }
         let (address, device) = (memory.address(), memory.device());
-        let memory = Arc::new(Mutex::new(Some(memory)));
+        let memory = Arc::new(Lock::new(Some(memory)));
         let keep = Box::new(Kept(Arc::clone(&memory)));
         // SAFETY: the memory is mapped there and accessible; it stays until the buffer tells its end, and the stream
         // is waited for then.
@@ -156,7 +144,7 @@ impl<T: Pod> GrowableBuffer<T> {
     /// How many elements there is room for at this address, in memory that is there and memory to come.
     #[must_use]
     pub fn max_len(&self) -> usize {
-        let memory = look(&self.memory);
+        let memory = self.memory.lock_unless_forked();
         let reserved = memory.map_or(0, |memory| {
             memory.as_ref().map_or(0, MappedMemory::reserved_bytes)
         });
@@ -193,14 +181,14 @@ impl<T: Pod> GrowableBuffer<T> {
 
     /// What the memory counted; nothing in a fork.
     fn noted(&self, ask: impl FnOnce(&MappedMemory) -> Traffic) -> Traffic {
-        let memory = look(&self.memory);
+        let memory = self.memory.lock_unless_forked();
         let traffic = memory.and_then(|memory| memory.as_ref().map(ask));
         traffic.unwrap_or_default()
     }
 
     /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
     fn own(&self) -> Result<Own<'_>> {
-        let memory = look(&self.memory).ok_or_else(Error::forked)?;
+        let memory = self.memory.lock()?;
         match &*memory {
             Some(own) if own.address() == self.buffer.as_raw() => Ok(Own(memory)),
             _ => Err(Error::invalid(
@@ -478,7 +466,7 @@ impl<T: Pod> DerefMut for GrowableBuffer<T> {
 
 impl<T: Pod> fmt::Debug for GrowableBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = look(&self.memory);
+        let memory = self.memory.lock_unless_forked();
         let memory = memory.as_ref().and_then(|memory| memory.as_ref());
         f.debug_struct("GrowableBuffer")
             .field("buffer", &self.buffer)

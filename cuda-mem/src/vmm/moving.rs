@@ -32,9 +32,6 @@ impl MappedMemory {
     #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
     #[track_caller]
     pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
         let driver = self.settings.driver;
         let place = location.known(driver);
         place.require_driver(driver, "the memory")?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -12,6 +12,7 @@ use super::whole;
 use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
+use crate::lock::Lock;
 use crate::{raw, recording, report};
 
 /// Addresses that nobody else gets, for memory to be mapped there. They cost nothing. A cheap handle: they are
@@ -43,7 +44,7 @@ struct Inner {
     bytes: u64,
     granule: u64,
     /// What is mapped: offset → bytes.
-    mapped: Mutex<BTreeMap<u64, u64>>,
+    mapped: Lock<BTreeMap<u64, u64>>,
 }
 
 impl Inner {
@@ -56,11 +57,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let table = self.driver.table();
-        let mapped = self
-            .mapped
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !mapped.is_empty() {
+        if !self.mapped.get_mut().is_empty() {
             // An unmap failed, so the driver would refuse; the addresses stay with what is there.
             return;
         }
@@ -121,7 +118,7 @@ impl AddressRange {
             address,
             bytes,
             granule,
-            mapped: Mutex::default(),
+            mapped: Lock::default(),
         };
         ledger::born(inner.item());
         Ok(Self(Arc::new(inner)))
@@ -155,12 +152,9 @@ impl AddressRange {
     #[doc(alias = "cuMemMap")]
     #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
+        let mut mapped = self.0.mapped.lock()?;
         memory.require_driver(self.0.driver)?;
         let bytes = memory.size_bytes();
-        let mut mapped = self.mapped();
         self.check(&mapped, offset, bytes)?;
         let (table, address) = (self.0.driver.table(), self.0.address + offset);
         recording::kept_out(table, || {
@@ -204,21 +198,13 @@ impl AddressRange {
         }
     }
 
-    /// Not in a fork, where nobody may be left to unlock it.
-    fn mapped(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.0.mapped.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes away what is mapped there.
     ///
     /// # Safety
     ///
     /// It must be one whole mapping that nothing uses any more.
     pub(super) unsafe fn unmap(&self, offset: u64) -> Result<()> {
-        if report::is_forked() {
-            return Err(Error::forked());
-        }
-        let mut mapped = self.mapped();
+        let mut mapped = self.0.mapped.lock()?;
         let Some(bytes) = mapped.get(&offset).copied() else {
             return Ok(());
         };

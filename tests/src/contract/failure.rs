@@ -1,7 +1,7 @@
 //! What happens when something cannot be had.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, MemoryPool};
+use cuda_mem::{ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold};
 
 use crate::lab::Lab;
 
@@ -145,5 +145,60 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
     if lab.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 2000);
     }
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks. Locks and driver calls refuse; what is consumed comes back.
+pub(super) fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let (context, device) = (stream.context().clone(), stream.device());
+    let buffer = pool.alloc_from(&stream, &[3u8; 1000])?;
+    let empty = pool.alloc::<u8>(&stream, 0)?;
+    let closed = lab.pool()?;
+    let pinned = context.pinned::<u8>(1000)?;
+    let mut memory = vec![0u8; 1000];
+    let registered = context.register(&mut memory, RegisterFlags::default())?;
+    let _scope = device.use_resource(&device.default_resource()?)?;
+    // SAFETY: the child hands GPU objects in, which must come back there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        fn comes_back<T, O>(result: std::result::Result<T, Failed<O>>) -> bool {
+            let failed = result.map(drop).err();
+            failed.is_some_and(|failed| {
+                failed.error.kind() == ErrorKind::Forked && failed.object.is_some()
+            })
+        }
+        fn is_refused<T>(result: cuda_mem::Result<T>) -> bool {
+            result.is_err_and(|error| error.kind() == ErrorKind::Forked)
+        }
+        let mut fine = is_refused(device.default_pool())
+            && is_refused(device.default_resource())
+            && is_refused(device.current_resource())
+            && is_refused(device.reset_current_resource())
+            && is_refused(MemoryPool::builder(&device).support())
+            && is_refused(pool.set_release_threshold(ReleaseThreshold::Never))
+            && is_refused(pool.raise_release_threshold(ReleaseThreshold::Never))
+            && is_refused(cuda_mem::Gdr::load());
+        fine &= comes_back(buffer.free());
+        fine &= comes_back(empty.free());
+        fine &= comes_back(closed.close());
+        fine &= comes_back(pinned.free());
+        fine &= comes_back(registered.unregister());
+        fine &= cuda_mem::drop_counts().failures == 0;
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the child ended with {status:#x}"
+    );
+    ensure!(buffer.to_vec()? == [3; 1000], "the parent's is as it was");
+    closed.close()?;
+    pinned.free()?;
+    registered.unregister().map_err(|failed| failed.error)?;
     Ok(())
 }

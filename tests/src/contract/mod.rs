@@ -126,7 +126,8 @@ pub fn all() -> Vec<Test> {
             a_name_is_listened_to_by_one_and_free_afterwards;
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
-        failure: a_forked_child_leaves_the_parents_memory_alone;
+        failure: a_forked_child_leaves_the_parents_memory_alone,
+            a_forked_child_gets_its_objects_back;
         pointer: plain_memory_has_no_pool;
         plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });

@@ -183,3 +183,40 @@ pub(super) fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
     ensure!(error.to_string().contains("Ledger::enable"), "{error}");
     Ok(())
 }
+
+/// Alone, because a fork copies only the thread that forks.
+pub(super) fn in_a_fork_nothing_is_listed(lab: &Lab) -> Result<()> {
+    let (stream, pool) = (lab.stream()?, lab.pool()?);
+    for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
+        begin(level);
+        let scope = Ledger::scope().tell(|_| std::process::abort());
+        let buffer = pool.alloc::<u8>(&stream, 100)?;
+        // SAFETY: the child asks the ledger, drops what the parent still has, and ends with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let fine = Ledger::level() == LedgerLevel::Off
+                && Ledger::report().is_empty()
+                && scope.report().is_empty()
+                && Ledger::enable(LedgerLevel::Origins) == LedgerLevel::Off
+                && !Ledger::report_at_exit();
+            drop((buffer, scope));
+            // SAFETY: ends the child without running the parent's exit handlers a second time.
+            unsafe { libc::_exit(i32::from(!fine)) };
+        }
+        std::mem::forget(scope);
+        ensure!(child > 0, "fork failed");
+        let mut status = 0;
+        // SAFETY: `status` is valid for a write, and the child is ours.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        ensure!(
+            waited == child && status == 0,
+            "{level}: the child ended with {status:#x}"
+        );
+        ensure!(Ledger::level() == level);
+        ensure!(sum(LedgerKind::Buffer) == (1, 100), "the parent's stays");
+        drop(buffer);
+        ensure!(sum(LedgerKind::Buffer) == (0, 0));
+    }
+    Ledger::enable(LedgerLevel::Off);
+    Ok(())
+}

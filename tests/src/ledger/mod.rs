@@ -30,7 +30,7 @@ pub fn all() -> Vec<Test> {
             a_scope_tells_what_it_leaves,
             nothing_is_said_while_the_ledger_is_off;
     };
-    // They leave things behind.
+    // They leave things behind, or fork.
     all.extend(tests_alone! {
         leaks: buffers_of_all_homes_are_found,
             containers_are_found,
@@ -44,6 +44,7 @@ pub fn all() -> Vec<Test> {
             memory_that_is_imported_or_striped_is_found,
             registered_memory_of_the_program_is_found,
             sums_find_every_kind;
+        levels: in_a_fork_nothing_is_listed;
     });
     all
 }

@@ -8,9 +8,10 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 43] = [
+const LAYERS: [&str; 44] = [
     "error",
     "report",
+    "lock",
     "origin",
     "pages",
     "table",

@@ -8,6 +8,7 @@ mod aliases;
 mod driver_calls;
 mod figures;
 mod folders;
+mod forks;
 mod gate;
 mod generated;
 mod layers;
@@ -96,6 +97,7 @@ fn check(root: &Path) -> Result<(usize, Vec<Finding>)> {
     findings.extend(unparsed);
     findings.extend(rules::check(&tree.texts, &rust));
     findings.extend(figures::check(&tree.texts));
+    findings.extend(forks::check(&rust));
     for file in &rust {
         findings.extend(aliases::check(file));
         findings.extend(driver_calls::check(file));

@@ -10,10 +10,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::report;
+use crate::lock::Lock;
 
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -22,7 +22,7 @@ pub(super) struct Budget {
     /// Requests that wait, or are about to.
     waiting: AtomicUsize,
     /// The longest waiting first.
-    queue: Mutex<VecDeque<Arc<Request>>>,
+    queue: Lock<VecDeque<Arc<Request>>>,
 }
 
 /// A request in the queue. When it is no longer there, it has its bytes.
@@ -51,7 +51,7 @@ impl Budget {
             limit,
             allocated: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            queue: Mutex::default(),
+            queue: Lock::default(),
         }
     }
 
@@ -90,14 +90,13 @@ impl Budget {
     /// Takes bytes, after every request that came before has had its own, and blocks until then.
     #[cold]
     pub(super) fn wait(&self, bytes: u64, timeout: Duration) -> Result<(), Shortage> {
-        if report::is_forked() {
+        let begun = Instant::now();
+        let Some(mut queue) = self.queue.lock_unless_forked() else {
             return Err(Shortage::Forked);
-        }
+        };
         if bytes > self.limit {
             return Err(Shortage::TooLarge);
         }
-        let begun = Instant::now();
-        let mut queue = self.queue();
         // First this, then a look at the bytes: see above.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let request = Arc::new(Request {
@@ -140,9 +139,8 @@ impl Budget {
 
     #[cold]
     fn wake(&self) {
-        // In a fork the queue is the parent's, and no thread may be left to unlock it.
-        if !report::is_forked() {
-            self.grant(&mut self.queue());
+        if let Some(mut queue) = self.queue.lock_unless_forked() {
+            self.grant(&mut queue);
         }
     }
 
@@ -156,10 +154,6 @@ impl Budget {
             queue.pop_front();
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Arc<Request>>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
