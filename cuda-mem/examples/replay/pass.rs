@@ -130,10 +130,11 @@ impl<'a> Stage<'a> {
     {
         let (give, given) = channel::<Baton<'a, W>>();
         let (send, back) = channel();
+        let (is_ready, ready) = channel::<()>();
         scope.spawn(move || {
             // What a driver does at the first call of a thread is no part of an operation.
-            let ready = self.streams.first().map(|stream| stream.context().bind());
-            drop(ready);
+            drop(self.streams.first().map(|stream| stream.context().bind()));
+            drop(is_ready);
             for mut baton in given {
                 let done = self.turn(&baton.turn, &mut baton.live, &mut baton.watch);
                 if send.send((baton, done)).is_err() {
@@ -141,6 +142,8 @@ impl<'a> Stage<'a> {
                 }
             }
         });
+        // Its calls would be counted for the thread that has the first turn.
+        let _ = ready.recv();
         Worker { give, back }
     }
 
