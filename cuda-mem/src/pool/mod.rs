@@ -23,7 +23,7 @@ pub use threshold::RaisedThreshold;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
@@ -90,6 +90,8 @@ struct Inner {
     reach: AtomicU64,
     /// Those that were given access by us.
     granted: Mutex<Vec<Device>>,
+    /// Others rely on who reaches the memory.
+    access_is_fixed: AtomicBool,
     scopes: Mutex<threshold::Scopes>,
     /// What is known of its sharing with other processes.
     sharing: sharing::Sharing,
@@ -136,6 +138,7 @@ impl Inner {
             owner,
             reach: AtomicU64::new(reach),
             granted: Mutex::default(),
+            access_is_fixed: AtomicBool::new(false),
             scopes: Mutex::default(),
             sharing: sharing::Sharing::default(),
         }
