@@ -1,8 +1,11 @@
 //! The primary context of a device, contexts of others, and which context is current on a thread.
 
+mod current;
+
+pub use current::Current;
+
 use std::any::Any;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cuda_driver_sys::{CUcontext, CUevent};
@@ -97,6 +100,7 @@ impl Drop for Retained {
         }
         ledger::ended(&self.item());
         let ticket = progress::take();
+        current::note_released();
         report::release("context", || {
             // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
             // clone of it, so this is after all of that.
@@ -146,6 +150,7 @@ impl Device {
         }
         // SAFETY: the device is of this driver; `Retained` releases what is retained here.
         let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
+        current::note_retained(*self, raw);
         let retained = Arc::new(Retained::new(*self, raw, true));
         ledger::born(retained.item());
         Ok(Context(retained))
@@ -220,6 +225,7 @@ impl Driver {
                     "the context is of device {device}, which is not visible"
                 ))
             })?;
+        current::note_handed_in();
         Ok(Context(Arc::new(Retained::new(device, raw, false))))
     }
 }
@@ -245,41 +251,6 @@ impl Context {
     #[must_use]
     pub fn as_raw(&self) -> CUcontext {
         self.0.raw
-    }
-
-    /// Makes this context current on this thread until the guard is dropped, which puts back what
-    /// was current before. Costs tens of nanoseconds.
-    ///
-    /// This crate needs no current context from its callers; other libraries may.
-    ///
-    /// # Errors
-    ///
-    /// As the driver answers.
-    ///
-    /// ```
-    /// # cuda_sim::use_if_no_driver();
-    /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
-    /// {
-    ///     let _current = context.bind()?;
-    ///     // calls of other libraries that want a current context
-    /// }
-    /// # Ok::<(), cuda_mem::Error>(())
-    /// ```
-    #[doc(alias("cuCtxGetCurrent", "cuCtxSetCurrent"))]
-    pub fn bind(&self) -> Result<Current<'_>> {
-        let table = self.driver().table();
-        // SAFETY: the driver is initialised.
-        let before = unsafe { raw::context::current(table) }?;
-        if before != self.0.raw {
-            // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
-            // `self`.
-            unsafe { raw::context::set_current(table, self.0.raw) }?;
-        }
-        Ok(Current {
-            context: self,
-            before,
-            not_send: PhantomData,
-        })
     }
 
     /// Waits until the device has done everything that was submitted to this context.
@@ -426,48 +397,5 @@ impl fmt::Debug for Context {
         } else {
             write!(f, "Context(device {ordinal}, handed in, {:p})", self.0.raw)
         }
-    }
-}
-
-/// A context is current on this thread. From [`Context::bind`].
-///
-/// Guards are dropped in the reverse order of their making, as scopes do by themselves. One that is
-/// leaked leaves its context current.
-///
-/// Current is a state of the thread, so the guard stays on it:
-///
-/// ```compile_fail,E0277
-/// # let context = cuda_mem::Driver::load().unwrap().device(0).unwrap().primary_context().unwrap();
-/// let current = context.bind().unwrap();
-/// std::thread::scope(|scope| {
-///     scope.spawn(move || drop(current)); // error: cannot be sent between threads
-/// });
-/// ```
-#[must_use = "the context is current only while the guard lives"]
-pub struct Current<'a> {
-    context: &'a Context,
-    before: CUcontext,
-    not_send: PhantomData<*mut ()>,
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        let table = self.context.driver().table();
-        report::release("current context", || {
-            // SAFETY: the driver is initialised.
-            let now = unsafe { raw::context::current(table) }?;
-            if now != self.before {
-                // SAFETY: it was current when the guard was made. If somebody has destroyed it
-                // since, the driver answers an error.
-                unsafe { raw::context::set_current(table, self.before) }?;
-            }
-            Ok(())
-        });
-    }
-}
-
-impl fmt::Debug for Current<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Current({:?})", self.context)
     }
 }

@@ -213,6 +213,33 @@ mod counts {
         lab.control()?.reset();
         Ok(())
     }
+
+    /// A context that was made anew has the handle of the one before it, which may still be current.
+    pub(crate) fn a_context_that_was_made_anew_is_made_current_again(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        let bound = || -> Result<()> {
+            let (first, set) = (lab.context()?, "cuCtxSetCurrent");
+            std::mem::forget(first.bind()?);
+            control.reset();
+            drop(first.bind()?);
+            ensure!(control.calls(set) == 0, "it is current");
+            let handle = first.as_raw();
+            drop(first);
+            let second = lab.context()?;
+            ensure!(second.as_raw() == handle);
+            control.reset();
+            drop(second.bind()?);
+            ensure!(control.calls(set) == 1, "{} calls", control.calls(set));
+            drop(second.bind()?);
+            ensure!(control.calls(set) == 1, "once is enough");
+            Ok(())
+        };
+        // What stays current goes with the thread.
+        std::thread::scope(|scope| {
+            let joined = scope.spawn(bound).join();
+            joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+        })
+    }
 }
 
 /// Counts the allocations of each thread. The simulator has an allocator of its own.
@@ -247,7 +274,7 @@ fn main() -> ExitCode {
             a_resource_adds_no_call_and_no_heap, memory_of_no_pool_is_freed_behind_a_wait,
             nothing_to_allocate_is_no_call, lending_is_two_calls_at_each_end_and_none_at_home,
             statistics_are_four_calls, the_whole_contract_kept_the_order,
-            the_sanitizer_sees_a_missing_wait;
+            the_sanitizer_sees_a_missing_wait, a_context_that_was_made_anew_is_made_current_again;
     };
     run::main(
         &tests,

@@ -230,7 +230,11 @@ impl<T: Pod> Placed<T> {
 
     /// The pool that this memory is of. If the memory was [asked for to be exported](crate::Export), it is this memory's
     /// own, and [exports](crate::MemoryPool::export_fd) it; else all placements of this place and these
-    /// users share it in a context.
+    /// users share it in a context. The access of a shared pool is fixed:
+    /// [`set_access`](crate::Pool::set_access) answers [`NotPermitted`](crate::ErrorKind::NotPermitted), because
+    /// every other placement would lose, or gain, that access too. Its other settings can be changed, and hold for
+    /// all that share it.
+    ///
     /// `None` for memory of no pool, or of the one that [serves the device](crate::Device::default_resource) anyway.
     #[must_use]
     pub fn pool(&self) -> Option<&MemoryPool> {

@@ -24,6 +24,9 @@ pub(super) fn shared(
     let fits = |known: &Shared| known.place == place && known.users == users;
     let shared = context.keep(fits, || {
         let pool = made_for(users, builder())?;
+        // The next placement promises these devices their access without asking the driver. A holder of a
+        // buffer has the pool, and must not take that access away.
+        pool.fix_access();
         // No program holds it.
         pool.leave_ledger();
         Ok(Shared {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
 
 use super::grave::EndedPool;
-use super::{Inner, Pool};
+use super::{Inner, MemoryPool, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
@@ -128,7 +128,9 @@ impl Pool {
     /// All of them before anything is changed: [`NotSupported`](crate::ErrorKind::NotSupported) for a
     /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
     /// for taking away the access of the pool's own device, for a device named twice, and for one of
-    /// another driver. Else as the driver answers.
+    /// another driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that
+    /// placements [share](crate::Placed::pool), because the next placement relies on its access. Else as
+    /// the driver answers.
     ///
     /// ```
     /// use cuda_mem::{Access, Driver, MemoryPool};
@@ -169,6 +171,7 @@ impl Pool {
         if entries.is_empty() {
             return Ok(());
         }
+        self.require_own_access()?;
         // Held over the call, so that what is noted is what the driver did last.
         let mut granted = self.0.granted.lock()?;
         // SAFETY: the pool is live; the caller sees to it that who loses access is done.
@@ -185,6 +188,16 @@ impl Pool {
             }
         }
         Ok(())
+    }
+
+    fn require_own_access(&self) -> Result<()> {
+        if !self.0.access_is_fixed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::not_permitted(format!(
+            "{self} serves all placements for the same devices in its context, so its access is fixed; \
+             build a pool of your own, or request a placement with other peers"
+        )))
     }
 
     fn check_access(&self, device: &Device, wanted: Access) -> Result<()> {
@@ -245,6 +258,13 @@ impl Pool {
             "{device} has no access to {self}; take a stream of the pool's device, or give access \
              with `Pool::set_access`"
         )))
+    }
+}
+
+impl MemoryPool {
+    /// From here on nobody changes which devices reach the memory.
+    pub(crate) fn fix_access(&self) {
+        self.0.0.access_is_fixed.store(true, Ordering::Relaxed);
     }
 }
 

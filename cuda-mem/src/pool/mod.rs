@@ -24,7 +24,7 @@ pub use threshold::RaisedThreshold;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
@@ -91,6 +91,8 @@ struct Inner {
     reach: AtomicU64,
     /// Those that were given access by us.
     granted: Lock<Vec<Device>>,
+    /// Others rely on who reaches the memory.
+    access_is_fixed: AtomicBool,
     scopes: Lock<threshold::Scopes>,
     /// What is known of its sharing with other processes.
     sharing: sharing::Sharing,
@@ -137,6 +139,7 @@ impl Inner {
             owner,
             reach: AtomicU64::new(reach),
             granted: Lock::default(),
+            access_is_fixed: AtomicBool::new(false),
             scopes: Lock::default(),
             sharing: sharing::Sharing::default(),
         }

@@ -8,7 +8,7 @@ use cuda_mem::{Driver, ErrorKind};
 
 use crate::lab::Lab;
 
-fn current(driver: Driver) -> Result<CUcontext> {
+pub(super) fn current(driver: Driver) -> Result<CUcontext> {
     let mut context = null_mut();
     let call = driver
         .table()
@@ -20,7 +20,7 @@ fn current(driver: Driver) -> Result<CUcontext> {
     Ok(context)
 }
 
-fn set_current(driver: Driver, context: CUcontext) -> Result<()> {
+pub(super) fn set_current(driver: Driver, context: CUcontext) -> Result<()> {
     let call = driver
         .table()
         .cuCtxSetCurrent
@@ -32,10 +32,10 @@ fn set_current(driver: Driver, context: CUcontext) -> Result<()> {
 }
 
 /// A context that another library might have made.
-struct Foreign(Driver, CUcontext);
+pub(super) struct Foreign(Driver, pub(super) CUcontext);
 
 impl Foreign {
-    fn new(lab: &Lab) -> Result<Self> {
+    pub(super) fn new(lab: &Lab) -> Result<Self> {
         let mut context = null_mut();
         let create = lab
             .driver

@@ -3,6 +3,7 @@
 mod buffer;
 mod capture;
 mod context;
+mod context_ends;
 mod default_pool;
 mod default_streams;
 mod device;
@@ -126,6 +127,11 @@ pub fn all() -> Vec<Test> {
             a_name_is_listened_to_by_one_and_free_afterwards;
         device: looking_creates_no_context;
         context: a_primary_context_lives_while_something_holds_it;
+        context_ends: a_context_is_used_again_after_a_leaked_guard,
+            a_leaked_guard_of_another_thread_does_no_harm, guards_may_be_dropped_out_of_order,
+            a_guard_does_not_put_back_a_primary_context_that_has_ended,
+            a_guard_puts_back_a_primary_context_that_was_made_again,
+            a_guard_survives_the_end_of_a_foreign_context;
         failure: a_forked_child_leaves_the_parents_memory_alone,
             a_forked_child_gets_its_objects_back;
         pointer: plain_memory_has_no_pool;

@@ -1,7 +1,7 @@
 //! Memory that is given back, or becomes a buffer of its own type.
 
-use anyhow::{Result, ensure};
-use cuda_mem::{Placed, PlacementKind as K};
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{Access, Device, ErrorKind, Machine, Placed, PlacementKind as K};
 
 use super::allocating::alone;
 use super::kinds::{self, Way};
@@ -59,6 +59,58 @@ pub(super) fn placements_share_pools(lab: &Lab) -> Result<()> {
         drop((one, two));
         way.stream.synchronize()?;
         ensure!(pool(&way.allocate(1000)?) == shared, "{kind:?}: it stays");
+    }
+    Ok(())
+}
+
+/// A holder of one buffer tries to take the access to a shared pool from a device that uses it. The next placement
+/// still keeps what it promises to that device.
+fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
+    let what = way.placement.to_string();
+    let mut held = way.allocate(1000)?;
+    let pool = held.pool().context("no pool is shared")?.clone();
+    let there = user.primary_context()?.stream()?;
+    for access in [Access::None, Access::ReadWrite] {
+        let changed = pool.set_access(&[(*user, access)]);
+        let mut next = way.allocate(1000)?;
+        ensure!(next.pool() == Some(&pool), "{what}: it is shared");
+        for placed in [&mut held, &mut next] {
+            placed.on(&there)?.fill(3)?;
+            ensure!(placed.to_vec()? == [3; 1000], "{what}");
+        }
+        let error = changed.err().with_context(|| what.clone())?;
+        ensure!(
+            error.kind() == ErrorKind::NotPermitted && error.code().is_none(),
+            "{what}: {error}"
+        );
+        ensure!(error.to_string().contains("placements"), "{what}: {error}");
+    }
+    ensure!(pool.access(user)? == Access::ReadWrite, "{what}");
+    // What changes nothing is no change.
+    pool.set_access(&[])?;
+    Ok(())
+}
+
+pub(super) fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) -> Result<()> {
+    let (devices, machine) = alone(lab)?;
+    for (request, machine, kind) in kinds::all(&machine, 1000) {
+        if matches!(kind, K::HostPool | K::HostNuma { pool: true, .. }) {
+            let way = Way::new(lab, &devices, &machine, &request)?;
+            ensure_access_stays(&way, &devices[0])?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_holder_does_not_take_the_access_of_a_peer(lab: &Lab) -> Result<()> {
+    let devices = lab.driver.devices()?[..2].to_vec();
+    let machine = Machine::gather(&devices)?;
+    for (request, machine, kind) in kinds::all(&machine, 1000) {
+        if matches!(kind, K::Pool | K::HostPool | K::HostNuma { pool: true, .. }) {
+            let request = request.peers([1]);
+            let way = Way::new(lab, &devices, &machine, &request)?;
+            ensure_access_stays(&way, &devices[1])?;
+        }
     }
     Ok(())
 }

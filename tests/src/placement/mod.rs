@@ -25,7 +25,8 @@ pub fn all() -> Vec<Test> {
             memory_that_is_to_grow_grows,
             pages_have_the_size_that_was_placed,
             what_cannot_be_carried_out_is_told;
-        ends: every_kind_is_freed, each_kind_becomes_its_own_buffer, placements_share_pools;
+        ends: every_kind_is_freed, each_kind_becomes_its_own_buffer, placements_share_pools,
+            a_holder_does_not_change_the_access_of_a_shared_pool;
         exports: what_exports_memory_comes_with_it,
             a_dma_buf_takes_whole_pages,
             zeros_fill_whole_pages;
@@ -37,5 +38,8 @@ pub fn all() -> Vec<Test> {
 /// What needs two devices.
 #[must_use]
 pub fn of_two() -> Vec<Test> {
-    tests! { allocating: both_devices_use_what_was_placed_for_both }
+    tests! {
+        allocating: both_devices_use_what_was_placed_for_both;
+        ends: a_holder_does_not_take_the_access_of_a_peer;
+    }
 }

@@ -1,0 +1,207 @@
+//! A context that stays current on a thread after its last release, and guards that would put one back.
+//!
+//! Each body alone: it counts on being the only one that holds the primary context.
+
+use std::mem::forget;
+use std::ptr::null_mut;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{Context, MemoryPool, Stream};
+
+use super::context::{Foreign, current, set_current};
+use crate::lab::Lab;
+
+/// What programs do with a stream, first with calls that need no current context.
+fn use_stream(pool: &MemoryPool, stream: &Stream) -> Result<()> {
+    const LEN: usize = 100_000;
+    drop(pool.alloc::<u32>(stream, LEN)?);
+    let mut buffer = pool.alloc::<u32>(stream, LEN)?;
+    buffer.fill(7)?;
+    ensure!(buffer.to_vec()? == [7; LEN]);
+    buffer.copy_from(&[8; LEN])?;
+    let mut copy = pool.alloc_zeroed::<u32>(stream, LEN)?;
+    copy.copy_from_buffer(&buffer)?;
+    buffer.free()?;
+    ensure!(copy.to_vec()? == [8; LEN]);
+    stream.synchronize()?;
+    ensure!(stream.is_done()?);
+    Ok(())
+}
+
+/// Also with both default streams, another stream and an event.
+fn use_context(pool: &MemoryPool, context: &Context) -> Result<()> {
+    let (stream, other) = (context.stream()?, context.stream()?);
+    use_stream(pool, &stream).context("a new stream")?;
+    use_stream(pool, &context.legacy_stream()).context("the legacy stream")?;
+    use_stream(pool, &context.per_thread_stream()).context("the thread's own stream")?;
+    let mut buffer = pool.alloc_zeroed::<u8>(&stream, 1000)?;
+    buffer.on(&other)?.fill(9)?;
+    let event = context.event()?;
+    event.record(&stream)?;
+    other.wait_event(&event)?;
+    event.synchronize()?;
+    ensure!(buffer.to_vec()? == [9; 1000]);
+    context.synchronize()?;
+    context.memory_info()?;
+    Ok(())
+}
+
+/// Nothing holds the primary context any more.
+fn ensure_ended(lab: &Lab) -> Result<()> {
+    ensure!(!lab.device()?.has_active_context()?, "somebody holds it");
+    Ok(())
+}
+
+pub(super) fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<()> {
+    set_current(lab.driver, null_mut())?;
+    let pool = lab.pool()?;
+    for _ in 0..3 {
+        let context = lab.context()?;
+        use_context(&pool, &context)?;
+        forget(context.bind()?);
+        use_context(&pool, &context)?;
+        drop(context);
+        ensure_ended(lab)?;
+    }
+    let context = lab.context()?;
+    // The default streams first: they need the context that is current.
+    use_stream(&pool, &context.legacy_stream())?;
+    use_stream(&pool, &context.per_thread_stream())?;
+    context.synchronize()?;
+    use_context(&pool, &context)
+}
+
+/// On a thread that did not see how the context ended and was made again.
+pub(super) fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    type First = fn(&MemoryPool, &Context, &Stream) -> Result<()>;
+    let firsts: [First; 4] = [
+        |pool, _, stream| use_stream(pool, stream),
+        |pool, context, _| use_stream(pool, &context.legacy_stream()),
+        |pool, context, _| use_stream(pool, &context.per_thread_stream()),
+        |_, context, _| Ok(context.synchronize()?),
+    ];
+    for (index, first) in firsts.into_iter().enumerate() {
+        thread::scope(|scope| {
+            let (send, receive) = channel::<(Context, Stream)>();
+            let (leaked, is_leaked) = channel();
+            let pool = &pool;
+            let other = scope.spawn(move || {
+                let context = lab.context()?;
+                forget(context.bind()?);
+                drop(context);
+                leaked.send(())?;
+                let (context, stream) = receive.recv()?;
+                first(pool, &context, &stream)?;
+                use_stream(pool, &stream)?;
+                use_context(pool, &context)
+            });
+            is_leaked.recv().context("the guard was not leaked")?;
+            ensure_ended(lab)?;
+            let context = lab.context()?;
+            let stream = context.stream()?;
+            send.send((context, stream))?;
+            let joined = other.join();
+            joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+        })
+        .with_context(|| format!("thread {index}"))?;
+    }
+    Ok(())
+}
+
+pub(super) fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    let foreign = Foreign::new(lab)?;
+    set_current(lab.driver, null_mut())?;
+    for leave_out in [false, true] {
+        // SAFETY: it ends after everything that is made in it here.
+        let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
+        let context = lab.context()?;
+        let outer = context.bind()?;
+        let inner = other.bind()?;
+        let innermost = context.bind()?;
+        drop(outer);
+        use_context(&pool, &context)?;
+        use_context(&pool, &other)?;
+        drop(inner);
+        use_context(&pool, &other)?;
+        if leave_out {
+            forget(innermost);
+        } else {
+            drop(innermost);
+        }
+        use_context(&pool, &context)?;
+        drop(context);
+        ensure_ended(lab)?;
+        // Whatever is current now.
+        use_context(&pool, &other)?;
+        let context = lab.context()?;
+        use_context(&pool, &context)?;
+        use_context(&pool, &other)?;
+    }
+    set_current(lab.driver, null_mut())
+}
+
+pub(super) fn a_guard_does_not_put_back_a_primary_context_that_has_ended(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    let foreign = Foreign::new(lab)?;
+    set_current(lab.driver, null_mut())?;
+    // SAFETY: it ends after everything that is made in it here.
+    let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
+    for _ in 0..2 {
+        let context = lab.context()?;
+        let ended = context.as_raw();
+        forget(context.bind()?);
+        let guard = other.bind()?;
+        use_context(&pool, &context)?;
+        drop(context);
+        ensure_ended(lab)?;
+        use_context(&pool, &other)?;
+        drop(guard);
+        ensure!(
+            current(lab.driver)? != ended,
+            "a context is current that has ended"
+        );
+        use_context(&pool, &other)?;
+        use_context(&pool, &lab.context()?)?;
+    }
+    set_current(lab.driver, null_mut())
+}
+
+/// Of a context that lives again, or still, the guard puts back what was current.
+pub(super) fn a_guard_puts_back_a_primary_context_that_was_made_again(lab: &Lab) -> Result<()> {
+    let pool = lab.pool()?;
+    let foreign = Foreign::new(lab)?;
+    set_current(lab.driver, null_mut())?;
+    // SAFETY: it ends after everything that is made in it here.
+    let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
+    let context = lab.context()?;
+    forget(context.bind()?);
+    let guard = other.bind()?;
+    drop(context);
+    ensure_ended(lab)?;
+    let (context, second) = (lab.context()?, lab.context()?);
+    drop(second);
+    drop(guard);
+    ensure!(current(lab.driver)? == context.as_raw());
+    use_context(&pool, &context)?;
+    use_context(&pool, &other)?;
+    ensure!(current(lab.driver)? == context.as_raw());
+    set_current(lab.driver, null_mut())
+}
+
+/// The context that was current before is another library's, which destroys it too early.
+pub(super) fn a_guard_survives_the_end_of_a_foreign_context(lab: &Lab) -> Result<()> {
+    let (pool, context) = (lab.pool()?, lab.context()?);
+    let foreign = Foreign::new(lab)?;
+    ensure!(current(lab.driver)? == foreign.1);
+    let guard = context.bind()?;
+    drop(foreign);
+    use_context(&pool, &context)?;
+    drop(guard);
+    use_context(&pool, &context)?;
+    use_context(&pool, &lab.context()?)?;
+    set_current(lab.driver, null_mut())
+}
