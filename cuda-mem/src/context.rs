@@ -239,10 +239,12 @@ impl Context {
 
     /// The device of this context.
     #[must_use]
+    #[inline]
     pub fn device(&self) -> Device {
         self.0.device
     }
 
+    #[inline]
     pub(crate) fn driver(&self) -> Driver {
         self.0.device.driver()
     }

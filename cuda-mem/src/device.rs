@@ -76,6 +76,7 @@ impl Driver {
 impl Device {
     /// The driver this device belongs to.
     #[must_use]
+    #[inline]
     pub fn driver(&self) -> Driver {
         self.driver
     }

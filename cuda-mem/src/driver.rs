@@ -179,6 +179,7 @@ impl Driver {
 
     /// The functions of the driver, for calls that this crate does not wrap.
     #[must_use]
+    #[inline]
     pub fn table(&self) -> &'static DriverTable {
         self.0.table
     }

@@ -59,6 +59,7 @@ impl Inner {
             .on(device)
     }
 
+    #[inline]
     fn view(&self) -> StreamRef<'_> {
         StreamRef {
             context: &self.context,

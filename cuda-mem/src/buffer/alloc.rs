@@ -57,8 +57,8 @@ impl Pool {
         })
     }
 
-    /// The memory of a buffer, without the buffer: whoever asks has to free it.
-    #[inline]
+    /// The memory of a buffer, without the buffer: whoever asks has to free it. Compiled once, with all that it is made
+    /// of.
     pub(super) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
         if bytes == 0 {
             stream.as_ref().require_reach(self)?;

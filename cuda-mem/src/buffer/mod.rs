@@ -34,7 +34,6 @@ use crate::event::Event;
 use crate::join::order;
 use crate::lock::Lock;
 use crate::pool::{MemoryPool, PoolBuilder};
-use crate::raw::Queue;
 use crate::stream::{Stream, StreamRef};
 use crate::{ledger, raw, report};
 
@@ -225,15 +224,9 @@ impl<T: Pod> DeviceBuffer<T> {
 
     #[inline]
     fn free_in_order(&self) -> Result<()> {
-        let open = match self.stream.as_ref().submit_free() {
-            Ok(open) => open,
-            Err(error) => return self.free_elsewhere(error),
-        };
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
-        // by this one (R13). A default stream's context is current (R8).
-        let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, self.address) };
-        open.kept_out(free)
-            .map_err(|error| error.asked(|| self.in_words()))
+        // by this one (R13).
+        unsafe { free(self.address, &self.stream) }.or_else(|error| self.free_elsewhere(error))
     }
 
     /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
@@ -251,18 +244,19 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(())
     }
 
-    /// The buffer's stream takes no free. If it is another thread's own, this waits for everything in its
-    /// context; then this thread's own serves as well.
+    /// A free failed with `error`. If the stream is another thread's own, this waits for everything in its context;
+    /// then this thread's own serves as well.
     #[cold]
     fn free_elsewhere(&self, error: Error) -> Result<()> {
-        if !self.stream.is_elsewhere() {
-            return Err(error);
-        }
-        self.stream.as_ref().wait_elsewhere()?;
-        let own = self.stream.context().per_thread_stream();
-        let open = own.as_ref().submit_free()?;
-        // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
-        open.kept_out(|queue| unsafe { raw::alloc::free(queue, self.address) })
+        let freed = if self.stream.is_elsewhere() {
+            self.stream.as_ref().wait_elsewhere()?;
+            let own = self.stream.context().per_thread_stream();
+            // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
+            unsafe { free(self.address, &own) }
+        } else {
+            Err(error)
+        };
+        freed.map_err(|error| error.asked(|| self.in_words()))
     }
 
     /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
@@ -302,6 +296,17 @@ impl<T: Pod> DeviceBuffer<T> {
         // (R15).
         unsafe { Span::new(self.address, self.len, stream, self.device.is_some()) }
     }
+}
+
+/// Frees in the order of a stream. Compiled once, with all that it is made of.
+///
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    let open = stream.as_ref().submit_free()?;
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })
 }
 
 impl<T: Pod> Drop for DeviceBuffer<T> {

@@ -80,6 +80,7 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> StreamRef<'a> {
+    #[inline]
     fn table(&self) -> &'static Table {
         self.context.driver().table()
     }
@@ -218,6 +219,7 @@ impl<'a> StreamRef<'a> {
         self.context.synchronize()
     }
 
+    #[inline]
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.thread
             .is_some_and(|thread| thread != std::thread::current().id())
