@@ -1,5 +1,7 @@
 //! Test bodies for two devices that can reach each other.
 
+mod graphs;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, MemoryPool, Stream};
 
@@ -25,6 +27,8 @@ pub fn all() -> Vec<Test> {
         samples: a_peer_works_on_what_the_owner_made;
         resources: a_resource_is_of_its_device, memory_of_everybody_serves_both_devices,
             each_device_has_its_own_current_resource;
+        graphs: a_graph_runs_in_a_stream_that_reaches_what_it_adopted,
+            what_a_graph_leaves_stays_with_its_device;
         places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
             one_device_at_work_leaves_the_other_alone;
     }
