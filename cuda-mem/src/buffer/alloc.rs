@@ -76,8 +76,28 @@ impl Pool {
         let _current = stream.enter()?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
         // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
-        unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
-            .map_err(|error| explain(error, bytes, self, stream))
+        let address =
+            unsafe { raw::alloc::from_pool(table, bytes, self.as_raw(), stream.as_raw()) }
+                .map_err(|error| explain(error, bytes, self, stream))?;
+        // Again: access is taken while no memory is handed out, which may have been so until just now.
+        if !self.reaches(stream.device()) {
+            return self.reached_or_free(address, stream);
+        }
+        Ok(address)
+    }
+
+    /// The memory again, if the stream's device still has access to it.
+    #[cold]
+    fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
+        let reached = self.require_reach(stream.device());
+        if reached.is_err() {
+            let table = self.driver().table();
+            // SAFETY: allocated just now in this stream, and nobody has seen the address.
+            crate::report::release("buffer", || unsafe {
+                raw::alloc::free(table, address, stream.as_raw())
+            });
+        }
+        reached.map(|()| address)
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
