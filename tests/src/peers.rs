@@ -1,5 +1,8 @@
 //! Test bodies for two devices that can reach each other.
 
+mod graphs;
+mod taking;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, MemoryPool, Stream};
 
@@ -25,6 +28,11 @@ pub fn all() -> Vec<Test> {
         samples: a_peer_works_on_what_the_owner_made;
         resources: a_resource_is_of_its_device, memory_of_everybody_serves_both_devices,
             each_device_has_its_own_current_resource;
+        taking: access_is_not_taken_from_work_that_is_queued,
+            access_is_taken_unchecked_where_the_caller_knows,
+            a_thread_that_allocates_meanwhile_loses_nothing;
+        graphs: a_graph_runs_in_a_stream_that_reaches_what_it_adopted,
+            what_a_graph_leaves_stays_with_its_device;
         places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
             one_device_at_work_leaves_the_other_alone;
     }
@@ -102,9 +110,12 @@ mod access {
         pool.set_access(&[(devices[1], Access::ReadWrite)])?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
         buffer.on(&streams[1])?.fill(1)?;
+        ensure!(buffer.to_vec()? == [1; 100]);
+        drop(buffer);
         streams[0].synchronize()?;
         pool.set_access(&[(devices[1], Access::None)])?;
         ensure!(pool.access(&devices[1])? == Access::None);
+        let mut buffer = pool.alloc_from(&streams[0], &[1_u8; 100])?;
         let lent = buffer.on(&streams[1]).map(drop);
         ensure!(lent.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
         let allocated = pool.alloc::<u8>(&streams[1], 1).map(drop);

@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{Access, ErrorKind, MemoryPool};
+use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
 use cuda_mem_tests::{contract, host, managed, modules, peers, placement, vmm};
@@ -86,6 +86,75 @@ mod strangers {
         ensure!(target.to_vec()? == [1, 2, 3]);
         Ok(())
     }
+
+    /// Whichever side the stranger is on: the stream of the launch, or a buffer that the graph has adopted. The driver
+    /// hears of neither launch.
+    pub(crate) fn a_graph_touches_no_memory_of_a_stranger(lab: &Lab) -> Result<()> {
+        let devices = lab.driver.devices()?;
+        let contexts = [devices[0].primary_context()?, devices[1].primary_context()?];
+        let [here, there] = [contexts[0].stream()?, contexts[1].stream()?];
+        let pools = [&devices[0], &devices[1]].map(|device| MemoryPool::builder(device).build());
+        let [near, far] = pools;
+        let (near, far) = (near?, far?);
+        let adopting = |source, target| -> Result<_> {
+            let mut graph = Graph::new(&contexts[0])?;
+            let (source, target) = (graph.adopt(source), graph.adopt(target));
+            let mut memory = graph.alloc::<u8>(3, &[])?;
+            graph.copy_in(&mut memory, &source, &[])?;
+            graph.copy_out(&mut memory, &target, &[])?;
+            graph.free(memory, &[])?;
+            Ok((graph.instantiate(Instantiate::Plain)?, target))
+        };
+        let control = lab.control()?;
+        let refused = |launched: cuda_mem::Result<()>| -> Result<()> {
+            let Err(error) = launched else {
+                bail!("it was launched");
+            };
+            let is_ours = error.kind() == ErrorKind::InvalidValue && error.code().is_none();
+            ensure!(is_ours && error.to_string().contains("graph"), "{error}");
+            ensure!(control.calls("cuGraphLaunch") == 0);
+            Ok(())
+        };
+
+        let source = near.alloc_from(&here, &[1_u8, 2, 3])?;
+        let (mut exec, target) = adopting(source, near.alloc_zeroed(&here, 3)?)?;
+        control.reset();
+        refused(exec.launch(&there))?;
+        exec.launch(&here)?;
+        ensure!(exec.buffer(&target)?.to_vec()? == [1, 2, 3]);
+
+        let mut graph = Graph::new(&contexts[0])?;
+        let target = graph.adopt(far.alloc_zeroed::<u8>(&there, 3)?);
+        let mut memory = graph.alloc::<u8>(3, &[])?;
+        control.reset();
+        refused(graph.copy_out(&mut memory, &target, &[]).map(drop))?;
+        ensure!(control.calls("cuGraphAddMemcpyNode") == 0);
+        graph.free(memory, &[])?;
+        let mut exec = graph.instantiate(Instantiate::Plain)?;
+        refused(exec.launch(&here))?;
+        refused(exec.launch(&there))?;
+        ensure!(exec.buffer(&target)?.to_vec()? == [0; 3]);
+
+        let buffer = far.alloc_from(&there, &[4_u8; 3])?;
+        let (graph, (target, copied)) = here.capture(CaptureMode::Relaxed, |capture| {
+            let target = capture.adopt(buffer);
+            let memory = capture.alloc::<u8>(3)?;
+            Ok((target, memory.copy_out(&target)))
+        })?;
+        refused(copied)?;
+        let mut exec = graph.instantiate(Instantiate::Plain)?;
+        refused(exec.launch(&here))?;
+        ensure!(exec.buffer(&target)?.to_vec()? == [4; 3]);
+
+        let mut graph = Graph::new(&contexts[0])?;
+        let left = graph.alloc::<u8>(3, &[])?.leave();
+        let mut exec = graph.instantiate(Instantiate::Plain)?;
+        control.reset();
+        refused(exec.launch(&there))?;
+        ensure!(exec.left(&left).is_err());
+        ensure!(lab.control()?.reports().is_empty());
+        Ok(())
+    }
 }
 
 fn main() -> ExitCode {
@@ -98,7 +167,7 @@ fn main() -> ExitCode {
         Ok("strangers") => {
             let tests = cuda_mem_tests::tests! {
                 strangers: a_stranger_is_refused_before_anything_is_changed,
-                    strangers_copy_all_the_same;
+                    strangers_copy_all_the_same, a_graph_touches_no_memory_of_a_stranger;
             };
             return run::main(&tests, serial);
         }

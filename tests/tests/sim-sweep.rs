@@ -164,11 +164,11 @@ fn two_devices(driver: Driver) -> Result<(), Error> {
     copy.copy_from_buffer(&buffer)?;
     assert_eq!(copy.to_vec()?, [2; 100]);
     drop((buffer, foreign, copy));
+    there.synchronize()?;
+    here.synchronize()?;
     pool.set_access(&[(far, Access::None)])?;
     assert_eq!(pool.access(&far)?, Access::None);
-    pool.set_access(&[(far, Access::ReadWrite)])?;
-    there.synchronize()?;
-    here.synchronize()
+    pool.set_access(&[(far, Access::ReadWrite)])
 }
 
 /// A failure that is answered in another way and not reported. Each is checked by what the tour

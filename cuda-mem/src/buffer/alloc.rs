@@ -72,8 +72,24 @@ impl Pool {
         let open = stream.as_ref().submit_with(self)?;
         // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
         // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
-        unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
-            .map_err(|error| explain(error, bytes, self, stream))
+        let address = unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
+            .map_err(|error| explain(error, bytes, self, stream))?;
+        // Again: access is taken while no memory is handed out, which may have been so until just now.
+        if !self.reaches(stream.device()) {
+            return self.reached_or_free(address, stream);
+        }
+        Ok(address)
+    }
+
+    /// The memory again, if the stream's device still has access to it.
+    #[cold]
+    fn reached_or_free(&self, address: CUdeviceptr, stream: &Stream) -> Result<CUdeviceptr> {
+        let reached = stream.as_ref().require_reach(self);
+        if reached.is_err() {
+            // SAFETY: allocated just now in this stream, and nobody has seen the address.
+            crate::report::release("buffer", || unsafe { super::free(address, stream) });
+        }
+        reached.map(|()| address)
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.

@@ -6,6 +6,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUpointer_attribute};
 
 use super::DeviceBuffer;
+use crate::context::Context;
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
@@ -71,15 +72,18 @@ impl<T: Pod> DeviceBuffer<T> {
 impl<T: Pod> DeviceBuffer<T> {
     /// `Ok` if work on the stream's device may touch the memory.
     pub(super) fn require_reach(&self, other: &Stream) -> Result<()> {
+        self.require_reach_in(other.context())
+    }
+
+    /// `Ok` if work in this context may touch the memory. One driver call, unless it is the buffer's own context.
+    pub(crate) fn require_reach_in(&self, other: &Context) -> Result<()> {
         let (ours, theirs) = (self.stream.device(), other.device());
         // Plain memory may be one context's alone, though both are of one device.
-        if self.stream.context() == other.context()
-            || self.address == 0 && ours.driver() == theirs.driver()
-        {
+        if self.stream.context() == other || self.address == 0 && ours.driver() == theirs.driver() {
             return Ok(());
         }
         if ours.driver() == theirs.driver() {
-            let _current = other.context().bind()?;
+            let _current = other.bind()?;
             let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
             let table = theirs.driver().table();
             // SAFETY: the attribute is 8 bytes wide, and the memory is not freed.

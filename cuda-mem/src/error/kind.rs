@@ -40,7 +40,7 @@ pub enum ErrorKind {
     NotReady,
     /// Device code or hardware failed; the context and everything in it is lost.
     DeviceFault,
-    /// The object cannot be closed because others still use it.
+    /// The object cannot be closed, or changed in this way, because it is still used.
     InUse,
     /// The other process, or what it had made, is gone.
     PeerGone,

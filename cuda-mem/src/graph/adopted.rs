@@ -9,7 +9,8 @@ use cuda_driver_sys::{CUdeviceptr, CUgraphNode};
 
 use super::{Graph, GraphExec, Parts};
 use crate::buffer::{DeviceBuffer, Loan};
-use crate::error::{Error, Result};
+use crate::context::Context;
+use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
 use crate::stream::Stream;
 
@@ -57,6 +58,8 @@ pub(super) trait AnyBuffer: Any + Send + Sync {
     fn stream(&self) -> &Stream;
     /// The buffer's stream waits for others that may still use it.
     fn settle(&mut self) -> Result<()>;
+    /// `Ok` if work in this context may touch the memory.
+    fn require_reach_in(&self, context: &Context) -> Result<()>;
     /// It may not be freed before `stream` has been waited for.
     fn owe(&self, stream: &Stream);
     fn as_any(&self) -> &dyn Any;
@@ -71,6 +74,10 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
 
     fn settle(&mut self) -> Result<()> {
         DeviceBuffer::settle(self)
+    }
+
+    fn require_reach_in(&self, context: &Context) -> Result<()> {
+        DeviceBuffer::require_reach_in(self, context)
     }
 
     fn owe(&self, stream: &Stream) {
@@ -135,6 +142,43 @@ impl Parts {
             .ok_or_else(unknown)
     }
 
+    /// `Ok` if work in this context may touch the buffer.
+    pub(super) fn require_reach_of<T: Pod>(
+        &self,
+        adopted: &Adopted<T>,
+        context: &Context,
+    ) -> Result<()> {
+        let reach = self.guest(adopted)?.require_reach_in(context);
+        reach.map_err(explain)
+    }
+
+    /// `Ok` if all memory of a graph for the context `home` may be touched in a launch in `stream`. No driver call
+    /// if all of it is of one context.
+    pub(super) fn require_reach(&self, home: &Context, stream: &Stream) -> Result<()> {
+        for guest in &self.guests {
+            let reach = guest.buffer.require_reach_in(home);
+            let reach = reach.and_then(|()| guest.buffer.require_reach_in(stream.context()));
+            reach.map_err(explain)?;
+        }
+        let (own, other) = (home.device(), stream.device());
+        if own == other || self.blocks.iter().all(|block| block.address == 0) {
+            return Ok(());
+        }
+        if self.left().next().is_some() {
+            return Err(Error::invalid(format!(
+                "the graph leaves memory of {own}, which is used in the stream of the launch, and {other} has no \
+                 access to graph memory; launch it in a stream of {own}"
+            )));
+        }
+        if other.can_access_peer(&own)? {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the graph uses memory of {own}, which {other} cannot reach: they are no peers on this machine; launch \
+             it in a stream of {own}"
+        )))
+    }
+
     /// `stream` waits for everything that was done with the buffers.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
         for guest in &mut self.guests {
@@ -153,6 +197,20 @@ impl Parts {
                 guest.buffer.owe(stream);
             }
         }
+    }
+}
+
+/// Says of which buffer the error is.
+#[cold]
+fn explain(error: Error) -> Error {
+    if error.code().is_some() {
+        return error.asked(|| "a buffer that the graph has adopted".to_owned());
+    }
+    match error.kind() {
+        ErrorKind::InvalidValue => {
+            Error::invalid(format!("of a buffer that the graph has adopted: {error}"))
+        }
+        _ => error,
     }
 }
 

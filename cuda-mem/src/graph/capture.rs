@@ -269,10 +269,11 @@ impl<T: Pod> GraphBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from`](Self::copy_from).
+    /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), with the capture as it
+    /// was, if the stream's device has no access to the buffer.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_in(&mut self, from: &Adopted<T>) -> Result<()> {
-        self.capture.parts.borrow().guest(from)?;
+        self.require_reach_of(from)?;
         self.span().check_len(from.len, "source")?;
         let source = self.beside(from);
         self.span().recorded().copy_from_span(&source, None)
@@ -282,10 +283,10 @@ impl<T: Pod> GraphBuffer<'_, T> {
     ///
     /// # Errors
     ///
-    /// As [`copy_from`](Self::copy_from).
+    /// As [`copy_in`](Self::copy_in).
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub fn copy_out(&self, to: &Adopted<T>) -> Result<()> {
-        self.capture.parts.borrow().guest(to)?;
+        self.require_reach_of(to)?;
         self.span().check_len(to.len, "target")?;
         let target = self.beside(to);
         target.recorded().copy_from_span(&self.span(), None)
@@ -336,6 +337,11 @@ impl<T: Pod> GraphBuffer<'_, T> {
         // SAFETY: the memory is valid in the order of the recorded stream from its allocation to its free;
         // the buffer is borrowed.
         unsafe { Span::new(self.address, self.len, &self.capture.stream, true) }
+    }
+
+    fn require_reach_of(&self, adopted: &Adopted<T>) -> Result<()> {
+        let parts = self.capture.parts.borrow();
+        parts.require_reach_of(adopted, self.capture.stream.context())
     }
 
     fn beside(&self, adopted: &Adopted<T>) -> Span<'_, T> {

@@ -124,6 +124,10 @@ impl GraphExec {
     ///
     /// # Errors
     ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of the stream, or that of the graph, has
+    /// no access to an adopted buffer; and in a stream of another device than the graph's, if the graph leaves
+    /// memory, or allocates any and the devices are no peers: launch it in a stream of its own device then, and
+    /// let the other stream [wait](Stream::wait_for) for that.
     /// [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch left memory that was not
     /// freed since, unless the instance was made with [`Instantiate::AutoFree`];
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here
@@ -139,6 +143,7 @@ impl GraphExec {
         }
         stream.as_ref().refuse_recorded()?;
         self.check_driver(stream)?;
+        self.parts.require_reach(self.context(), stream)?;
         // What was done with the memory that this launch frees comes before it.
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;

@@ -238,7 +238,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// As [`copy`](Self::copy).
+    /// As [`copy`](Self::copy), and if the graph's device has no access to the buffer.
     #[doc(alias = "cuGraphAddMemcpyNode")]
     pub fn copy_out<T: Pod>(
         &mut self,
@@ -253,7 +253,7 @@ impl Graph {
     ///
     /// # Errors
     ///
-    /// As [`copy`](Self::copy).
+    /// As [`copy_out`](Self::copy_out).
     #[doc(alias = "cuGraphAddMemcpyNode")]
     pub fn copy_in<T: Pod>(
         &mut self,
@@ -273,7 +273,7 @@ impl Graph {
         ends: impl FnOnce(CUdeviceptr, CUdeviceptr) -> (CUdeviceptr, CUdeviceptr),
     ) -> Result<Node> {
         self.parts.check_owner(memory.owner)?;
-        self.parts.guest(adopted)?;
+        self.parts.require_reach_of(adopted, &self.context)?;
         check_len(memory.len, adopted.len)?;
         if !adopted.on_device {
             return Err(Error::not_supported(

@@ -4,15 +4,15 @@ use std::fmt;
 
 use std::sync::atomic::Ordering;
 
-use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc};
+use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemPool_attribute, CudaVersion};
 
-use super::grave::EndedPool;
+use super::grave::{self, EndedPool};
 use super::{Inner, MemoryPool, Pool};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::{AllocationType, Location};
-use crate::raw;
 use crate::stream::Reach;
+use crate::{raw, recording};
 
 /// What a device may do with the memory of a pool.
 #[doc(alias = "CUmemAccess_flags")]
@@ -120,8 +120,13 @@ impl Pool {
     /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later it costs as
     /// much as there is memory, and may wait for the devices.
     ///
-    /// A device that loses access must not be using the memory any more. What was given here is taken
-    /// back before the pool is destroyed, because the driver may give the handle to another pool.
+    /// Access is taken only while no memory of the pool is handed out and the host has seen every free done, as for
+    /// [closing](MemoryPool::close) a pool: a device that loses access in the middle of its work faults, and its
+    /// context is lost. To see that, what the pool keeps unused is given back first.
+    /// [`set_access_unchecked`](Self::set_access_unchecked) does not look.
+    ///
+    /// What was given here is taken back before the pool is destroyed, because the driver may give the handle to
+    /// another pool.
     ///
     /// # Errors
     ///
@@ -129,7 +134,11 @@ impl Pool {
     /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
     /// for taking away the access of the pool's own device, for a device named twice, and for one of
     /// another driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that
-    /// placements [share](crate::Placed::pool), because the next placement relies on its access. Else as
+    /// placements [share](crate::Placed::pool), because the next placement relies on its access;
+    /// [`InUse`](crate::ErrorKind::InUse) for taking access while memory is handed out, or its free was not seen done:
+    /// drop the buffers and synchronise their streams first. Taking access is also
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, and
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3, where nothing tells what is in use. Else as
     /// the driver answers.
     ///
     /// ```
@@ -151,6 +160,34 @@ impl Pool {
     /// ```
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+        // SAFETY: what loses access is not in use; else this is an error.
+        unsafe { self.change_access(access, |losing| self.require_unused_by(losing)) }
+    }
+
+    /// As [`set_access`](Self::set_access), and access may be taken while memory of the pool is handed out.
+    ///
+    /// # Safety
+    ///
+    /// No work that uses memory of this pool on a device that loses access may be queued or running, and none may be
+    /// submitted afterwards: no loan to a stream of that device is left, nor a buffer of one.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_access`](Self::set_access), without those of taking access.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub unsafe fn set_access_unchecked(&self, access: &[(Device, Access)]) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.change_access(access, |_| Ok(())) }
+    }
+
+    /// # Safety
+    ///
+    /// Unless `check` is an error, the devices that it is asked about must not be using the memory.
+    unsafe fn change_access(
+        &self,
+        access: &[(Device, Access)],
+        check: impl FnOnce(&[Device]) -> Result<()>,
+    ) -> Result<()> {
         self.require_healthy()?;
         let mut entries = Vec::with_capacity(access.len());
         for (index, (device, wanted)) in access.iter().enumerate() {
@@ -174,7 +211,19 @@ impl Pool {
         self.require_own_access()?;
         // Held over the call, so that what is noted is what the driver did last.
         let mut granted = self.0.granted.lock()?;
-        // SAFETY: the pool is live; the caller sees to it that who loses access is done.
+        let mut losing = Vec::new();
+        for (device, wanted) in access {
+            if *wanted == Access::None && self.access(device)? != Access::None {
+                losing.push(*device);
+                // Whoever wants to use the memory there from now on asks the driver, and waits for the lock.
+                self.0.reach.fetch_and(!bit(*device), Ordering::Relaxed);
+            }
+        }
+        if !losing.is_empty() {
+            check(&losing)?;
+        }
+        // SAFETY: the pool is live. Taking access does not wait (R50, measured), so work that is queued would lose it:
+        // the devices that lose it have none, as was checked.
         unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
             .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
         for (device, wanted) in access {
@@ -186,6 +235,26 @@ impl Pool {
                 granted.push(*device);
                 self.0.reach.fetch_or(bit, Ordering::Relaxed);
             }
+        }
+        Ok(())
+    }
+
+    /// `Ok` if these devices cannot be using the memory, because all of it is back.
+    fn require_unused_by(&self, losing: &[Device]) -> Result<()> {
+        if recording::any() {
+            return Err(Error::capturing(format!(
+                "{} may still use {self}, and asking would spoil the capture that is going on; take access \
+                 before or after it",
+                losing[0]
+            )));
+        }
+        let driver = self.0.driver;
+        driver.require_version("taking access to a pool", CudaVersion::new(11, 3))?;
+        // First what leaves the pool as it is.
+        let used = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        // SAFETY: the pool is live, and the driver new enough.
+        if used > 0 || !unsafe { grave::is_quiet(driver, self.0.raw) }? {
+            return Err(Error::memory_in_use());
         }
         Ok(())
     }

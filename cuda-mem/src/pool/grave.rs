@@ -41,20 +41,8 @@ impl EndedPool {
         if self.driver.version() < CudaVersion::new(11, 3) {
             return Ok(true);
         }
-        let table = self.driver.table();
-        let ask = || -> Result<bool> {
-            // SAFETY: the pool is live.
-            unsafe { raw::pool::trim(table, self.raw, 0) }?;
-            let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-            // SAFETY: the pool is live, and the attribute is 8 bytes wide.
-            let reserved = unsafe { raw::pool::wide_attribute(table, self.raw, reserved) }?;
-            Ok(reserved == 0)
-        };
-        match ask() {
-            // Somebody captures a stream, and nothing can be asked meanwhile.
-            Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
-            quiet => quiet,
-        }
+        // SAFETY: the pool is live.
+        unsafe { is_quiet(self.driver, self.raw) }
     }
 
     /// Only of a pool that is quiet. The inner result says whether the access of other devices was
@@ -92,6 +80,27 @@ impl EndedPool {
         };
         deferred::defer(Box::new(self));
         outcome
+    }
+}
+
+/// See [`EndedPool::is_quiet`].
+///
+/// # Safety
+/// The pool must be live, and the driver of CUDA 11.3 or newer.
+pub(super) unsafe fn is_quiet(driver: Driver, pool: CUmemoryPool) -> Result<bool> {
+    let table = driver.table();
+    let ask = || -> Result<bool> {
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(table, pool, 0) }?;
+        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        let reserved = unsafe { raw::pool::wide_attribute(table, pool, reserved) }?;
+        Ok(reserved == 0)
+    };
+    match ask() {
+        // Somebody captures a stream, and nothing can be asked meanwhile.
+        Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
+        quiet => quiet,
     }
 }
 

@@ -113,7 +113,8 @@ impl Mapping {
             .collect();
         let table = driver.table();
         recording::kept_out(table, || {
-            // SAFETY: this is one whole mapping (R141).
+            // SAFETY: this is one whole mapping (R141). Addresses are used by unsafe code only, which vouches that what
+            // loses access is not in use; `MappedMemory` changes access while no buffer is made of it.
             unsafe { raw::vmm::allow(table, self.address(), self.size_bytes() as usize, &who) }
         })
         .map_err(|error| error.asked(|| format!("{self} with {}", list_of(accesses))))

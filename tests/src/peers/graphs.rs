@@ -1,0 +1,63 @@
+//! A graph of one device in a stream of the other.
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{Access, ErrorKind, Graph, Instantiate};
+
+use super::{Pair, pair, pool};
+use crate::hold::hold;
+use crate::lab::Lab;
+
+pub(super) fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -> Result<()> {
+    let Pair {
+        devices,
+        contexts,
+        streams,
+    } = pair(lab)?;
+    let pool = pool(&devices[0])?;
+    let target = pool.alloc_zeroed::<u8>(&streams[0], 1000)?;
+    let source = pool.alloc_from(&streams[0], &[7_u8; 1000])?;
+    let mut graph = Graph::new(&contexts[0])?;
+    let (source, target) = (graph.adopt(source), graph.adopt(target));
+    let mut memory = graph.alloc::<u8>(1000, &[])?;
+    graph.copy_in(&mut memory, &source, &[])?;
+    graph.copy_out(&mut memory, &target, &[])?;
+    graph.free(memory, &[])?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    let Err(error) = exec.launch(&streams[1]) else {
+        bail!("launched in a stream that does not reach the buffers");
+    };
+    ensure!(
+        error.kind() == ErrorKind::InvalidValue && error.code().is_none(),
+        "{error}"
+    );
+    ensure!(exec.buffer(&target)?.to_vec()? == [0; 1000]);
+    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    let held = hold(&streams[1])?;
+    exec.launch(&streams[1])?;
+    ensure!(!streams[1].is_done()?);
+    drop(held);
+    ensure!(exec.buffer(&target)?.to_vec()? == [7; 1000]);
+    Ok(())
+}
+
+/// What a launch leaves is used in the stream of the launch, and no other device is given access to it.
+pub(super) fn what_a_graph_leaves_stays_with_its_device(lab: &Lab) -> Result<()> {
+    let Pair {
+        contexts, streams, ..
+    } = pair(lab)?;
+    let mut graph = Graph::new(&contexts[0])?;
+    let mut memory = graph.alloc::<u8>(1000, &[])?;
+    graph.fill(&mut memory, 5, &[])?;
+    let left = memory.leave();
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    let Err(error) = exec.launch(&streams[1]) else {
+        bail!("launched in a stream of another device");
+    };
+    ensure!(
+        error.kind() == ErrorKind::InvalidValue && error.code().is_none(),
+        "{error}"
+    );
+    exec.launch(&streams[0])?;
+    ensure!(exec.left(&left)?.to_vec()? == [5; 1000]);
+    Ok(())
+}

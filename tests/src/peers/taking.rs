@@ -1,0 +1,125 @@
+//! Taking the access of a device back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{Access, Device, ErrorKind, MemoryPool};
+
+use super::{Pair, open_pool, pair};
+use crate::hold::hold;
+use crate::lab::Lab;
+
+/// It is refused without a word from the driver, and nothing is changed.
+fn ensure_kept(pool: &MemoryPool, device: Device) -> Result<()> {
+    let Err(error) = pool.set_access(&[(device, Access::None)]) else {
+        bail!("access was taken from memory that is in use");
+    };
+    ensure!(
+        error.kind() == ErrorKind::InUse && error.code().is_none(),
+        "{error}"
+    );
+    ensure!(pool.access(&device)? == Access::ReadWrite);
+    Ok(())
+}
+
+pub(super) fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let Pair {
+        devices, streams, ..
+    } = pair(lab)?;
+    let pool = open_pool(&devices[0], &devices[1])?;
+    let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 1 << 20)?;
+    streams[0].synchronize()?;
+    let held = hold(&streams[1])?;
+    buffer.on(&streams[1])?.fill(7)?;
+    ensure_kept(&pool, devices[1]).context("a fill is queued")?;
+    drop(held);
+    ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 7));
+    ensure_kept(&pool, devices[1]).context("a buffer lives")?;
+    let held = hold(&streams[1])?;
+    buffer.on(&streams[1])?.fill(8)?;
+    drop(buffer);
+    ensure_kept(&pool, devices[1]).context("the free waits for a fill")?;
+    // What it had before, it has still.
+    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    let foreign = pool.alloc::<u8>(&streams[1], 1000)?;
+    drop(held);
+    streams[1].synchronize()?;
+    streams[0].synchronize()?;
+    ensure_kept(&pool, devices[1]).context("a buffer of the other device lives")?;
+    drop(foreign);
+    streams[1].synchronize()?;
+    pool.set_access(&[(devices[1], Access::None)])?;
+    ensure!(pool.access(&devices[1])? == Access::None);
+    // Nobody has anything to lose.
+    let _buffer = pool.alloc::<u8>(&streams[0], 1000)?;
+    pool.set_access(&[(devices[1], Access::None)])?;
+    Ok(())
+}
+
+pub(super) fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Result<()> {
+    let Pair {
+        devices, streams, ..
+    } = pair(lab)?;
+    let pool = open_pool(&devices[0], &devices[1])?;
+    let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
+    buffer.on(&streams[1])?.fill(1)?;
+    ensure!(buffer.to_vec()? == [1; 100]);
+    // SAFETY: the other device has done its work, as the copy has waited for it, and gets no more.
+    unsafe { pool.set_access_unchecked(&[(devices[1], Access::None)]) }?;
+    ensure!(pool.access(&devices[1])? == Access::None);
+    let lent = buffer.on(&streams[1]).map(drop);
+    ensure!(lent.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    ensure!(buffer.to_vec()? == [1; 100]);
+    Ok(())
+}
+
+/// What it gets it can use; else it gets nothing, by an error of ours.
+pub(super) fn a_thread_that_allocates_meanwhile_loses_nothing(lab: &Lab) -> Result<()> {
+    const ROUNDS: usize = 200;
+    let _calm = lab.calm();
+    let Pair {
+        devices, streams, ..
+    } = pair(lab)?;
+    let pool = open_pool(&devices[0], &devices[1])?;
+    let (done, stream) = (AtomicBool::new(false), &streams[1]);
+    thread::scope(|scope| {
+        let user = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                match pool.alloc::<u8>(stream, 4096) {
+                    Ok(mut buffer) => {
+                        buffer
+                            .fill(3)
+                            .context("what was allocated cannot be used")?;
+                        ensure!(buffer.to_vec()? == [3; 4096]);
+                    }
+                    Err(error) => ensure!(
+                        error.kind() == ErrorKind::InvalidValue && error.code().is_none(),
+                        "{error}"
+                    ),
+                }
+                stream.synchronize()?;
+            }
+            Ok(())
+        });
+        let changed = (0..ROUNDS).try_for_each(|_| {
+            match pool.set_access(&[(devices[1], Access::None)]) {
+                Err(error) if error.kind() == ErrorKind::InUse => {}
+                taken => taken?,
+            }
+            thread::yield_now();
+            pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+            thread::yield_now();
+            anyhow::Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        let joined = user.join();
+        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))??;
+        changed
+    })?;
+    pool.set_access(&[(devices[1], Access::ReadWrite)])?;
+    let buffer = pool.alloc_from(stream, &[5_u8; 10])?;
+    ensure!(buffer.to_vec()? == [5; 10]);
+    Ok(())
+}
