@@ -118,11 +118,11 @@ impl Pool {
     /// Sets what devices may do with the memory of this pool, that handed out already included, in one
     /// driver call: all of it or nothing. Best done once, right after the pool was made
     /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later it costs as
-    /// much as there is memory, and may wait for the devices.
+    /// much as there is memory.
     ///
     /// Access is taken only while no memory of the pool is handed out and the host has seen every free done, as for
-    /// [closing](MemoryPool::close) a pool: a device that loses access in the middle of its work faults, and its
-    /// context is lost. To see that, what the pool keeps unused is given back first.
+    /// [closing](MemoryPool::close) a pool: the driver does not wait for work that is queued (R50, measured), and that
+    /// work would touch memory without access. To see that nothing is out, what the pool keeps unused is given back first.
     /// [`set_access_unchecked`](Self::set_access_unchecked) does not look.
     ///
     /// What was given here is taken back before the pool is destroyed, because the driver may give the handle to

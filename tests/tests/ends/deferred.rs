@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use cuda_mem::{
     AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource,
     PlacementRequest, Resource, Stream, drop_counts,
@@ -46,6 +46,51 @@ pub(super) fn end_beside_an_idle_stream(lab: &Lab) -> Result<()> {
     let counts = drop_counts();
     println!(
         "synchronised, {} wait, {} failures",
+        counts.waiting, counts.failures
+    );
+    Ok(())
+}
+
+/// As above, and the pool that the context keeps is still in use when the context ends: a buffer of it lives on a
+/// stream of another handle. The context ends where the arena gives its memory back, and its pool has to wait in turn.
+pub(super) fn end_with_a_pool_in_use(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let idle = device.primary_context()?.stream()?;
+    let upstream = MemoryPool::builder(&device).build()?;
+    let (held, buffer) = {
+        let context = device.primary_context()?;
+        let busy = context.stream()?;
+        let devices = [device];
+        let machine = Machine::gather(&devices)?;
+        let request = PlacementRequest::bytes(1 << 20)
+            .access(AccessPattern::Streaming)
+            .lifetime(Lifetime::Short);
+        let placed = request
+            .place(&machine)?
+            .allocate::<u8>(&devices, &busy, 1 << 20)?;
+        let pool = placed.pool().context("no pool is shared")?;
+        // It holds neither the pool nor that handle of the context.
+        let buffer = pool.alloc_zeroed::<u8>(&idle, 1000)?;
+        let arena = Arena::over(upstream.clone());
+        let block = Resource::from(arena.clone()).alloc_zeroed::<u8>(&busy, 1 << 20)?;
+        let held = hold(&busy)?;
+        drop((placed, block, arena));
+        (held, buffer)
+    };
+    drop(held);
+    let began = Instant::now();
+    while upstream.stats()?.used.current > 0 && began.elapsed() < PATIENCE {
+        idle.synchronize()?;
+    }
+    // The pool stays as long as its buffer.
+    let waiting = drop_counts().waiting;
+    drop(buffer);
+    while drop_counts().waiting > 0 && began.elapsed() < PATIENCE {
+        idle.synchronize()?;
+    }
+    let counts = drop_counts();
+    println!(
+        "synchronised, {waiting} and then {} wait, {} failures",
         counts.waiting, counts.failures
     );
     Ok(())

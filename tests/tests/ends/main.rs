@@ -111,6 +111,13 @@ mod waiting {
         ends_well(lab, "shared_context", "synchronised, 0 wait, 0 failures")
     }
 
+    pub(crate) fn an_idle_stream_is_synchronised_while_a_pool_of_an_ended_context_is_in_use(
+        lab: &Lab,
+    ) -> Result<()> {
+        let line = "synchronised, 1 and then 0 wait, 0 failures";
+        ends_well(lab, "pool_in_use", line)
+    }
+
     pub(crate) fn an_arena_ends_inside_a_call_of_its_own_upstream(lab: &Lab) -> Result<()> {
         ends_well(lab, "inside_deallocate", "given back, 0 wait, 0 failures")
     }
@@ -163,6 +170,7 @@ mod scenes {
             "released" => lose_the_context(lab, false),
             "resources_reset" => lose_the_context_of_resources(lab),
             "shared_context" => crate::deferred::end_beside_an_idle_stream(lab),
+            "pool_in_use" => crate::deferred::end_with_a_pool_in_use(lab),
             "inside_deallocate" => crate::deferred::end_inside_deallocate(lab),
             other => bail!("no scene {other:?}"),
         }
@@ -374,6 +382,7 @@ fn main() -> ExitCode {
         others: a_context_that_somebody_reset_is_a_typed_error,
             a_context_that_somebody_released_is_a_typed_error;
         waiting: an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends,
+            an_idle_stream_is_synchronised_while_a_pool_of_an_ended_context_is_in_use,
             an_arena_ends_inside_a_call_of_its_own_upstream;
         resources: buffers_of_every_resource_survive_the_loss_of_their_context;
     };
