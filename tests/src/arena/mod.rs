@@ -27,6 +27,7 @@ pub fn all() -> Vec<Test> {
             what_is_busy_is_not_given_to_others,
             a_stream_waits_rather_than_that_the_arena_grows,
             without_leave_streams_keep_to_themselves,
+            what_was_waited_for_goes_to_others_under_every_policy,
             what_is_done_goes_to_other_streams,
             blocks_may_come_back_on_other_streams,
             a_stream_that_ended_leaves_its_memory_to_the_next,
