@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::fit::FreeLists;
 use super::node::{Id, Nodes};
 
 /// 2 to this power lists a class.
@@ -11,7 +12,7 @@ const SPLIT: u32 = 5;
 const LISTS: usize = 1 << SPLIT;
 /// Sizes are below 2^32 units.
 const CLASSES: usize = 32 - SPLIT as usize + 1;
-const ALL: usize = CLASSES * LISTS;
+pub(super) const ALL: usize = CLASSES * LISTS;
 
 /// The lists are rings: the neighbours of a free block, or of the list itself, which stands between its last
 /// block and its first. So a block goes in and out without asking whether it is the first or the last, which
@@ -25,30 +26,91 @@ struct Link {
 #[derive(Debug)]
 pub(super) struct Bins {
     links: Vec<Link>,
-    /// Which lists of a class are not empty.
-    lists: [u32; CLASSES],
-    /// Which classes are not empty.
-    classes: u32,
+    filled: Filled,
 }
 
 /// A list, by its number and in two parts.
 #[derive(Clone, Copy)]
-struct Place {
+pub(super) struct Place {
     class: usize,
     list: u32,
 }
 
 impl Place {
+    /// Its number among all.
     #[inline]
-    fn ring(self) -> usize {
+    pub(super) fn number(self) -> usize {
         self.class * LISTS + self.list as usize
+    }
+}
+
+/// Which lists are not empty.
+#[derive(Debug, Default)]
+pub(super) struct Filled {
+    /// Of each class, the lists that are not empty.
+    lists: [u32; CLASSES],
+    /// Which classes are not empty.
+    classes: u32,
+}
+
+impl Filled {
+    #[inline]
+    pub(super) fn set(&mut self, place: Place) {
+        self.lists[place.class] |= 1 << place.list;
+        self.classes |= 1 << place.class;
+    }
+
+    /// Clears it if the list is empty now.
+    #[inline]
+    pub(super) fn clear_if(&mut self, place: Place, is_empty: bool) {
+        let lists = &mut self.lists[place.class];
+        *lists &= !(u32::from(is_empty) << place.list);
+        self.classes &= !(u32::from(*lists == 0) << place.class);
+    }
+
+    /// The first list from this one on that is not empty.
+    #[inline]
+    pub(super) fn from(&self, place: Place) -> Option<Place> {
+        let lists = self.lists[place.class] & (u32::MAX << place.list);
+        if lists != 0 {
+            let list = lists.trailing_zeros();
+            return Some(Place { list, ..place });
+        }
+        let classes = self.classes & (u32::MAX << place.class) & !(1 << place.class);
+        if classes == 0 {
+            return None;
+        }
+        let class = classes.trailing_zeros() as usize;
+        let list = self.lists[class].trailing_zeros();
+        Some(Place { class, list })
+    }
+
+    /// The first list behind this one that is not empty. All its blocks are larger.
+    #[inline]
+    pub(super) fn above(&self, place: Place) -> Option<Place> {
+        let list = place.list + 1;
+        let Place { class, .. } = place;
+        if list as usize == LISTS {
+            let class = class + 1;
+            return (class < CLASSES)
+                .then_some(Place { class, list: 0 })
+                .and_then(|next| self.from(next));
+        }
+        self.from(Place { class, list })
+    }
+
+    /// The list of the largest blocks.
+    pub(super) fn last(&self) -> Option<Place> {
+        let class = self.classes.checked_ilog2()? as usize;
+        let list = self.lists[class].ilog2();
+        Some(Place { class, list })
     }
 }
 
 /// The list that blocks of this size are in. The first class is the sizes below [`LISTS`], the second as many
 /// from there on, then twice as many at a time.
 #[inline]
-fn place(size: u32) -> Place {
+pub(super) fn place(size: u32) -> Place {
     let size = u64::from(size) + LISTS as u64;
     let class = size.ilog2() - SPLIT;
     Place {
@@ -61,11 +123,30 @@ impl Default for Bins {
     fn default() -> Self {
         let mut bins = Self {
             links: Vec::new(),
-            lists: [0; CLASSES],
-            classes: 0,
+            filled: Filled::default(),
         };
         bins.make_room(0);
         bins
+    }
+}
+
+impl FreeLists for Bins {
+    #[inline]
+    fn insert(&mut self, nodes: &Nodes, id: Id) {
+        Self::insert(self, nodes, id);
+    }
+
+    #[inline]
+    fn remove(&mut self, nodes: &Nodes, id: Id) {
+        Self::remove(self, nodes, id);
+    }
+
+    fn largest(&self, nodes: &Nodes) -> Option<u32> {
+        Self::largest(self, nodes)
+    }
+
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
     }
 }
 
@@ -89,7 +170,7 @@ impl Bins {
             self.make_room(nodes.room());
         }
         let place = place(nodes[id].size);
-        let ring = place.ring();
+        let ring = place.number();
         let first = self.links[ring].after;
         self.links[ring].after = at as u32;
         self.links[first as usize].before = at as u32;
@@ -97,8 +178,7 @@ impl Bins {
             before: ring as u32,
             after: first,
         };
-        self.lists[place.class] |= 1 << place.list;
-        self.classes |= 1 << place.class;
+        self.filled.set(place);
     }
 
     #[inline]
@@ -108,21 +188,19 @@ impl Bins {
         self.links[before as usize].after = after;
         self.links[after as usize].before = before;
         // Only the list itself is on both sides of its last block.
-        let lists = &mut self.lists[place.class];
-        *lists &= !(u32::from(before == after) << place.list);
-        self.classes &= !(u32::from(*lists == 0) << place.class);
+        self.filled.clear_if(place, before == after);
     }
 
     /// A block of at least this size, a small one if there are several.
     #[inline]
     pub(super) fn find(&self, nodes: &Nodes, size: u32) -> Option<Id> {
         let own = place(size);
-        let first = self.from(own)?;
+        let first = self.filled.from(own)?;
         if let Some(found) = self.better(nodes, first, size) {
             return Some(found);
         }
         // It was the list of blocks of nearly this size.
-        if let Some(above) = self.above(own) {
+        if let Some(above) = self.filled.above(own) {
             return self.better(nodes, above, size);
         }
         // The last resort before more memory is asked for.
@@ -130,42 +208,11 @@ impl Bins {
         all.min_by_key(|id| (nodes[*id].size, nodes[*id].start()))
     }
 
-    /// The first list from this one on that is not empty.
-    #[inline]
-    fn from(&self, place: Place) -> Option<Place> {
-        let lists = self.lists[place.class] & (u32::MAX << place.list);
-        if lists != 0 {
-            let list = lists.trailing_zeros();
-            return Some(Place { list, ..place });
-        }
-        let classes = self.classes & (u32::MAX << place.class) & !(1 << place.class);
-        if classes == 0 {
-            return None;
-        }
-        let class = classes.trailing_zeros() as usize;
-        let list = self.lists[class].trailing_zeros();
-        Some(Place { class, list })
-    }
-
-    /// The first list behind this one that is not empty. All its blocks are larger.
-    #[inline]
-    fn above(&self, place: Place) -> Option<Place> {
-        let list = place.list + 1;
-        let Place { class, .. } = place;
-        if list as usize == LISTS {
-            let class = class + 1;
-            return (class < CLASSES)
-                .then_some(Place { class, list: 0 })
-                .and_then(|next| self.from(next));
-        }
-        self.from(Place { class, list })
-    }
-
     /// The smaller of the first two blocks of a list that are large enough; of the same size, the lower one.
     /// To look at more finds tighter places and takes longer.
     #[inline]
     fn better(&self, nodes: &Nodes, place: Place, size: u32) -> Option<Id> {
-        let first = self.links[place.ring()].after;
+        let first = self.links[place.number()].after;
         let second = self.links[first as usize].after;
         let first = first - ALL as u32;
         let key = |id: Id| {
@@ -187,23 +234,23 @@ impl Bins {
         nodes: &'a Nodes,
         size: u32,
     ) -> impl Iterator<Item = Id> + 'a {
-        std::iter::successors(self.from(place(size)), |place| self.above(*place))
-            .flat_map(|place| self.list(place))
-            .filter(move |id| nodes[*id].size >= size)
+        std::iter::successors(self.filled.from(place(size)), |place| {
+            self.filled.above(*place)
+        })
+        .flat_map(|place| self.list(place))
+        .filter(move |id| nodes[*id].size >= size)
     }
 
     /// The blocks of one list.
     fn list(&self, place: Place) -> impl Iterator<Item = Id> + '_ {
         let block = |at: u32| at.checked_sub(ALL as u32);
         let next = move |id: &Id| block(self.links[*id as usize + ALL].after);
-        std::iter::successors(block(self.links[place.ring()].after), next)
+        std::iter::successors(block(self.links[place.number()].after), next)
     }
 
     /// The largest block.
     pub(super) fn largest(&self, nodes: &Nodes) -> Option<u32> {
-        let class = self.classes.checked_ilog2()? as usize;
-        let list = self.lists[class].ilog2();
-        let sizes = self.list(Place { class, list }).map(|id| nodes[id].size);
+        let sizes = self.list(self.filled.last()?).map(|id| nodes[id].size);
         sizes.max()
     }
 

@@ -1,173 +1,334 @@
 //! The memory that no lane has: large blocks come from here, and pages for the small ones of each lane.
+//!
+//! A free block has one last user or none. A stream takes what it used last itself and what nobody uses, also where
+//! several such blocks lie side by side; so there is no run of memory that it may use and that holds a request which is
+//! refused.
 
 #![forbid(unsafe_code)]
 
 use super::counters::Counters;
-use super::fit::{Fit, FreePages, Joins};
+use super::fit::{Fit, FreeLists as _, FreePages, Joins};
+use super::node::{Id, State};
+use super::owned_bins::OwnedBins;
 use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{PAGE_UNITS, Unknown};
 
 #[derive(Debug, Default)]
 pub(super) struct Commons {
-    fit: Fit,
+    fit: Fit<OwnedBins>,
     /// By lane: what was given back with this ticket or an earlier one is done, and free for every stream.
     done: Vec<u64>,
 }
 
-/// Why there is no block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lack {
-    /// The block that fits best may still be in use by other streams.
-    Busy(Stamp),
-    /// None is large enough.
-    Nothing,
-}
-
-/// A free block, or the whole pages of one, as it was seen.
+/// A free block that another lane's stream used last, as it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) start: u64,
     pub(super) stamp: Stamp,
 }
 
+/// Neighbouring free blocks that a stream may use.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    first: Id,
+    start: u64,
+    end: u64,
+}
+
 impl Commons {
     /// A block for this lane's stream to use at once.
     #[inline]
-    pub(super) fn allocate(
-        &mut self,
-        size: u32,
-        own: LaneId,
-        counters: &Counters,
-    ) -> Result<u64, Lack> {
-        let done = &self.done;
-        let found = self
-            .fit
-            .allocate_if(size, |stamp| is_usable(done, stamp, own));
-        match found {
-            Some(Ok(start)) => {
-                counters.took_fit(size);
-                Ok(start)
-            }
-            Some(Err(stamp)) => Err(Lack::Busy(stamp)),
-            None => Err(Lack::Nothing),
-        }
-    }
-
-    /// As [`allocate`](Self::allocate); a larger block will do where the best one is busy.
-    pub(super) fn allocate_any(
-        &mut self,
-        size: u32,
-        own: LaneId,
-        counters: &Counters,
-    ) -> Option<u64> {
-        let done = &self.done;
-        let start = self
-            .fit
-            .allocate_where(size, |stamp| is_usable(done, stamp, own))?;
+    pub(super) fn allocate(&mut self, size: u32, own: LaneId, counters: &Counters) -> Option<u64> {
+        let start = match self.best(size, own) {
+            Some(id) => self.fit.take(id, size),
+            None => self.allocate_run(size, own)?,
+        };
         counters.took_fit(size);
         Some(start)
     }
 
-    /// The block that fits best, busy or not.
-    pub(super) fn best(&self, size: u32) -> Option<Place> {
-        let (start, stamp) = self.fit.best(size)?;
-        Some(Place { start, stamp })
+    /// The block that fits best, of those that the lane used last and of those that nobody uses.
+    #[inline]
+    fn best(&self, size: u32, own: LaneId) -> Option<Id> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mine = bins.find(nodes, own + 1, size);
+        let nobodys = bins.find(nodes, 0, size);
+        match (mine, nobodys) {
+            (Some(a), Some(b)) if nodes[b].size < nodes[a].size => Some(b),
+            (Some(a), _) => Some(a),
+            (None, b) => b,
+        }
+    }
+
+    /// A block of several that lie side by side.
+    #[cold]
+    fn allocate_run(&mut self, size: u32, own: LaneId) -> Option<u64> {
+        let run = self.run(own, |run| run.end - run.start >= u64::from(size))?;
+        self.merge(run.first, size);
+        Some(self.fit.take(run.first, size))
+    }
+
+    /// The shortest run of usable blocks, more than one, for which this holds.
+    fn run(&self, own: LaneId, holds: impl Fn(&Run) -> bool) -> Option<Run> {
+        let nodes = &self.fit.nodes;
+        // Blocks that nobody uses are one where they touch, so that each run has one of the lane's.
+        let mine = self.fit.bins.at_least(nodes, own + 1, 1);
+        let runs = mine.map(|id| self.run_around(id, own));
+        let long = runs.filter(holds);
+        long.min_by_key(|run| (run.end - run.start, run.start))
+    }
+
+    /// The usable blocks that touch this one.
+    fn run_around(&self, id: Id, own: LaneId) -> Run {
+        let nodes = &self.fit.nodes;
+        let is_usable = |id: Id| {
+            let node = &nodes[id];
+            node.state() == State::Free && node.stamp().is_usable_by(own)
+        };
+        let (mut first, mut last) = (id, id);
+        while is_usable(nodes[first].before) {
+            first = nodes[first].before;
+        }
+        while is_usable(nodes[last].after) {
+            last = nodes[last].after;
+        }
+        Run {
+            first,
+            start: nodes[first].start(),
+            end: nodes[last].end(),
+        }
+    }
+
+    /// Makes one block of this one and as many behind it as a size takes. What is left of the last one stays what it
+    /// was.
+    fn merge(&mut self, first: Id, size: u32) {
+        let Fit { nodes, bins, .. } = &mut self.fit;
+        bins.remove(nodes, first);
+        let mut stamp = nodes[first].stamp();
+        while nodes[first].size < size {
+            let next = nodes[first].after;
+            let (missing, next_node) = (size - nodes[first].size, nodes[next]);
+            bins.remove(nodes, next);
+            // Of blocks that nobody uses and those of the lane: it is the lane's.
+            let other = next_node.stamp();
+            stamp = stamp.join(other).unwrap_or(Stamp {
+                ticket: stamp.ticket.max(other.ticket),
+                user: stamp.user.max(other.user),
+            });
+            if next_node.size > missing {
+                nodes[first].size = size;
+                nodes[next].move_start(missing);
+                bins.insert(nodes, next);
+            } else {
+                nodes[first].size += next_node.size;
+                nodes.link(first, next_node.after);
+                nodes.remove(next);
+            }
+        }
+        nodes[first].set_stamp(stamp);
+        bins.insert(nodes, first);
+    }
+
+    /// The block of another lane that fits best.
+    pub(super) fn best_of_others(&self, size: u32, own: LaneId) -> Option<Place> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let others = bins.users().filter(|user| *user != 0 && *user != own + 1);
+        let best = others.filter_map(|user| bins.find(nodes, user, size));
+        let best = best.min_by_key(|id| (nodes[*id].size, nodes[*id].start()))?;
+        Some(Place {
+            start: nodes[best].start(),
+            stamp: nodes[best].stamp(),
+        })
+    }
+
+    /// Other lanes with free memory that may be in use, those with most of it first.
+    pub(super) fn others(&self, own: LaneId) -> Vec<LaneId> {
+        let bins = &self.fit.bins;
+        let users = bins.users().filter(|user| *user != 0 && *user != own + 1);
+        let mut lanes: Vec<LaneId> = users.map(|user| user - 1).collect();
+        lanes.sort_by_key(|lane| std::cmp::Reverse(bins.units(lane + 1)));
+        lanes
     }
 
     /// A block from the beginning of one that was seen, if nothing has happened to that since.
     pub(super) fn allocate_at(&mut self, place: Place, size: u32, counters: &Counters) -> bool {
-        let taken = self.fit.allocate_at(place.start, place.stamp, size);
-        if taken {
-            counters.took_fit(size);
-        }
-        taken
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mut blocks = bins.at_least(nodes, place.stamp.user, size);
+        let found = blocks.find(|id| {
+            let node = &nodes[*id];
+            node.start() == place.start && node.stamp() == place.stamp
+        });
+        drop(blocks);
+        let Some(id) = found else {
+            return false;
+        };
+        self.fit.take(id, size);
+        counters.took_fit(size);
+        true
     }
 
     /// Takes back a block.
     #[inline]
     pub(super) fn free(&mut self, start: u64, stamp: Stamp) -> Result<(), Unknown> {
+        let stamp = self.if_done(stamp);
         match self.fit.free(start, stamp) {
             Some(_) => Ok(()),
             None => Err(Unknown { start }),
         }
     }
 
+    /// The stamp, or that of nobody if it is known to be done.
+    #[inline]
+    fn if_done(&self, stamp: Stamp) -> Stamp {
+        let done = stamp
+            .lane()
+            .and_then(|lane| self.done.get(lane as usize).copied());
+        if done.is_some_and(|done| done >= stamp.ticket) {
+            return Stamp::FREE;
+        }
+        stamp
+    }
+
     /// Takes memory in.
     pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp, joins: Joins) {
+        let stamp = self.if_done(stamp);
         self.fit.add(start, units, stamp, 0, joins);
     }
 
-    /// Takes memory in and hands out a block at its beginning.
-    pub(super) fn add_and_take(
-        &mut self,
-        start: u64,
-        units: u64,
-        stamp: Stamp,
-        joins: Joins,
-        size: u32,
-        counters: &Counters,
-    ) {
-        self.fit.add(start, units, stamp, size, joins);
-        counters.took_fit(size);
+    /// Whole pages for a lane: they are not here any more.
+    pub(super) fn take_pages(&mut self, own: LaneId, most: u64) -> Option<FreePages> {
+        let least = PAGE_UNITS as u32;
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mine = bins.at_least(nodes, own + 1, least);
+        let blocks = mine.chain(bins.at_least(nodes, 0, least));
+        let found = blocks
+            .map(|id| (id, pages_in(nodes[id].start(), nodes[id].end(), most)))
+            .find(|(_, pages)| pages.units > 0);
+        let (id, pages) = match found {
+            Some(found) => found,
+            None => self.page_of_run(own)?,
+        };
+        self.fit.cut_of(id, pages.start, pages.units);
+        Some(pages)
     }
 
-    /// A small place with a free page. Busy ones only if `busy`.
-    pub(super) fn pages(&self, own: LaneId, busy: bool) -> Option<FreePages> {
-        let usable = |place: &FreePages| busy || self.is_usable(place.stamp, own);
-        self.fit.free_pages(1).find(usable)
+    /// A page that lies across several blocks, which become one.
+    #[cold]
+    fn page_of_run(&mut self, own: LaneId) -> Option<(Id, FreePages)> {
+        let page = |run: &Run| pages_in(run.start, run.end, PAGE_UNITS);
+        let run = self.run(own, |run| page(run).units > 0)?;
+        let pages = page(&run);
+        let size = u32::try_from(pages.start + pages.units - run.start).ok()?;
+        self.merge(run.first, size);
+        Some((run.first, pages))
     }
 
-    /// All free pages that are done.
-    pub(super) fn done_pages(&self) -> Vec<FreePages> {
-        let pages = self.fit.free_pages(1);
-        let done = pages.filter(|place| is_done(&self.done, place.stamp, LaneId::MAX));
-        done.collect()
-    }
-
-    /// Gives away a part of a free block that was seen, if nothing has happened to that since.
-    pub(super) fn give_away(&mut self, start: u64, units: u64, stamp: Stamp) -> bool {
-        debug_assert_eq!(units % PAGE_UNITS, 0);
-        self.fit.cut(start, units, stamp)
-    }
-
-    /// The free block that ends here, where more memory could follow.
-    pub(super) fn tail(&self, end: u64) -> Option<Place> {
-        let (start, stamp) = self.fit.tail(end)?;
-        Some(Place { start, stamp })
-    }
-
-    /// Notes how far a lane's stream has come.
-    pub(super) fn note_done(&mut self, lane: LaneId, ticket: u64) {
-        let lane = lane as usize;
-        if self.done.len() <= lane {
-            self.done.resize(lane + 1, 0);
+    /// Pages of a block of another lane that was seen, if nothing has happened to that since.
+    pub(super) fn take_pages_at(&mut self, place: Place, most: u64) -> Option<FreePages> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mut blocks = bins.at_least(nodes, place.stamp.user, PAGE_UNITS as u32);
+        let found = blocks.find(|id| {
+            let node = &nodes[*id];
+            node.start() == place.start && node.stamp() == place.stamp
+        });
+        drop(blocks);
+        let id = found?;
+        let pages = pages_in(nodes[id].start(), nodes[id].end(), most);
+        if pages.units == 0 {
+            return None;
         }
-        self.done[lane] = ticket;
+        self.fit.cut_of(id, pages.start, pages.units);
+        Some(pages)
     }
 
-    /// Whether what has this stamp is free for the stream of `own`.
-    pub(super) fn is_usable(&self, stamp: Stamp, own: LaneId) -> bool {
-        is_usable(&self.done, stamp, own)
+    /// A block of another lane with a whole page.
+    pub(super) fn pages_of_others(&self, own: LaneId) -> Option<Place> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let others = bins.users().filter(|user| *user != 0 && *user != own + 1);
+        let mut blocks = others.flat_map(|user| bins.at_least(nodes, user, PAGE_UNITS as u32));
+        let id = blocks
+            .find(|id| pages_in(nodes[*id].start(), nodes[*id].end(), PAGE_UNITS).units > 0)?;
+        Some(Place {
+            start: nodes[id].start(),
+            stamp: nodes[id].stamp(),
+        })
     }
 
-    pub(super) fn fit(&self) -> &Fit {
+    /// All free pages that nobody uses.
+    pub(super) fn done_pages(&self) -> Vec<FreePages> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let blocks = bins.at_least(nodes, 0, PAGE_UNITS as u32);
+        let pages = blocks.map(|id| pages_in(nodes[id].start(), nodes[id].end(), u64::MAX));
+        pages.filter(|pages| pages.units > 0).collect()
+    }
+
+    /// Gives away a part of a free block that nobody uses, if it still is.
+    pub(super) fn give_away(&mut self, start: u64, units: u64) -> bool {
+        let end = start + units;
+        let Ok(least) = u32::try_from(units) else {
+            return false;
+        };
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mut blocks = bins.at_least(nodes, 0, least);
+        let found = blocks.find(|id| nodes[*id].start() <= start && end <= nodes[*id].end());
+        drop(blocks);
+        found.map(|id| self.fit.cut_of(id, start, units)).is_some()
+    }
+
+    /// Where the usable memory begins that ends here, where more memory could follow.
+    pub(super) fn usable_tail(&self, end: u64, own: LaneId) -> Option<u64> {
+        let last = self.fit.tail(end)?;
+        let is_usable = self.fit.nodes[last].stamp().is_usable_by(own);
+        is_usable.then(|| self.run_around(last, own).start)
+    }
+
+    /// Notes how far a lane's stream has come: what is done is nobody's.
+    pub(super) fn note_done(&mut self, lane: LaneId, ticket: u64) {
+        let at = lane as usize;
+        if self.done.len() <= at {
+            self.done.resize(at + 1, 0);
+        }
+        self.done[at] = ticket;
+        for id in self.fit.bins.until(&self.fit.nodes, lane + 1, ticket) {
+            self.fit.make_free_for_all(id);
+        }
+    }
+
+    /// All runs of memory that a lane may use, as far as is known: where they start and end.
+    #[cfg(test)]
+    fn usable_runs(&self, own: LaneId) -> Vec<(u64, u64)> {
+        let nodes = &self.fit.nodes;
+        let blocks = [0, own + 1].map(|user| self.fit.bins.at_least(nodes, user, 1));
+        let mut blocks: Vec<(u64, u64)> = blocks
+            .into_iter()
+            .flatten()
+            .map(|id| (nodes[id].start(), nodes[id].end()))
+            .collect();
+        blocks.sort_unstable();
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in blocks {
+            match runs.last_mut() {
+                Some(last) if last.1 == start => last.1 = end,
+                _ => runs.push((start, end)),
+            }
+        }
+        runs
+    }
+
+    pub(super) fn fit(&self) -> &Fit<OwnedBins> {
         &self.fit
     }
 }
 
-/// Whether what has this stamp is free for the stream of `own`; nearly always because nobody else used it.
-#[inline]
-fn is_usable(done: &[u64], stamp: Stamp, own: LaneId) -> bool {
-    stamp.is_of(own) || is_done(done, stamp, own)
-}
-
-fn is_done(done: &[u64], stamp: Stamp, own: LaneId) -> bool {
-    let mut users = stamp.lanes(done.len(), own);
-    users.all(|lane| {
-        let done = done.get(lane as usize);
-        done.is_some_and(|done| *done >= stamp.ticket)
-    })
+/// The whole pages from here to there, so many at most.
+fn pages_in(start: u64, end: u64, most: u64) -> FreePages {
+    let start = start.next_multiple_of(PAGE_UNITS);
+    let end = end / PAGE_UNITS * PAGE_UNITS;
+    FreePages {
+        start,
+        units: end.saturating_sub(start).min(most),
+    }
 }
 
 #[cfg(test)]

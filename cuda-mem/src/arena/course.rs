@@ -177,8 +177,8 @@ impl Course {
         self.marks.back().map_or(self.done, |mark| mark.ticket) >= before
     }
 
-    /// What is done, as far as marks and the waits of others tell.
-    pub(super) fn settle(&mut self) -> u64 {
+    /// What is done, as far as the waits of others tell. Asks nobody.
+    pub(super) fn hear(&mut self) -> u64 {
         if let Some(served) = &self.served {
             self.advance(served.seen());
         }
@@ -186,7 +186,14 @@ impl Course {
         if unmarked.is_some_and(|last| last.progress.done() >= last.ticket) {
             self.unmarked = None;
             self.marks.clear();
+            self.done = u64::MAX;
         }
+        self.done
+    }
+
+    /// What is done, as far as marks and the waits of others tell.
+    pub(super) fn settle(&mut self) -> u64 {
+        self.hear();
         while let Some(mark) = self.marks.front() {
             self.calls.count(1);
             if !mark.is_done() {

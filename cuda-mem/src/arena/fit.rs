@@ -1,8 +1,8 @@
 //! Best fit among free blocks, in constant time: the bookkeeping alone.
 //!
 //! Memory comes and goes as runs of whole pages; runs that touch become one, so a block may lie across
-//! what were two of them. Neighbouring free blocks are merged, unless they come from more than a TiB that was
-//! free at once. All numbers are in units.
+//! what were two of them. Neighbouring free blocks of the same last user are merged, unless they come
+//! from more than a TiB that was free at once. All numbers are in units.
 
 #![forbid(unsafe_code)]
 
@@ -15,9 +15,9 @@ use super::node::{Id, Node, Nodes, State};
 use super::stamp::Stamp;
 
 #[derive(Debug, Default)]
-pub(super) struct Fit {
-    nodes: Nodes,
-    bins: Bins,
+pub(super) struct Fit<B = Bins> {
+    pub(super) nodes: Nodes,
+    pub(super) bins: B,
     used: Index,
     /// Where each run starts → its two edges.
     runs: BTreeMap<u64, (Id, Id)>,
@@ -27,12 +27,24 @@ pub(super) struct Fit {
     total: u64,
 }
 
+/// The lists of free blocks.
+pub(super) trait FreeLists {
+    fn insert(&mut self, nodes: &Nodes, id: Id);
+
+    fn remove(&mut self, nodes: &Nodes, id: Id);
+
+    /// Units of the largest block.
+    fn largest(&self, nodes: &Nodes) -> Option<u32>;
+
+    /// Bytes of the host that they take.
+    fn bytes(&self) -> usize;
+}
+
 /// Part of a free block that is whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreePages {
     pub(super) start: u64,
     pub(super) units: u64,
-    pub(super) stamp: Stamp,
 }
 
 /// On which sides a block may go on into the run that touches there.
@@ -50,7 +62,7 @@ impl Joins {
     };
 }
 
-impl Fit {
+impl<B: FreeLists> Fit<B> {
     /// Takes a run of memory in, of which the first `used` units are a block in use from the beginning.
     pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp, used: u32, joins: Joins) {
         let end = start + units;
@@ -111,62 +123,9 @@ impl Fit {
         self.add(start, units, stamp, used, Joins::BOTH);
     }
 
-    /// Takes a block of so many units, at least one.
-    #[inline]
-    pub(super) fn allocate(&mut self, size: u32) -> Option<u64> {
-        let id = self.bins.find(&self.nodes, size)?;
-        Some(self.take(id, size))
-    }
-
-    /// As [`allocate`](Self::allocate), if the block that fits best is usable; else it is left, and its
-    /// stamp says for whom to look.
-    #[inline]
-    pub(super) fn allocate_if(
-        &mut self,
-        size: u32,
-        usable: impl Fn(Stamp) -> bool,
-    ) -> Option<Result<u64, Stamp>> {
-        let id = self.bins.find(&self.nodes, size)?;
-        let stamp = self.nodes[id].stamp();
-        Some(if usable(stamp) {
-            Ok(self.take(id, size))
-        } else {
-            Err(stamp)
-        })
-    }
-
-    /// A small block that is usable, however many others have to be looked at.
-    pub(super) fn allocate_where(
-        &mut self,
-        size: u32,
-        usable: impl Fn(Stamp) -> bool,
-    ) -> Option<u64> {
-        let mut blocks = self.bins.at_least(&self.nodes, size);
-        let id = blocks.find(|id| usable(self.nodes[*id].stamp()))?;
-        drop(blocks);
-        Some(self.take(id, size))
-    }
-
-    /// The free block that fits best: where it starts, and its stamp.
-    pub(super) fn best(&self, size: u32) -> Option<(u64, Stamp)> {
-        let id = self.bins.find(&self.nodes, size)?;
-        Some((self.nodes[id].start(), self.nodes[id].stamp()))
-    }
-
-    /// Takes a block from the beginning of the free block that starts here and has this stamp.
-    pub(super) fn allocate_at(&mut self, start: u64, stamp: Stamp, size: u32) -> bool {
-        let mut blocks = self.bins.at_least(&self.nodes, size);
-        let found = blocks.find(|id| {
-            let node = &self.nodes[*id];
-            node.start() == start && node.stamp() == stamp
-        });
-        drop(blocks);
-        found.map(|id| self.take(id, size)).is_some()
-    }
-
     /// Takes a block from the beginning of a free one; the rest stays free.
     #[inline]
-    fn take(&mut self, id: Id, size: u32) -> u64 {
+    pub(super) fn take(&mut self, id: Id, size: u32) -> u64 {
         let nodes = &mut self.nodes;
         self.bins.remove(nodes, id);
         let node = &mut nodes[id];
@@ -204,7 +163,7 @@ impl Fit {
 
     /// Makes a block free, and one with its free neighbours.
     #[inline]
-    fn release(&mut self, mut id: Id, mut stamp: Stamp) {
+    pub(super) fn release(&mut self, mut id: Id, mut stamp: Stamp) {
         let nodes = &mut self.nodes;
         let Node {
             mut size,
@@ -216,9 +175,10 @@ impl Fit {
         let left = &nodes[before];
         if left.state() == State::Free
             && let Some(sum) = size.checked_add(left.size)
+            && let Some(joined) = stamp.join(left.stamp())
         {
             size = sum;
-            stamp = stamp.and(left.stamp());
+            stamp = joined;
             self.bins.remove(nodes, before);
             nodes.link(before, after);
             nodes.remove(id);
@@ -227,9 +187,10 @@ impl Fit {
         let right = &nodes[after];
         if right.state() == State::Free
             && let Some(sum) = size.checked_add(right.size)
+            && let Some(joined) = stamp.join(right.stamp())
         {
             size = sum;
-            stamp = stamp.and(right.stamp());
+            stamp = joined;
             let next = right.after;
             self.bins.remove(nodes, after);
             nodes.link(id, next);
@@ -242,37 +203,22 @@ impl Fit {
         self.bins.insert(nodes, id);
     }
 
-    /// The whole pages of free blocks that have at least so many of them in a row.
-    pub(super) fn free_pages(&self, pages: u64) -> impl Iterator<Item = FreePages> {
-        let least = u32::try_from(pages * PAGE_UNITS).unwrap_or(u32::MAX);
-        self.bins
-            .at_least(&self.nodes, least)
-            .filter_map(move |id| {
-                let node = &self.nodes[id];
-                let start = node.start().next_multiple_of(PAGE_UNITS);
-                let end = node.end() / PAGE_UNITS * PAGE_UNITS;
-                (start + pages * PAGE_UNITS <= end).then(|| FreePages {
-                    start,
-                    units: end - start,
-                    stamp: node.stamp(),
-                })
-            })
+    /// A free block is nobody's any more, and one with neighbours of which that is so.
+    pub(super) fn make_free_for_all(&mut self, id: Id) {
+        self.bins.remove(&self.nodes, id);
+        self.free -= u64::from(self.nodes[id].size);
+        self.release(id, Stamp::FREE);
     }
 
-    /// Gives a part of the free block with this stamp away: it is not in the fit any more. Searches the
-    /// block, so this is for rare use.
-    pub(super) fn cut(&mut self, start: u64, units: u64, stamp: Stamp) -> bool {
+    /// Gives a part of a free block away: it is not in the fit any more.
+    pub(super) fn cut_of(&mut self, id: Id, start: u64, units: u64) {
         let end = start + units;
-        let Some((&run, &(first, last))) = self.runs.range(..=start).next_back() else {
-            return false;
-        };
-        let Some(id) = self.free_block_with(start, end) else {
-            return false;
-        };
         let node = self.nodes[id];
-        if node.stamp() != stamp {
-            return false;
-        }
+        debug_assert!(node.start() <= start && end <= node.end());
+        // Every block is in a run.
+        let Some((&run, &(first, last))) = self.runs.range(..=start).next_back() else {
+            return;
+        };
         self.bins.remove(&self.nodes, id);
         let left = start - node.start();
         let right = node.end() - end;
@@ -317,25 +263,14 @@ impl Fit {
             self.release(after, node.stamp());
         }
         self.nodes.remove(id);
-        true
     }
 
-    /// The free block that holds all of this.
-    fn free_block_with(&self, start: u64, end: u64) -> Option<Id> {
-        let least = u32::try_from(end - start).ok()?;
-        self.bins.at_least(&self.nodes, least).find(|id| {
-            let node = &self.nodes[*id];
-            node.start() <= start && end <= node.end()
-        })
-    }
-
-    /// The free block that ends here, where a run ends: where it starts, and its stamp.
-    pub(super) fn tail(&self, end: u64) -> Option<(u64, Stamp)> {
+    /// The free block that ends here, where a run ends.
+    pub(super) fn tail(&self, end: u64) -> Option<Id> {
         let (_, (_, last)) = self.runs.range(..end).next_back()?;
         let edge = &self.nodes[*last];
         let before = &self.nodes[edge.before];
-        (edge.start() == end && before.state() == State::Free)
-            .then(|| (before.start(), before.stamp()))
+        (edge.start() == end && before.state() == State::Free).then_some(edge.before)
     }
 
     /// Units in free blocks.
@@ -356,6 +291,46 @@ impl Fit {
     /// Bytes of the host that the bookkeeping takes.
     pub(super) fn bytes(&self) -> usize {
         self.nodes.bytes() + self.bins.bytes() + self.used.bytes() + size_of::<Self>()
+    }
+}
+
+impl Fit {
+    /// Takes a block of so many units, at least one.
+    #[inline]
+    pub(super) fn allocate(&mut self, size: u32) -> Option<u64> {
+        let id = self.bins.find(&self.nodes, size)?;
+        Some(self.take(id, size))
+    }
+
+    /// The whole pages of free blocks that have at least so many of them in a row.
+    pub(super) fn free_pages(&self, pages: u64) -> impl Iterator<Item = FreePages> {
+        let least = u32::try_from(pages * PAGE_UNITS).unwrap_or(u32::MAX);
+        self.bins
+            .at_least(&self.nodes, least)
+            .filter_map(move |id| {
+                let node = &self.nodes[id];
+                let start = node.start().next_multiple_of(PAGE_UNITS);
+                let end = node.end() / PAGE_UNITS * PAGE_UNITS;
+                (start + pages * PAGE_UNITS <= end).then(|| FreePages {
+                    start,
+                    units: end - start,
+                })
+            })
+    }
+
+    /// Gives a part of a free block away: it is not in the fit any more. Searches the block, so this is for rare use.
+    pub(super) fn cut(&mut self, start: u64, units: u64) -> bool {
+        let end = start + units;
+        let Ok(least) = u32::try_from(units) else {
+            return false;
+        };
+        let mut blocks = self.bins.at_least(&self.nodes, least);
+        let found = blocks.find(|id| {
+            let node = &self.nodes[*id];
+            node.start() <= start && end <= node.end()
+        });
+        drop(blocks);
+        found.map(|id| self.cut_of(id, start, units)).is_some()
     }
 }
 

@@ -36,8 +36,8 @@ impl Inner {
 
     /// A large block made room in front of this lane for another one.
     #[inline]
-    fn settle(&self, id: LaneId, block: Block) -> Result<(), Unknown> {
-        let stamp = Stamp::new(id, progress::now());
+    fn settle(&self, id: LaneId, block: Block, ticket: u64) -> Result<(), Unknown> {
+        let stamp = Stamp::new(id, ticket);
         self.commons.lock(thread::number()).free(block.start, stamp)
     }
 
@@ -93,7 +93,9 @@ impl Inner {
         }
         let slot = self.slot(id);
         let mut lane = slot.lock.lock(me);
-        let Some(old) = lane.free(start, size, &slot.counters) else {
+        // Small blocks stay in the lane.
+        let ticket = if is_small(size) { 0 } else { progress::now() };
+        let Some((old, ticket)) = lane.free(start, size, ticket, &slot.counters) else {
             return Ok(());
         };
         let settled = if is_small(old.size) {
@@ -102,7 +104,7 @@ impl Inner {
             settled
         } else {
             drop(lane);
-            self.settle(id, old)
+            self.settle(id, old, ticket)
         };
         if let Err(unknown) = settled {
             self.report_unknown(unknown);

@@ -25,6 +25,8 @@ pub(super) struct Pending {
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     front: Front,
+    /// The ticket with which the large block in front was given back.
+    large_ticket: u64,
     /// Small blocks only.
     fit: Fit,
     pending: Vec<Pending>,
@@ -47,15 +49,25 @@ impl Lane {
         Some(start)
     }
 
-    /// Puts a block in front, in the order of the lane's own stream. If it is small it must be of this lane.
-    /// Hands out the block that it takes the place of, which is as small or large.
+    /// Puts a block in front, in the order of the lane's own stream. If it is small it must be of this lane. A large
+    /// one comes with the present ticket. Hands out the block that it takes the place of, which is as small or large,
+    /// with its own.
     #[inline]
-    pub(super) fn free(&mut self, start: u64, size: u32, counters: &Counters) -> Option<Block> {
+    pub(super) fn free(
+        &mut self,
+        start: u64,
+        size: u32,
+        ticket: u64,
+        counters: &Counters,
+    ) -> Option<(Block, u64)> {
         counters.came_back(size);
+        let mut before = 0;
         if !is_small(size) {
             counters.fronts(size);
+            before = std::mem::replace(&mut self.large_ticket, ticket);
         }
-        self.front.put(Block { start, size })
+        let old = self.front.put(Block { start, size })?;
+        Some((old, before))
     }
 
     /// Puts a small block back among its neighbours.
@@ -96,8 +108,8 @@ impl Lane {
         self.pending.push(pending);
     }
 
-    /// Puts all small blocks in front back among their neighbours, and hands out the large one.
-    pub(super) fn flush(&mut self, counters: &Counters) -> Option<Block> {
+    /// Puts all small blocks in front back among their neighbours, and hands out the large one with its ticket.
+    pub(super) fn flush(&mut self, counters: &Counters) -> Option<(Block, u64)> {
         counters.fronts(0);
         let mut large = None;
         for block in self.front.drain() {
@@ -105,7 +117,7 @@ impl Lane {
                 // One that is unknown was given back twice, and is nobody's.
                 let _ = self.fit.free(block.start, Stamp::FREE);
             } else {
-                large = Some(block);
+                large = Some((block, self.large_ticket));
             }
         }
         large
@@ -121,7 +133,7 @@ impl Lane {
     pub(super) fn give_away(&mut self, counters: &Counters) -> Vec<FreePages> {
         let pages: Vec<FreePages> = self.fit.free_pages(1).collect();
         for place in &pages {
-            self.fit.cut(place.start, place.units, place.stamp);
+            self.fit.cut(place.start, place.units);
         }
         counters.holds(self.fit.total_units());
         pages

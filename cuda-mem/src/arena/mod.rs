@@ -23,6 +23,7 @@ mod lane;
 mod lanes;
 mod lock;
 mod node;
+mod owned_bins;
 mod owners;
 #[cfg(test)]
 pub(crate) mod random;
@@ -198,7 +199,7 @@ impl Inner {
             }
         }
         let mut commons = self.commons.lock(me);
-        commons.allocate(size, id, &self.counters).ok()
+        commons.allocate(size, id, &self.counters)
     }
 
     fn centre(&self) -> CentreGuard<'_> {

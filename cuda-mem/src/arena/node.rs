@@ -36,9 +36,9 @@ pub(super) struct Node {
     /// The neighbours by address.
     pub(super) before: Id,
     pub(super) after: Id,
-    /// Of a free block, the users of its stamp; of a used one, the next in its chain of the
+    /// Of a free block, the user of its stamp; of a used one, the next in its chain of the
     /// [index](super::index::Index).
-    users_or_next: u32,
+    user_or_next: u32,
     /// Of a free block's stamp.
     ticket: u64,
 }
@@ -53,7 +53,7 @@ impl Node {
             size,
             before: NONE,
             after: NONE,
-            users_or_next: stamp.users,
+            user_or_next: stamp.user,
             ticket: stamp.ticket,
         }
     }
@@ -84,26 +84,33 @@ impl Node {
     pub(super) fn stamp(&self) -> Stamp {
         Stamp {
             ticket: self.ticket,
-            users: self.users_or_next,
+            user: self.user_or_next,
         }
     }
 
     #[inline]
     pub(super) fn set_stamp(&mut self, stamp: Stamp) {
         self.ticket = stamp.ticket;
-        self.users_or_next = stamp.users;
+        self.user_or_next = stamp.user;
     }
 
     /// The next in the chain of the index, if it is used.
     #[inline]
     pub(super) fn next(&self) -> Id {
-        self.users_or_next
+        self.user_or_next
     }
 
     /// Whom its stamp names is lost.
     #[inline]
     pub(super) fn set_next(&mut self, next: Id) {
-        self.users_or_next = next;
+        self.user_or_next = next;
+    }
+
+    /// Its first units become another block's.
+    #[inline]
+    pub(super) fn move_start(&mut self, units: u32) {
+        self.start += u64::from(units) << 2;
+        self.size -= units;
     }
 
     /// The unit behind its last one.
@@ -134,7 +141,7 @@ impl Nodes {
             place.size = node.size;
             place.before = node.before;
             place.after = node.after;
-            place.users_or_next = node.users_or_next;
+            place.user_or_next = node.user_or_next;
             place.ticket = node.ticket;
             return id;
         }

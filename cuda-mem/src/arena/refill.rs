@@ -2,7 +2,6 @@
 
 use std::alloc::Layout;
 
-use super::commons::{Lack, Place};
 use super::course::Course;
 use super::fit::Joins;
 use super::front::is_small;
@@ -29,15 +28,17 @@ const TRIES: u32 = 16;
 /// What can be done for a request, what disturbs least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// To look whether the best place, which is busy, is done now.
+    /// To take what waits of the program have shown to be done.
+    Hear,
+    /// To look whether what other streams used is done now.
     Look,
-    /// To take in what lanes have to spare, and to take another place than the best one.
+    /// To take in what lanes have to spare.
     Gather,
     /// To make the stream wait.
     Wait,
 }
 
-const MEANS: [Means; 3] = [Means::Look, Means::Gather, Means::Wait];
+const MEANS: [Means; 4] = [Means::Hear, Means::Look, Means::Gather, Means::Wait];
 
 impl Inner {
     pub(super) fn may_wait(&self) -> bool {
@@ -98,13 +99,22 @@ impl Inner {
 
     /// What each of the means can get.
     fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Option<u64> {
-        if means == Means::Wait && !self.may_wait() {
+        let is_allowed = match means {
+            Means::Look => self.may_look(),
+            Means::Wait => self.may_wait(),
+            Means::Hear | Means::Gather => true,
+        };
+        if !is_allowed {
             return None;
         }
         let mut centre = self.centre();
-        if means == Means::Gather {
-            count(&self.seldom.refills);
-            self.gather(false);
+        match means {
+            Means::Hear => self.hear(&mut centre),
+            Means::Gather => {
+                count(&self.seldom.refills);
+                self.gather(false);
+            }
+            Means::Look | Means::Wait => {}
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
@@ -113,79 +123,102 @@ impl Inner {
             {
                 return Some(start);
             }
-            return self.take_pages(&mut centre, id, size, stream, means);
         }
-        if means == Means::Wait {
-            return self.wait(&mut centre, id, size, stream);
+        match means {
+            Means::Hear => self.take(id, size),
+            Means::Look => self.look(&mut centre, id, size),
+            Means::Gather => {
+                let taken = self.take(id, size);
+                // What lanes had to spare may be done too.
+                let look = || self.look(&mut centre, id, size);
+                taken.or_else(|| self.may_look().then(look).flatten())
+            }
+            Means::Wait => self.wait(&mut centre, id, size, stream),
         }
-        if self.may_look()
-            && let Some(start) = self.look(&mut centre, id, size)
-        {
-            return Some(start);
-        }
-        if means == Means::Look {
-            return None;
-        }
+    }
+
+    /// A block of the commons as they are, or pages of them for a small one.
+    fn take(&self, id: LaneId, size: u32) -> Option<u64> {
         let mut commons = self.commons.lock(thread::number());
-        commons.allocate_any(size, id, &self.counters)
+        if !is_small(size) {
+            return commons.allocate(size, id, &self.counters);
+        }
+        let pages = commons.take_pages(id, self.lane_share(id))?;
+        drop(commons);
+        self.add_to_lane(id, pages.start, pages.units, size)
     }
 
-    /// If the best block is busy, looks whether it still is.
-    fn look(&self, centre: &mut Centre, id: LaneId, size: u32) -> Option<u64> {
-        let me = thread::number();
-        // Each round either finds the block done, or gives up.
-        loop {
-            let lack = self.commons.lock(me).allocate(size, id, &self.counters);
-            let stamp = match lack {
-                Ok(start) => {
-                    count(&self.seldom.taken_over);
-                    return Some(start);
-                }
-                Err(Lack::Nothing) => return None,
-                Err(Lack::Busy(stamp)) => stamp,
-            };
-            if !self.is_done_now(centre, stamp, id) {
-                return None;
+    /// Notes what is known without asking anybody.
+    fn hear(&self, centre: &mut Centre) {
+        for (id, course) in centre.courses.iter_mut().enumerate() {
+            let before = course.done();
+            if course.hear() != before {
+                self.note_done(course, id as LaneId);
             }
         }
     }
 
-    /// Looks how far the streams are that may use a block.
-    fn is_done_now(&self, centre: &mut Centre, stamp: Stamp, own: LaneId) -> bool {
-        stamp.lanes(centre.courses.len(), own).all(|user| {
-            let course = &mut centre.courses[user as usize];
-            if course.done() < stamp.ticket {
-                course.look();
+    /// Looks how far other streams are that used free memory last, one after the other.
+    fn look(&self, centre: &mut Centre, id: LaneId, size: u32) -> Option<u64> {
+        let others = self.commons.lock(thread::number()).others(id);
+        for other in others {
+            let course = &mut centre.courses[other as usize];
+            let before = course.done();
+            if course.look() == before {
+                continue;
             }
-            self.note_done(course, user);
-            course.done() >= stamp.ticket
-        })
+            self.note_done(course, other);
+            if let Some(start) = self.take(id, size) {
+                count(&self.seldom.taken_over);
+                return Some(start);
+            }
+        }
+        None
     }
 
-    /// Makes the stream wait for those that may use a block.
-    fn wait_for(&self, centre: &mut Centre, stamp: Stamp, own: LaneId, stream: &Stream) -> bool {
-        stamp.lanes(centre.courses.len(), own).all(|user| {
-            let course = &mut centre.courses[user as usize];
-            if course.done() >= stamp.ticket {
-                return true;
-            }
-            let waits = course.hold_back(stream, stamp.ticket).unwrap_or(false);
-            self.note_done(course, user);
-            waits
-        })
+    /// Makes the stream wait for the one that used a block last.
+    fn wait_for(&self, centre: &mut Centre, stamp: Stamp, stream: &Stream) -> bool {
+        let Some(user) = stamp.lane() else {
+            return true;
+        };
+        let course = &mut centre.courses[user as usize];
+        if course.done() >= stamp.ticket {
+            return true;
+        }
+        let waits = course.hold_back(stream, stamp.ticket).unwrap_or(false);
+        self.note_done(course, user);
+        waits
     }
 
     fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
-        let place = self.commons.lock(thread::number()).best(size)?;
-        if !self.wait_for(centre, place.stamp, id, stream) {
+        let me = thread::number();
+        let place = {
+            let commons = self.commons.lock(me);
+            if is_small(size) {
+                commons.pages_of_others(id)
+            } else {
+                commons.best_of_others(size, id)
+            }
+        }?;
+        if !self.wait_for(centre, place.stamp, stream) {
             return None;
         }
-        let mut commons = self.commons.lock(thread::number());
-        let taken = commons.allocate_at(place, size, &self.counters);
-        taken.then(|| {
+        let mut commons = self.commons.lock(me);
+        if is_small(size) {
+            let pages = commons.take_pages_at(place, self.lane_share(id))?;
+            drop(commons);
             count(&self.seldom.taken_over);
-            place.start
-        })
+            return self.add_to_lane(id, pages.start, pages.units, size);
+        }
+        // What was found done meanwhile is nobody's, and may be part of a larger block.
+        let taken = commons.allocate_at(place, size, &self.counters);
+        let start = if taken {
+            Some(place.start)
+        } else {
+            commons.allocate(size, id, &self.counters)
+        };
+        drop(commons);
+        start.inspect(|_| count(&self.seldom.taken_over))
     }
 
     /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that had none the last
@@ -201,12 +234,12 @@ impl Inner {
             let pages = lane.give_away(&slot.counters);
             slot.counters.gave(pages.len());
             drop(lane);
-            // The lane's stream may use all that until now.
+            // The lane's stream may use its pages until now.
             let stamp = Stamp::new(id, progress::now());
             let mut commons = self.commons.lock(me);
-            if let Some(block) = large {
+            if let Some((block, ticket)) = large {
                 // One that is unknown was given back twice, and is nobody's.
-                let _ = commons.free(block.start, stamp);
+                let _ = commons.free(block.start, Stamp::new(id, ticket));
             }
             drop(commons);
             for place in pages {
@@ -232,37 +265,6 @@ impl Inner {
         }
     }
 
-    /// Pages of the commons for the small blocks of a lane.
-    fn take_pages(
-        &self,
-        centre: &mut Centre,
-        id: LaneId,
-        size: u32,
-        stream: &Stream,
-        means: Means,
-    ) -> Option<u64> {
-        let me = thread::number();
-        let free = self.commons.lock(me).pages(id, false);
-        let place = match free {
-            Some(place) => place,
-            None => {
-                let busy = self.commons.lock(me).pages(id, true)?;
-                let ready = match means {
-                    Means::Wait => self.wait_for(centre, busy.stamp, id, stream),
-                    _ => self.may_look() && self.is_done_now(centre, busy.stamp, id),
-                };
-                ready.then_some(busy)?
-            }
-        };
-        let taken = place.units.min(self.lane_share(id));
-        let mut commons = self.commons.lock(me);
-        if !commons.give_away(place.start, taken, place.stamp) {
-            return None;
-        }
-        drop(commons);
-        self.add_to_lane(id, place.start, taken, size)
-    }
-
     /// More memory from the ground, and a block of it. `None` if other threads took what it was to be one
     /// with.
     fn grow(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
@@ -271,27 +273,18 @@ impl Inner {
         }
         let needed = u64::from(size).div_ceil(GRANULE_UNITS);
         let frontier = self.ground.frontier(needed * GRANULE);
-        let tail = frontier.and_then(|end| self.usable_tail(id, end / UNIT, stream));
-        let rest = match (tail, frontier) {
-            (Some(tail), Some(end)) => u64::from(size).saturating_sub(end / UNIT - tail.start),
-            _ => u64::from(size),
-        };
+        let tail = frontier.and_then(|end| {
+            let commons = self.commons.lock(thread::number());
+            Some(end / UNIT - commons.usable_tail(end / UNIT, id)?)
+        });
+        let rest = u64::from(size).saturating_sub(tail.unwrap_or(0));
         let grown = self.more(frontier, rest.div_ceil(GRANULE_UNITS).max(1), stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let stamp = self.stamp_of_new(id);
         let joins = self.joins(start, units);
         let mut commons = self.commons.lock(thread::number());
-        match tail {
-            Some(tail) => {
-                commons.add(start, units, stamp, joins);
-                let taken = commons.allocate_at(tail, size, &self.counters);
-                Ok(taken.then_some(tail.start))
-            }
-            None => {
-                commons.add_and_take(start, units, stamp, joins, size, &self.counters);
-                Ok(Some(start))
-            }
-        }
+        commons.add(start, units, stamp, joins);
+        Ok(commons.allocate(size, id, &self.counters))
     }
 
     /// More pages for the small blocks of a lane; the rest goes to the commons.
@@ -326,22 +319,6 @@ impl Inner {
         } else {
             Stamp::FREE
         }
-    }
-
-    /// The free block before the place where the arena grows, if the stream may use it; it was made to wait
-    /// if need be.
-    fn usable_tail(&self, id: LaneId, end: u64, stream: &Stream) -> Option<Place> {
-        let commons = self.commons.lock(thread::number());
-        let tail = commons.tail(end)?;
-        let usable = commons.is_usable(tail.stamp, id);
-        drop(commons);
-        if usable {
-            return Some(tail);
-        }
-        let mut centre = self.centre();
-        let usable = self.may_look() && self.is_done_now(&mut centre, tail.stamp, id)
-            || self.may_wait() && self.wait_for(&mut centre, tail.stamp, id, stream);
-        usable.then_some(tail)
     }
 
     /// So many units of pages a lane takes at a time.

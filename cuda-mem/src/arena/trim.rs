@@ -64,7 +64,7 @@ impl Inner {
                     return chunks;
                 }
                 let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
-                let taken = self.commons.lock(me).give_away(start, units, place.stamp);
+                let taken = self.commons.lock(me).give_away(start, units);
                 if !taken {
                     // Somebody took of it meanwhile.
                     break;

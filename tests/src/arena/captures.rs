@@ -27,9 +27,10 @@ pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resul
         let arena = Arena::builder(&lab.device()?).build()?;
         let resource = Resource::from(arena.clone());
         let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
-        drop(resource.alloc::<u8>(&a, 8 * MIB)?);
         drop(resource.alloc::<u8>(&b, 1000)?);
+        let first = resource.alloc::<u8>(&a, 8 * MIB)?;
         let held = hold(&a)?;
+        drop(first);
         let before = arena.stats();
         let (_graph, after) = captured
             .capture(mode, |capture| {

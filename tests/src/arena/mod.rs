@@ -4,6 +4,7 @@
 mod annotated;
 mod captures;
 mod ends;
+mod footprint;
 mod limits;
 mod log;
 mod program;
@@ -27,6 +28,7 @@ pub fn all() -> Vec<Test> {
             what_is_busy_is_not_given_to_others,
             a_stream_waits_rather_than_that_the_arena_grows,
             without_leave_streams_keep_to_themselves,
+            what_was_waited_for_goes_to_others_under_every_policy,
             what_is_done_goes_to_other_streams,
             blocks_may_come_back_on_other_streams,
             a_stream_that_ended_leaves_its_memory_to_the_next,
@@ -47,6 +49,8 @@ pub fn all() -> Vec<Test> {
     };
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
+        footprint: busy_threads_hold_no_more_than_the_drivers_pool,
+            streams_that_take_turns_hold_no_more_than_the_drivers_pool;
         ends: a_lane_whose_end_is_unknown_goes_to_nobody,
             an_arena_dropped_elsewhere_leaves_memory_in_use_alone,
             an_arena_dropped_in_a_capture_gives_its_memory_back,

@@ -147,7 +147,6 @@ pub(super) fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Resu
 pub(super) fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DETERMINISTIC)?;
     let place = (scene.on_a(8 * MIB)?.as_raw(), 8 * MIB);
-    scene.a.synchronize()?;
     let other = scene.on_b(8 * MIB)?;
     ensure!(
         !overlap(place, (other.as_raw(), 8 * MIB)),
@@ -155,6 +154,30 @@ pub(super) fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> 
     );
     let stats = scene.arena.stats();
     ensure!((stats.taken_over, stats.waits) == (0, 0), "{stats}");
+    Ok(())
+}
+
+/// As in the driver's pools: the host knows that it is done.
+pub(super) fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -> Result<()> {
+    for reuse in [
+        ReusePolicy::empty(),
+        ReusePolicy::DETERMINISTIC,
+        ReusePolicy::DRIVER_DEFAULT,
+    ] {
+        for of_context in [false, true] {
+            let scene = Scene::new(lab, reuse)?;
+            let address = scene.on_a(8 * MIB)?.as_raw();
+            if of_context {
+                scene.a.context().synchronize()?;
+            } else {
+                scene.a.synchronize()?;
+            }
+            let other = scene.on_b(8 * MIB)?;
+            let stats = scene.arena.stats();
+            ensure!(other.as_raw() == address, "{reuse:?}: {stats}");
+            ensure!((stats.grown, stats.waits) == (1, 0), "{reuse:?}: {stats}");
+        }
+    }
     Ok(())
 }
 

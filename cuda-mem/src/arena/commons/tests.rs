@@ -30,8 +30,8 @@ struct World {
     /// Where more memory comes from.
     frontier: u64,
     gone: Vec<(u64, u64)>,
-    /// How often memory changed lanes: done, and behind a wait.
-    taken_over: [u32; 2],
+    /// How often memory changed lanes behind a wait.
+    taken_over: u32,
 }
 
 impl World {
@@ -55,7 +55,7 @@ impl World {
             marks: vec![Vec::new(); lanes],
             frontier: PAGE_UNITS,
             gone: Vec::new(),
-            taken_over: [0; 2],
+            taken_over: 0,
         }
     }
 
@@ -137,16 +137,18 @@ impl World {
         if let Some(start) = self.at_hand(lane, size) {
             return start;
         }
-        let busy = self.random.below(3) == 0;
-        let (start, units) = match self.commons.pages(lane, busy) {
-            Some(place) => {
-                if busy {
-                    self.wait_for(lane, place.stamp);
-                }
-                let units = place.units.min((1 + self.random.below(3)) * PAGE_UNITS);
-                assert!(self.commons.give_away(place.start, units, place.stamp));
-                (place.start, units)
+        let most = (1 + self.random.below(3)) * PAGE_UNITS;
+        let pages = match self.commons.take_pages(lane, most) {
+            Some(pages) => Some(pages),
+            None => {
+                self.refused(lane, |start, end| {
+                    start.next_multiple_of(PAGE_UNITS) + PAGE_UNITS <= end
+                });
+                self.pages_of_another(lane, most)
             }
+        };
+        let (start, units) = match pages {
+            Some(pages) => (pages.start, pages.units),
             None => self.more(2),
         };
         // The pages are the lane's stream's to use from now on.
@@ -157,42 +159,50 @@ impl World {
         self.at_hand(lane, size).expect("there is a page now")
     }
 
+    fn pages_of_another(&mut self, lane: LaneId, most: u64) -> Option<FreePages> {
+        let place = self.commons.pages_of_others(lane)?;
+        if self.random.below(2) == 0 {
+            return None;
+        }
+        self.wait_for(lane, place.stamp);
+        let pages = self.commons.take_pages_at(place, most);
+        Some(pages.expect("nothing has happened to it"))
+    }
+
+    /// No run of memory that the lane may use, as far as the commons know, would have done.
+    fn refused(&self, lane: LaneId, would_do: impl Fn(u64, u64) -> bool) {
+        for (start, end) in self.commons.usable_runs(lane) {
+            assert!(!would_do(start, end), "{start} to {end} was passed over");
+        }
+    }
+
     fn large(&mut self, lane: LaneId, size: u32) -> u64 {
         if let Some(start) = self.at_hand(lane, size) {
             return start;
         }
-        match self.commons.allocate(size, lane, &self.counters) {
-            Ok(start) => return start,
-            Err(Lack::Nothing) => assert!(self.commons.best(size).is_none()),
-            Err(Lack::Busy(stamp)) => {
-                assert!(!self.commons.is_usable(stamp, lane));
-                let any = self.commons.allocate_any(size, lane, &self.counters);
-                if let Some(start) = any {
-                    self.taken_over[0] += 1;
-                    return start;
-                }
-                if self.random.below(2) == 0 {
-                    let place = self.commons.best(size).expect("it is busy, but there");
-                    self.wait_for(lane, place.stamp);
-                    assert!(self.commons.allocate_at(place, size, &self.counters));
-                    return place.start;
-                }
-            }
+        if let Some(start) = self.commons.allocate(size, lane, &self.counters) {
+            return start;
+        }
+        self.refused(lane, |start, end| start + u64::from(size) <= end);
+        if let Some(place) = self.commons.best_of_others(size, lane)
+            && self.random.below(2) == 0
+        {
+            self.wait_for(lane, place.stamp);
+            assert!(self.commons.allocate_at(place, size, &self.counters));
+            return place.start;
         }
         let pages = u64::from(size).div_ceil(PAGE_UNITS) + self.random.below(3);
         let (start, units) = self.more(pages);
-        let counters = &self.counters;
-        self.commons
-            .add_and_take(start, units, Stamp::FREE, Joins::BOTH, size, counters);
-        start
+        self.commons.add(start, units, Stamp::FREE, Joins::BOTH);
+        let got = self.commons.allocate(size, lane, &self.counters);
+        got.expect("there is room now")
     }
 
     fn wait_for(&mut self, lane: LaneId, stamp: Stamp) {
-        self.taken_over[1] += 1;
-        for user in stamp.lanes(self.lanes.len(), lane) {
-            if self.done[user as usize] < stamp.ticket {
-                self.truth.wait(lane, user);
-            }
+        self.taken_over += 1;
+        let user = stamp.lane().expect("it is another's");
+        if self.done[user as usize] < stamp.ticket {
+            self.truth.wait(lane, user);
         }
     }
 
@@ -245,12 +255,12 @@ impl World {
             return self.commons.free(start, stamp).expect("it is live");
         }
         let (to, counters) = &mut self.lanes[lane as usize];
-        if let Some(old) = to.free(start, size, counters) {
+        if let Some((old, ticket)) = to.free(start, size, self.now, counters) {
             if is_small(old.size) {
                 to.settle(old.start).expect("it was in front");
             } else {
                 self.commons
-                    .free(old.start, stamp)
+                    .free(old.start, Stamp::new(lane, ticket))
                     .expect("it was in front");
             }
         }
@@ -277,9 +287,9 @@ impl World {
             let spare = counters.has_spare(true);
             let large = lane.flush(counters);
             assert!(spare || large.is_none(), "a block in front is told");
-            if let Some(block) = large {
+            if let Some((block, ticket)) = large {
                 self.commons
-                    .free(block.start, stamp)
+                    .free(block.start, Stamp::new(id as LaneId, ticket))
                     .expect("it was in front");
             }
             for place in lane.give_away(counters) {
@@ -297,9 +307,7 @@ impl World {
     fn trim(&mut self) {
         for place in self.commons.done_pages() {
             if self.random.below(2) == 0 {
-                let taken = self
-                    .commons
-                    .give_away(place.start, place.units, place.stamp);
+                let taken = self.commons.give_away(place.start, place.units);
                 assert!(taken, "nothing has happened to it");
                 self.truth.leave(place.start, place.units);
                 self.gone.push((place.start, place.units));
@@ -329,7 +337,7 @@ impl World {
     }
 
     /// Everything comes back, and all is one again.
-    fn finish(mut self) -> [u32; 2] {
+    fn finish(mut self) -> u32 {
         while !self.live.is_empty() {
             self.free();
         }
@@ -359,7 +367,7 @@ impl World {
     }
 }
 
-fn run(lanes: usize, seed: u64, steps: u64) -> [u32; 2] {
+fn run(lanes: usize, seed: u64, steps: u64) -> u32 {
     let mut world = World::new(lanes, seed);
     for step in 0..steps {
         world.step();
@@ -373,7 +381,7 @@ fn run(lanes: usize, seed: u64, steps: u64) -> [u32; 2] {
 #[test]
 fn no_memory_comes_to_a_stream_before_its_last_user_is_done() {
     let steps = if cfg!(miri) { 60 } else { 8000 };
-    let mut taken_over = [0; 2];
+    let mut taken_over = 0;
     let few: &[(usize, u64)] = &[(3, 3)];
     let many = &[
         (1, 1),
@@ -386,14 +394,10 @@ fn no_memory_comes_to_a_stream_before_its_last_user_is_done() {
         (70, 8),
     ];
     for &(lanes, seed) in if cfg!(miri) { few } else { many } {
-        let new = run(lanes, seed, steps);
-        taken_over = [taken_over[0] + new[0], taken_over[1] + new[1]];
+        taken_over += run(lanes, seed, steps);
     }
     // Runs that never get there show nothing.
-    assert!(
-        cfg!(miri) || taken_over.iter().all(|count| *count > 500),
-        "{taken_over:?}"
-    );
+    assert!(cfg!(miri) || taken_over > 200, "{taken_over}");
 }
 
 #[test]
@@ -401,11 +405,61 @@ fn a_lane_that_nothing_is_known_of_is_not_done() {
     let mut commons = Commons::default();
     let counters = Counters::default();
     commons.add(0, PAGE / UNIT, Stamp::new(3, 1), Joins::BOTH);
-    assert_eq!(
-        commons.allocate(300, 0, &counters),
-        Err(Lack::Busy(Stamp::new(3, 1)))
-    );
-    assert_eq!(commons.allocate_any(300, 0, &counters), None);
+    assert_eq!(commons.allocate(300, 0, &counters), None);
     assert!(commons.done_pages().is_empty());
-    assert_eq!(commons.allocate(300, 3, &counters), Ok(0));
+    assert_eq!(commons.allocate(300, 3, &counters), Some(0));
+}
+
+/// Two blocks of a stream with one of nobody's between them, and one of another stream behind.
+#[test]
+fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
+    let mut commons = Commons::default();
+    let counters = Counters::default();
+    commons.add(0, PAGE_UNITS, Stamp::FREE, Joins::BOTH);
+    let quarter = PAGE_UNITS as u32 / 4;
+    let starts: Vec<u64> = (0..4)
+        .map(|_| commons.allocate(quarter, 1, &counters).expect("room"))
+        .collect();
+    for (start, stamp) in starts.iter().zip([
+        Stamp::new(1, 5),
+        Stamp::FREE,
+        Stamp::new(1, 7),
+        Stamp::new(2, 6),
+    ]) {
+        commons.free(*start, stamp).expect("it is live");
+    }
+    assert_eq!(commons.allocate(quarter + 1, 2, &counters), None);
+    assert_eq!(commons.allocate(3 * quarter + 1, 1, &counters), None);
+    let most = commons.allocate(3 * quarter - 10, 1, &counters);
+    assert_eq!(most, Some(0));
+    // What is left of the last one is still the stream's.
+    assert_eq!(commons.allocate(10, 0, &counters), None);
+    assert_eq!(
+        commons.allocate(10, 1, &counters),
+        Some(u64::from(3 * quarter) - 10)
+    );
+}
+
+#[test]
+fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
+    let mut commons = Commons::default();
+    let counters = Counters::default();
+    commons.add(0, 3 * PAGE_UNITS, Stamp::FREE, Joins::BOTH);
+    let page = PAGE_UNITS as u32;
+    let starts: Vec<u64> = (0..3)
+        .map(|_| commons.allocate(page, 0, &counters).expect("room"))
+        .collect();
+    for (start, (lane, ticket)) in starts.iter().zip([(1, 5), (2, 6), (1, 9)]) {
+        commons
+            .free(*start, Stamp::new(lane, ticket))
+            .expect("it is live");
+    }
+    commons.note_done(2, 6);
+    commons.note_done(1, 5);
+    assert_eq!(commons.allocate(2 * page + 1, 0, &counters), None);
+    commons.note_done(1, 9);
+    assert_eq!(commons.allocate(3 * page, 0, &counters), Some(0));
+    // What comes back after that is known to be done.
+    commons.free(0, Stamp::new(1, 8)).expect("it is live");
+    assert_eq!(commons.allocate(3 * page, 7, &counters), Some(0));
 }

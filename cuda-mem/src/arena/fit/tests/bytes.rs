@@ -9,7 +9,7 @@ const MANY: u64 = if cfg!(miri) { 200 } else { 100_000 };
 
 /// A fit with many live blocks of sizes up to this, and these blocks.
 fn many(largest: u64, random: &mut Random) -> (Fit, Vec<u64>) {
-    let mut fit = Fit::default();
+    let mut fit: Fit = Fit::default();
     let mut end = 0;
     let mut blocks = Vec::new();
     for _ in 0..MANY {
@@ -36,7 +36,7 @@ fn a_live_block_with_a_gap_behind_it_takes_little_more() {
             fit.free(*start, Stamp::FREE).expect("it is live");
         }
         let count = MANY - blocks.div_ceil(2);
-        let bytes = (fit.bytes() - Fit::default().bytes()) as u64;
+        let bytes = (fit.bytes() - Fit::<Bins>::default().bytes()) as u64;
         // Tables grow by 64 at least, which counts where there are few.
         assert!(bytes <= 104 * count + 4096, "{largest}: {}", bytes / count);
     }
@@ -45,7 +45,7 @@ fn a_live_block_with_a_gap_behind_it_takes_little_more() {
 #[test]
 fn a_live_block_takes_less_than_a_hundred_bytes_of_the_host() {
     // What an empty one takes is there once, whatever comes.
-    let bytes = |fit: &Fit| fit.bytes() - Fit::default().bytes();
+    let bytes = |fit: &Fit| fit.bytes() - Fit::<Bins>::default().bytes();
     for largest in [4, 256, 5000] {
         let mut random = Random::new(largest);
         let (mut fit, blocks) = many(largest, &mut random);
@@ -92,7 +92,7 @@ fn a_byte_that_is_free_or_large_costs_nothing() {
     };
     let (small, _) = many(1, &mut Random::new(1));
     // The same number of blocks, a thousand times as large.
-    let mut fit = Fit::default();
+    let mut fit: Fit = Fit::default();
     fit.add_run(0, MANY * 1000, Stamp::FREE, 0);
     for _ in 0..MANY {
         fit.allocate(1000).expect("there is room");
@@ -104,7 +104,7 @@ fn a_byte_that_is_free_or_large_costs_nothing() {
 
 #[test]
 fn numbers_of_nodes_are_given_again() {
-    let mut fit = Fit::default();
+    let mut fit: Fit = Fit::default();
     let round = |fit: &mut Fit| {
         for place in 0..8 {
             fit.add_run(place * 2 * PAGE_UNITS, PAGE_UNITS, Stamp::FREE, 10);
@@ -122,11 +122,10 @@ fn numbers_of_nodes_are_given_again() {
         }
         for place in [1, 0, 14, 7, 8, 3] {
             let start = place * PAGE_UNITS;
-            let (_, stamp) = fit.best(1).expect("there is free memory");
-            fit.cut(start, PAGE_UNITS, stamp);
+            fit.cut(start, PAGE_UNITS);
         }
         while let Some(place) = { fit.free_pages(1).next() } {
-            assert!(fit.cut(place.start, place.units, place.stamp));
+            assert!(fit.cut(place.start, place.units));
         }
         assert_eq!(fit.total_units(), 0);
     };
