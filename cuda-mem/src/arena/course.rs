@@ -23,6 +23,9 @@ struct Served {
     thread: Option<ThreadId>,
     /// What the host has seen of it through others.
     progress: Arc<Progress>,
+    /// When it came to the lane. What waits before that have shown says nothing of the stream that the lane served
+    /// before.
+    since: u64,
     /// While the arena lives, the lane hears of the end; afterwards this tells.
     weak: WeakStream,
 }
@@ -46,7 +49,11 @@ impl Served {
 
     /// What waits that others made have shown to be done.
     fn seen(&self) -> u64 {
-        self.progress.done().max(self.context.progress().done())
+        let seen = self.progress.done().max(self.context.progress().done());
+        if seen < self.since {
+            return 0;
+        }
+        seen
     }
 }
 
@@ -146,6 +153,7 @@ impl Course {
             raw,
             thread: own.then(|| std::thread::current().id()),
             progress: Arc::clone(stream.progress()),
+            since: progress::now(),
             weak: stream.downgrade(),
         });
         // They belong to a context.
