@@ -19,6 +19,8 @@ pub(super) struct Commons {
     fit: Fit<OwnedBins>,
     /// By lane: what was given back with this ticket or an earlier one is done, and free for every stream.
     done: Vec<u64>,
+    /// There is more than one lane. Until then nobody has to know who used what.
+    is_shared: bool,
 }
 
 /// A free block that another lane's stream used last, as it was seen.
@@ -181,6 +183,9 @@ impl Commons {
     /// The stamp, or that of nobody if it is known to be done.
     #[inline]
     fn if_done(&self, stamp: Stamp) -> Stamp {
+        if !self.is_shared {
+            return Stamp::FREE;
+        }
         let done = stamp
             .lane()
             .and_then(|lane| self.done.get(lane as usize).copied());
@@ -188,6 +193,103 @@ impl Commons {
             return Stamp::FREE;
         }
         stamp
+    }
+
+    /// Somebody has to know from now on who used what: there is a second lane, or memory goes back to the device. Until
+    /// this ticket the first lane may use all that is free.
+    pub(super) fn share(&mut self, first: LaneId, ticket: u64) {
+        if std::mem::replace(&mut self.is_shared, true) {
+            return;
+        }
+        let stamp = self.if_done(Stamp::new(first, ticket));
+        let Fit { nodes, bins, .. } = &mut self.fit;
+        let free: Vec<Id> = bins.at_least(nodes, 0, 1).collect();
+        for id in free {
+            bins.remove(nodes, id);
+            nodes[id].set_stamp(stamp);
+            bins.insert(nodes, id);
+        }
+    }
+
+    /// There is one lane only: all that is free is for it.
+    pub(super) fn unshare(&mut self) {
+        self.is_shared = false;
+        let Fit { nodes, bins, .. } = &self.fit;
+        let users = bins.users().filter(|user| *user != 0);
+        let used: Vec<Id> = users
+            .flat_map(|user| bins.at_least(nodes, user, 1))
+            .collect();
+        for id in used {
+            self.fit.make_free_for_all(id);
+        }
+    }
+
+    /// The shortest run of free blocks that holds a size, whoever used them last.
+    #[cold]
+    pub(super) fn run_of_all(&self, size: u32) -> Option<Vec<Place>> {
+        let nodes = &self.fit.nodes;
+        let mut best: Option<(u64, Id)> = None;
+        let users = self.fit.bins.users();
+        for id in users.flat_map(|user| self.fit.bins.at_least(nodes, user, 1)) {
+            // Each run once, from its first block.
+            if nodes[nodes[id].before].state() == State::Free {
+                continue;
+            }
+            let mut last = id;
+            while nodes[nodes[last].after].state() == State::Free {
+                last = nodes[last].after;
+            }
+            let units = nodes[last].end() - nodes[id].start();
+            if units >= u64::from(size) && best.is_none_or(|best| units < best.0) {
+                best = Some((units, id));
+            }
+        }
+        let (_, mut id) = best?;
+        let (mut places, mut units) = (Vec::new(), 0);
+        while units < u64::from(size) {
+            let node = &nodes[id];
+            places.push(Place {
+                start: node.start(),
+                stamp: node.stamp(),
+            });
+            units += u64::from(node.size);
+            id = node.after;
+        }
+        Some(places)
+    }
+
+    /// A block of a run that was seen, if nothing has happened to it since but that some of it is done.
+    pub(super) fn allocate_run_at(
+        &mut self,
+        places: &[Place],
+        size: u32,
+        counters: &Counters,
+    ) -> Option<u64> {
+        let start = places.first()?.start;
+        let nodes = &self.fit.nodes;
+        let users = [0]
+            .into_iter()
+            .chain(places.iter().map(|place| place.stamp.user));
+        let mut blocks = users.flat_map(|user| self.fit.bins.at_least(nodes, user, 1));
+        let first = blocks.find(|id| nodes[*id].start() == start)?;
+        drop(blocks);
+        let (mut id, mut units) = (first, 0);
+        while units < u64::from(size) {
+            let node = &nodes[id];
+            let seen = places.iter().any(|place| {
+                place.start == node.start()
+                    && (place.stamp == node.stamp() || node.stamp() == Stamp::FREE)
+            });
+            if node.state() != State::Free || !seen {
+                return None;
+            }
+            units += u64::from(node.size);
+            id = node.after;
+        }
+        self.merge(first, size);
+        self.fit.take(first, size);
+        counters.took_fit(size);
+        Some(start)
     }
 
     /// Takes memory in.
@@ -289,7 +391,9 @@ impl Commons {
         if self.done.len() <= at {
             self.done.resize(at + 1, 0);
         }
-        self.done[at] = ticket;
+        if std::mem::replace(&mut self.done[at], ticket) == ticket {
+            return;
+        }
         for id in self.fit.bins.until(&self.fit.nodes, lane + 1, ticket) {
             self.fit.make_free_for_all(id);
         }

@@ -13,6 +13,7 @@ use super::{Inner, thread};
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::progress;
 use crate::resource::CAPTURED;
 use crate::stream::{Follower, Reach, Stream};
 
@@ -135,6 +136,10 @@ impl Inner {
     fn new_lane(&self, centre: &mut Centre) -> LaneId {
         let id = self.lanes.push(thread::number());
         centre.courses.push(Course::new(&self.calls));
+        if id > 0 {
+            let mut commons = self.commons.lock(thread::number());
+            commons.share(0, progress::now());
+        }
         self.limit_fronts();
         id
     }

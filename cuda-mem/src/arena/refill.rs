@@ -34,11 +34,22 @@ enum Means {
     Look,
     /// To take in what lanes have to spare.
     Gather,
-    /// To make the stream wait.
+    /// To make the stream wait for another one.
     Wait,
+    /// To look at all streams, also those that were busy the last time: what comes next is to grow.
+    LookAtAll,
+    /// To make the stream wait for several others.
+    WaitForAll,
 }
 
-const MEANS: [Means; 4] = [Means::Hear, Means::Look, Means::Gather, Means::Wait];
+const MEANS: [Means; 6] = [
+    Means::Hear,
+    Means::Look,
+    Means::Gather,
+    Means::Wait,
+    Means::LookAtAll,
+    Means::WaitForAll,
+];
 
 impl Inner {
     pub(super) fn may_wait(&self) -> bool {
@@ -100,8 +111,9 @@ impl Inner {
     /// What each of the means can get.
     fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Option<u64> {
         let is_allowed = match means {
-            Means::Look => self.may_look(),
+            Means::Look | Means::LookAtAll => self.may_look(),
             Means::Wait => self.may_wait(),
+            Means::WaitForAll => self.may_wait() && !is_small(size),
             Means::Hear | Means::Gather => true,
         };
         if !is_allowed {
@@ -114,7 +126,8 @@ impl Inner {
                 count(&self.seldom.refills);
                 self.gather(false);
             }
-            Means::Look | Means::Wait => {}
+            Means::LookAtAll => self.look_at_all(&mut centre),
+            Means::Look | Means::Wait | Means::WaitForAll => {}
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
@@ -125,7 +138,7 @@ impl Inner {
             }
         }
         match means {
-            Means::Hear => self.take(id, size),
+            Means::Hear | Means::LookAtAll => self.take(id, size),
             Means::Look => self.look(&mut centre, id, size),
             Means::Gather => {
                 let taken = self.take(id, size);
@@ -134,6 +147,7 @@ impl Inner {
                 taken.or_else(|| self.may_look().then(look).flatten())
             }
             Means::Wait => self.wait(&mut centre, id, size, stream),
+            Means::WaitForAll => self.wait_for_all(&mut centre, id, size, stream),
         }
     }
 
@@ -150,11 +164,9 @@ impl Inner {
 
     /// Notes what is known without asking anybody.
     fn hear(&self, centre: &mut Centre) {
+        let mut commons = self.commons.lock(thread::number());
         for (id, course) in centre.courses.iter_mut().enumerate() {
-            let before = course.done();
-            if course.hear() != before {
-                self.note_done(course, id as LaneId);
-            }
+            commons.note_done(id as LaneId, course.hear());
         }
     }
 
@@ -174,6 +186,27 @@ impl Inner {
             }
         }
         None
+    }
+
+    /// Makes the stream wait for all that used neighbouring blocks last.
+    fn wait_for_all(
+        &self,
+        centre: &mut Centre,
+        id: LaneId,
+        size: u32,
+        stream: &Stream,
+    ) -> Option<u64> {
+        let me = thread::number();
+        let places = self.commons.lock(me).run_of_all(size)?;
+        let stamps = places.iter().map(|place| place.stamp);
+        let mut stamps = stamps.filter(|stamp| !stamp.is_usable_by(id));
+        if !stamps.all(|stamp| self.wait_for(centre, stamp, stream)) {
+            return None;
+        }
+        let mut commons = self.commons.lock(me);
+        let start = commons.allocate_run_at(&places, size, &self.counters);
+        drop(commons);
+        start.inspect(|_| count(&self.seldom.taken_over))
     }
 
     /// Makes the stream wait for the one that used a block last.

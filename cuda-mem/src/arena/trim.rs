@@ -6,10 +6,11 @@ use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{Inner, UNIT, count, thread};
 use crate::error::{Error, Result, took_effect};
-use crate::report;
+use crate::{progress, report};
 
 impl Inner {
-    fn look_at_all(&self, centre: &mut Centre) {
+    /// Looks how far every stream is.
+    pub(super) fn look_at_all(&self, centre: &mut Centre) {
         for (id, course) in centre.courses.iter_mut().enumerate() {
             course.look_now();
             self.note_done(course, id as LaneId);
@@ -47,6 +48,8 @@ impl Inner {
         if held <= keep {
             return chunks;
         }
+        // Memory may go only when the host has seen its end.
+        self.commons.lock(me).share(0, progress::now());
         self.look_at_all(&mut centre);
         for (id, _) in self.lanes.iter() {
             self.recover(&mut centre, id, None);
@@ -54,14 +57,24 @@ impl Inner {
         // What is gathered may have been in use until now, so that all are looked at again.
         self.gather(true);
         self.look_at_all(&mut centre);
+        self.take_done(&mut held, keep, &mut chunks);
+        if self.lanes.count() <= 1 {
+            self.commons.lock(me).unshare();
+        }
+        chunks
+    }
+
+    /// Takes chunks that nobody uses, until no more than `keep` bytes are held.
+    fn take_done(&self, held: &mut u64, keep: u64, chunks: &mut Vec<Chunk>) {
+        let me = thread::number();
         let mut places = self.commons.lock(me).done_pages();
         // From the far end, so that what is kept has no gaps.
         places.sort_unstable_by_key(|place| std::cmp::Reverse(place.start));
         for place in places {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
             for chunk in self.ground.chunks_in(from, to).into_iter().rev() {
-                if held <= keep {
-                    return chunks;
+                if *held <= keep {
+                    return;
                 }
                 let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
                 let taken = self.commons.lock(me).give_away(start, units);
@@ -69,10 +82,9 @@ impl Inner {
                     // Somebody took of it meanwhile.
                     break;
                 }
-                held = held.saturating_sub(chunk.bytes);
+                *held = held.saturating_sub(chunk.bytes);
                 chunks.push(chunk);
             }
         }
-        chunks
     }
 }

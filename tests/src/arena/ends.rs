@@ -119,11 +119,10 @@ pub(super) fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> 
         let arena = Arena::builder(&lab.device()?).build()?;
         drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 64 * MIB)?);
         let mut arena = Some(arena);
-        stream.capture(CaptureMode::Relaxed, |_| {
+        let (_, counts) = stream.capture(CaptureMode::Relaxed, |_| {
             arena.take();
-            Ok(())
+            Ok(drop_counts())
         })?;
-        let counts = drop_counts();
         ensure!(
             (counts.failures, counts.waiting) == (0, 1),
             "its stream was captured: {counts:?}"
@@ -203,6 +202,32 @@ pub(super) fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Resul
     drop((last, resource, arena));
     context.synchronize()?;
     all_is_released(lab)
+}
+
+/// A stream takes over the lane of one that ended behind work. It was waited for before that, which says nothing of
+/// the other one's work.
+pub(super) fn a_wait_from_before_a_lane_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
+    let block = resource.alloc::<u8>(&first, 6 * MIB)?;
+    let place = (block.as_raw(), 6 * MIB);
+    let held = hold(&first)?;
+    drop(block);
+    second.synchronize()?;
+    drop(first);
+    // Takes over the lane, and comes after the work.
+    drop(resource.alloc::<u8>(&second, 1000)?);
+    let mut other = resource.alloc::<u8>(&third, 6 * MIB)?;
+    other.fill(7)?;
+    if overlap(place, (other.as_raw(), 6 * MIB)) {
+        std::thread::sleep(Duration::from_millis(20));
+        ensure!(!third.is_done()?, "it does not wait: {}", arena.stats());
+    }
+    drop(held);
+    third.synchronize()?;
+    ensure!(other.to_vec()?.iter().all(|byte| *byte == 7));
+    Ok(())
 }
 
 pub(super) fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {

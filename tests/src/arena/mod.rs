@@ -55,6 +55,7 @@ pub fn all() -> Vec<Test> {
             an_arena_dropped_elsewhere_leaves_memory_in_use_alone,
             an_arena_dropped_in_a_capture_gives_its_memory_back,
             buffers_of_other_threads_own_streams_come_back,
+            a_wait_from_before_a_lane_was_taken_over_shows_nothing,
             streams_may_end_while_their_arena_ends,
             an_arena_keeps_no_context_of_streams_that_ended;
         captures: misses_of_other_streams_do_not_spoil_a_capture,

@@ -41,6 +41,9 @@ impl World {
         for lane in 0..lanes {
             commons.note_done(lane as LaneId, 0);
         }
+        if lanes > 1 {
+            commons.share(0, 0);
+        }
         Self {
             random: Random::new(seed),
             truth: Truth::new(lanes),
@@ -192,6 +195,18 @@ impl World {
             assert!(self.commons.allocate_at(place, size, &self.counters));
             return place.start;
         }
+        if self.random.below(2) == 0
+            && let Some(places) = self.commons.run_of_all(size)
+        {
+            for place in &places {
+                if !place.stamp.is_usable_by(lane) {
+                    self.wait_for(lane, place.stamp);
+                }
+            }
+            let counters = &self.counters;
+            let got = self.commons.allocate_run_at(&places, size, counters);
+            return got.expect("nothing has happened to it");
+        }
         let pages = u64::from(size).div_ceil(PAGE_UNITS) + self.random.below(3);
         let (start, units) = self.more(pages);
         self.commons.add(start, units, Stamp::FREE, Joins::BOTH);
@@ -306,6 +321,15 @@ impl World {
     }
 
     fn trim(&mut self) {
+        self.commons.share(0, self.now);
+        self.commons.note_done(0, self.done[0]);
+        self.trim_done();
+        if self.lanes.len() == 1 {
+            self.commons.unshare();
+        }
+    }
+
+    fn trim_done(&mut self) {
         for place in self.commons.done_pages() {
             if self.random.below(2) == 0 {
                 let taken = self.commons.give_away(place.start, place.units);

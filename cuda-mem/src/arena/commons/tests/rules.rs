@@ -2,9 +2,16 @@
 
 use super::*;
 
+/// Of more than one lane.
+fn shared() -> Commons {
+    let mut commons = Commons::default();
+    commons.share(0, 0);
+    commons
+}
+
 #[test]
 fn a_lane_that_nothing_is_known_of_is_not_done() {
-    let mut commons = Commons::default();
+    let mut commons = shared();
     let counters = Counters::default();
     commons.add(0, PAGE / UNIT, Stamp::new(3, 1), Joins::BOTH);
     assert_eq!(commons.allocate(300, 0, &counters), None);
@@ -15,7 +22,7 @@ fn a_lane_that_nothing_is_known_of_is_not_done() {
 /// Two blocks of a stream with one of nobody's between them, and one of another stream behind.
 #[test]
 fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
-    let mut commons = Commons::default();
+    let mut commons = shared();
     let counters = Counters::default();
     commons.add(0, PAGE_UNITS, Stamp::FREE, Joins::BOTH);
     let quarter = PAGE_UNITS as u32 / 4;
@@ -44,7 +51,7 @@ fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
 
 #[test]
 fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
-    let mut commons = Commons::default();
+    let mut commons = shared();
     let counters = Counters::default();
     commons.add(0, 3 * PAGE_UNITS, Stamp::FREE, Joins::BOTH);
     let page = PAGE_UNITS as u32;
@@ -64,4 +71,17 @@ fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
     // What comes back after that is known to be done.
     commons.free(0, Stamp::new(1, 8)).expect("it is live");
     assert_eq!(commons.allocate(3 * page, 7, &counters), Some(0));
+}
+
+#[test]
+fn what_the_only_lane_freed_is_its_own_when_there_is_a_second() {
+    let mut commons = Commons::default();
+    let counters = Counters::default();
+    commons.add(0, PAGE_UNITS, Stamp::FREE, Joins::BOTH);
+    let block = commons.allocate(100, 0, &counters).expect("room");
+    commons.free(block, Stamp::new(0, 5)).expect("it is live");
+    commons.share(0, 6);
+    assert_eq!(commons.allocate(100, 1, &counters), None);
+    commons.note_done(0, 6);
+    assert_eq!(commons.allocate(100, 1, &counters), Some(0));
 }
