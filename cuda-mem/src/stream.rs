@@ -369,7 +369,7 @@ pub struct StreamRef<'a> {
 
 /// Whether a handle names a default stream of whatever context is current, and not one stream.
 #[inline]
-fn is_default(raw: CUstream) -> bool {
+pub(crate) fn is_default(raw: CUstream) -> bool {
     raw.addr() <= CU_STREAM_PER_THREAD.addr()
 }
 

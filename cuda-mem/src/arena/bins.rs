@@ -133,38 +133,6 @@ impl Default for Bins {
 impl FreeLists for Bins {
     #[inline]
     fn insert(&mut self, nodes: &Nodes, id: Id) {
-        Self::insert(self, nodes, id);
-    }
-
-    #[inline]
-    fn remove(&mut self, nodes: &Nodes, id: Id) {
-        Self::remove(self, nodes, id);
-    }
-
-    fn largest(&self, nodes: &Nodes) -> Option<u32> {
-        Self::largest(self, nodes)
-    }
-
-    fn bytes(&self) -> usize {
-        Self::bytes(self)
-    }
-}
-
-impl Bins {
-    /// Adds rings of themselves alone, so many that there are this many for blocks.
-    #[cold]
-    fn make_room(&mut self, blocks: usize) {
-        let alone = |at| Link {
-            before: at,
-            after: at,
-        };
-        self.links.reserve_exact(ALL + blocks - self.links.len());
-        self.links
-            .extend((self.links.len() as u32..(ALL + blocks) as u32).map(alone));
-    }
-
-    #[inline]
-    pub(super) fn insert(&mut self, nodes: &Nodes, id: Id) {
         let at = id as usize + ALL;
         if at >= self.links.len() {
             self.make_room(nodes.room());
@@ -182,13 +150,36 @@ impl Bins {
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, nodes: &Nodes, id: Id) {
+    fn remove(&mut self, nodes: &Nodes, id: Id) {
         let place = place(nodes[id].size);
         let Link { before, after } = self.links[id as usize + ALL];
         self.links[before as usize].after = after;
         self.links[after as usize].before = before;
         // Only the list itself is on both sides of its last block.
         self.filled.clear_if(place, before == after);
+    }
+
+    fn largest(&self, nodes: &Nodes) -> Option<u32> {
+        let sizes = self.list(self.filled.last()?).map(|id| nodes[id].size);
+        sizes.max()
+    }
+
+    fn bytes(&self) -> usize {
+        self.links.capacity() * size_of::<Link>()
+    }
+}
+
+impl Bins {
+    /// Adds rings of themselves alone, so many that there are this many for blocks.
+    #[cold]
+    fn make_room(&mut self, blocks: usize) {
+        let alone = |at| Link {
+            before: at,
+            after: at,
+        };
+        self.links.reserve_exact(ALL + blocks - self.links.len());
+        self.links
+            .extend((self.links.len() as u32..(ALL + blocks) as u32).map(alone));
     }
 
     /// A block of at least this size, a small one if there are several.
@@ -246,16 +237,5 @@ impl Bins {
         let block = |at: u32| at.checked_sub(ALL as u32);
         let next = move |id: &Id| block(self.links[*id as usize + ALL].after);
         std::iter::successors(block(self.links[place.number()].after), next)
-    }
-
-    /// The largest block.
-    pub(super) fn largest(&self, nodes: &Nodes) -> Option<u32> {
-        let sizes = self.list(self.filled.last()?).map(|id| nodes[id].size);
-        sizes.max()
-    }
-
-    /// Bytes of the host that the lists take.
-    pub(super) fn bytes(&self) -> usize {
-        self.links.capacity() * size_of::<Link>()
     }
 }

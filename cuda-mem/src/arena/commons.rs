@@ -1,8 +1,7 @@
 //! The memory that no lane has: large blocks come from here, and pages for the small ones of each lane.
 //!
-//! A free block has one last user or none. A stream takes what it used last itself and what nobody uses, also where
-//! several such blocks lie side by side; so there is no run of memory that it may use and that holds a request which is
-//! refused.
+//! A free block has one last user, or none: then it is clean. A stream takes its own blocks and clean ones, also several
+//! that lie side by side. So no request is refused while a run of memory that the stream may use holds it.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +18,7 @@ pub(super) struct Commons {
     fit: Fit<OwnedBins>,
     /// By lane: what was given back with this ticket or an earlier one is done, and free for every stream.
     done: Vec<u64>,
-    /// There is more than one lane. Until then nobody has to know who used what.
+    /// Last users are noted. Not while there is one lane only.
     is_shared: bool,
 }
 
@@ -50,7 +49,7 @@ impl Commons {
         Some(start)
     }
 
-    /// The block that fits best, of those that the lane used last and of those that nobody uses.
+    /// The block that fits best among the lane's own and the clean ones.
     #[inline]
     fn best(&self, size: u32, own: LaneId) -> Option<Id> {
         let Fit { nodes, bins, .. } = &self.fit;
@@ -74,7 +73,7 @@ impl Commons {
     /// The shortest run of usable blocks, more than one, for which this holds.
     fn run(&self, own: LaneId, holds: impl Fn(&Run) -> bool) -> Option<Run> {
         let nodes = &self.fit.nodes;
-        // Blocks that nobody uses are one where they touch, so that each run has one of the lane's.
+        // Clean blocks merge where they touch, so each longer run has one of the lane's own.
         let mine = self.fit.bins.at_least(nodes, own + 1, 1);
         let runs = mine.map(|id| self.run_around(id, own));
         let long = runs.filter(holds);
@@ -112,7 +111,7 @@ impl Commons {
             let next = nodes[first].after;
             let (missing, next_node) = (size - nodes[first].size, nodes[next]);
             bins.remove(nodes, next);
-            // Of blocks that nobody uses and those of the lane: it is the lane's.
+            // A clean part becomes the lane's own.
             let other = next_node.stamp();
             stamp = stamp.join(other).unwrap_or(Stamp {
                 ticket: stamp.ticket.max(other.ticket),
@@ -135,34 +134,45 @@ impl Commons {
     /// The block of another lane that fits best.
     pub(super) fn best_of_others(&self, size: u32, own: LaneId) -> Option<Place> {
         let Fit { nodes, bins, .. } = &self.fit;
-        let others = bins.users().filter(|user| *user != 0 && *user != own + 1);
-        let best = others.filter_map(|user| bins.find(nodes, user, size));
+        let best = self
+            .other_users(own)
+            .filter_map(|user| bins.find(nodes, user, size));
         let best = best.min_by_key(|id| (nodes[*id].size, nodes[*id].start()))?;
-        Some(Place {
-            start: nodes[best].start(),
-            stamp: nodes[best].stamp(),
-        })
+        Some(self.place(best))
+    }
+
+    /// Other users with free blocks.
+    fn other_users(&self, own: LaneId) -> impl Iterator<Item = u32> + '_ {
+        let users = self.fit.bins.users();
+        users.filter(move |user| *user != 0 && *user != own + 1)
+    }
+
+    fn place(&self, id: Id) -> Place {
+        let node = &self.fit.nodes[id];
+        Place {
+            start: node.start(),
+            stamp: node.stamp(),
+        }
+    }
+
+    /// A block that was seen, if nothing has happened to it since and it has at least this size.
+    fn find_at(&self, place: Place, size: u32) -> Option<Id> {
+        let Fit { nodes, bins, .. } = &self.fit;
+        let mut blocks = bins.at_least(nodes, place.stamp.user, size);
+        blocks.find(|id| self.place(*id) == place)
     }
 
     /// Other lanes with free memory that may be in use, those with most of it first.
     pub(super) fn others(&self, own: LaneId) -> Vec<LaneId> {
         let bins = &self.fit.bins;
-        let users = bins.users().filter(|user| *user != 0 && *user != own + 1);
-        let mut lanes: Vec<LaneId> = users.map(|user| user - 1).collect();
+        let mut lanes: Vec<LaneId> = self.other_users(own).map(|user| user - 1).collect();
         lanes.sort_by_key(|lane| std::cmp::Reverse(bins.units(lane + 1)));
         lanes
     }
 
     /// A block from the beginning of one that was seen, if nothing has happened to that since.
     pub(super) fn allocate_at(&mut self, place: Place, size: u32, counters: &Counters) -> bool {
-        let Fit { nodes, bins, .. } = &self.fit;
-        let mut blocks = bins.at_least(nodes, place.stamp.user, size);
-        let found = blocks.find(|id| {
-            let node = &nodes[*id];
-            node.start() == place.start && node.stamp() == place.stamp
-        });
-        drop(blocks);
-        let Some(id) = found else {
+        let Some(id) = self.find_at(place, size) else {
             return false;
         };
         self.fit.take(id, size);
@@ -180,7 +190,7 @@ impl Commons {
         }
     }
 
-    /// The stamp, or that of nobody if it is known to be done.
+    /// The stamp, or that of a clean block if its use is known to be done.
     #[inline]
     fn if_done(&self, stamp: Stamp) -> Stamp {
         if !self.is_shared {
@@ -247,13 +257,9 @@ impl Commons {
         let (_, mut id) = best?;
         let (mut places, mut units) = (Vec::new(), 0);
         while units < u64::from(size) {
-            let node = &nodes[id];
-            places.push(Place {
-                start: node.start(),
-                stamp: node.stamp(),
-            });
-            units += u64::from(node.size);
-            id = node.after;
+            places.push(self.place(id));
+            units += u64::from(nodes[id].size);
+            id = nodes[id].after;
         }
         Some(places)
     }
@@ -328,14 +334,8 @@ impl Commons {
 
     /// Pages of a block of another lane that was seen, if nothing has happened to that since.
     pub(super) fn take_pages_at(&mut self, place: Place, most: u64) -> Option<FreePages> {
-        let Fit { nodes, bins, .. } = &self.fit;
-        let mut blocks = bins.at_least(nodes, place.stamp.user, PAGE_UNITS as u32);
-        let found = blocks.find(|id| {
-            let node = &nodes[*id];
-            node.start() == place.start && node.stamp() == place.stamp
-        });
-        drop(blocks);
-        let id = found?;
+        let id = self.find_at(place, PAGE_UNITS as u32)?;
+        let nodes = &self.fit.nodes;
         let pages = pages_in(nodes[id].start(), nodes[id].end(), most);
         if pages.units == 0 {
             return None;
@@ -347,14 +347,11 @@ impl Commons {
     /// A block of another lane with a whole page.
     pub(super) fn pages_of_others(&self, own: LaneId) -> Option<Place> {
         let Fit { nodes, bins, .. } = &self.fit;
-        let others = bins.users().filter(|user| *user != 0 && *user != own + 1);
+        let others = self.other_users(own);
         let mut blocks = others.flat_map(|user| bins.at_least(nodes, user, PAGE_UNITS as u32));
         let id = blocks
             .find(|id| pages_in(nodes[*id].start(), nodes[*id].end(), PAGE_UNITS).units > 0)?;
-        Some(Place {
-            start: nodes[id].start(),
-            stamp: nodes[id].stamp(),
-        })
+        Some(self.place(id))
     }
 
     /// All free pages that nobody uses.

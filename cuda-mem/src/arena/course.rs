@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream};
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::event::Event;
 use crate::progress::{self, Progress};
 use crate::recording;
-use crate::stream::{Stream, StreamRef, WeakStream};
+use crate::stream::{Stream, StreamRef, WeakStream, is_default};
 
 /// The stream that a lane serves. It is not kept alive; the lane hears of its end before.
 #[derive(Debug)]
@@ -83,6 +83,11 @@ fn harmlessly<T>(context: &Context, call: impl FnOnce() -> Result<T>) -> Result<
     recording::kept_out(context.driver().table(), call)
 }
 
+/// Asks whether something is done. Nothing of a context that somebody has ended is left to be waited for.
+fn is_done(context: &Context, ask: impl FnOnce() -> Result<bool>) -> bool {
+    harmlessly(context, ask).unwrap_or_else(|error| error.kind().is_of_ended_context())
+}
+
 /// A mark, and the ticket that it took.
 #[derive(Debug)]
 struct Mark {
@@ -93,7 +98,7 @@ struct Mark {
 
 impl Mark {
     fn is_done(&self) -> bool {
-        harmlessly(&self.context, || self.event.is_done()).unwrap_or(false)
+        is_done(&self.context, || self.event.is_done())
     }
 
     fn hold_back(&self, stream: &Stream) -> Result<()> {
@@ -266,7 +271,7 @@ impl Course {
         let context = stream.context();
         let ticket = progress::take();
         self.calls.count(2);
-        if harmlessly(context, || stream.is_done()).unwrap_or(false) {
+        if is_done(context, || stream.is_done()) {
             self.advance(ticket);
             return;
         }
@@ -350,8 +355,4 @@ impl Course {
         }
         self.settle() >= ended
     }
-}
-
-fn is_default(stream: CUstream) -> bool {
-    stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD
 }

@@ -16,7 +16,7 @@ use cuda_driver_sys::CUcontext;
 use super::Context;
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::{raw, report};
 
 /// Counts retains and contexts that were handed in. A context that was made current under an earlier number may have
@@ -180,20 +180,13 @@ impl Current<'_> {
         // SAFETY: it was current when the guard was made. If somebody has destroyed it since, the driver makes it
         // current all the same (R84, measured) or answers an error.
         match unsafe { set_current(table, made(table, before)) } {
-            Err(error) if !before.is_null() && is_of_ended_context(error.kind()) => {
+            Err(error) if !before.is_null() && error.kind().is_of_ended_context() => {
                 // SAFETY: null is always allowed.
                 unsafe { set_current(table, made(table, none)) }
             }
             set => set,
         }
     }
-}
-
-fn is_of_ended_context(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::InvalidContext | ErrorKind::ContextDestroyed
-    )
 }
 
 impl Drop for Current<'_> {

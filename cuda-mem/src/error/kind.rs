@@ -69,6 +69,13 @@ pub enum ErrorKind {
 }
 
 /// A few words, such as `out of memory`.
+impl ErrorKind {
+    /// Whether the driver answers so of a context that has ended, also after it was made anew.
+    pub(crate) fn is_of_ended_context(self) -> bool {
+        matches!(self, Self::InvalidContext | Self::ContextDestroyed)
+    }
+}
+
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cuda_mem::{
-    AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource,
+    AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource, Placed,
     PlacementRequest, Resource, Stream, drop_counts,
 };
 use cuda_mem_tests::hold::hold;
@@ -14,6 +14,17 @@ use cuda_mem_tests::lab::Lab;
 
 /// Longer than work that was let go takes to end.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A buffer in a pool that the context of the stream keeps.
+fn place_in_shared_pool(stream: &Stream) -> Result<Placed<u8>> {
+    let devices = [stream.device()];
+    let machine = Machine::gather(&devices)?;
+    let request = PlacementRequest::bytes(1 << 20)
+        .access(AccessPattern::Streaming)
+        .lifetime(Lifetime::Short);
+    let placed = request.place(&machine)?;
+    Ok(placed.allocate(&devices, stream, 1 << 20)?)
+}
 
 /// Everything of one handle of the context is dropped while a stream is busy: an arena over a pool, and a
 /// placement in a pool of the host that the context keeps. Another handle's stream is idle.
@@ -23,14 +34,7 @@ pub(super) fn end_beside_an_idle_stream(lab: &Lab) -> Result<()> {
     let held = {
         let context = device.primary_context()?;
         let busy = context.stream()?;
-        let devices = [device];
-        let machine = Machine::gather(&devices)?;
-        let request = PlacementRequest::bytes(1 << 20)
-            .access(AccessPattern::Streaming)
-            .lifetime(Lifetime::Short);
-        let placed = request
-            .place(&machine)?
-            .allocate::<u8>(&devices, &busy, 1 << 20)?;
+        let placed = place_in_shared_pool(&busy)?;
         let arena = Arena::over(MemoryPool::builder(&device).build()?);
         let buffer = Resource::from(arena.clone()).alloc_zeroed::<u8>(&busy, 1 << 20)?;
         let held = hold(&busy)?;
@@ -60,14 +64,7 @@ pub(super) fn end_with_a_pool_in_use(lab: &Lab) -> Result<()> {
     let (held, buffer) = {
         let context = device.primary_context()?;
         let busy = context.stream()?;
-        let devices = [device];
-        let machine = Machine::gather(&devices)?;
-        let request = PlacementRequest::bytes(1 << 20)
-            .access(AccessPattern::Streaming)
-            .lifetime(Lifetime::Short);
-        let placed = request
-            .place(&machine)?
-            .allocate::<u8>(&devices, &busy, 1 << 20)?;
+        let placed = place_in_shared_pool(&busy)?;
         let pool = placed.pool().context("no pool is shared")?;
         // It holds neither the pool nor that handle of the context.
         let buffer = pool.alloc_zeroed::<u8>(&idle, 1000)?;

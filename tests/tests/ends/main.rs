@@ -10,7 +10,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{DeviceBuffer, ErrorKind, Resource, drop_counts};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream, drop_counts};
+use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::resources::subjects;
 use cuda_mem_tests::run::{self, Options};
@@ -280,6 +281,20 @@ mod scenes {
         Ok(())
     }
 
+    /// The arena has marked the place up to which a busy stream uses a block, and has not seen it reached.
+    fn mark_a_busy_stream(arena: &Resource, lab: &Lab) -> Result<[Stream; 2]> {
+        let (busy, idle) = (lab.stream()?, lab.stream()?);
+        let held = hold(&busy)?;
+        drop(arena.alloc::<u8>(&busy, 1 << 20)?);
+        drop(arena.alloc::<u8>(&idle, 1 << 20)?);
+        drop(held);
+        // Not by waiting for it, which the arena would hear of.
+        while !busy.is_done()? {
+            std::thread::yield_now();
+        }
+        Ok([busy, idle])
+    }
+
     /// Somebody resets the context while every resource has a buffer in it. Nothing crashes, and with a new
     /// context the same resources serve again.
     fn lose_the_context_of_resources(lab: &Lab) -> Result<()> {
@@ -295,15 +310,16 @@ mod scenes {
             live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
         }
         stream.synchronize()?;
+        let arena = Resource::from(Arena::over(lab.pool()?));
+        let marked = mark_a_busy_stream(&arena, lab)?;
         let end = lab.driver.table().cuDevicePrimaryCtxReset_v2;
         let end = end.context("no reset")?;
         // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
         ensure!(unsafe { end(device.as_raw()) }.0 == 0);
-        drop(live);
-        drop(stream);
+        drop((live, stream, marked));
         let counts = drop_counts();
         ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
-        for resource in &resources {
+        for resource in resources.iter().chain([&arena]) {
             let stream = lab.stream()?;
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
             ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
