@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
 use crate::lock::Lock;
 use crate::pool::Pool;
+use crate::raw::Queue;
 use crate::stream::Stream;
 use crate::{raw, resource};
 
@@ -69,11 +70,13 @@ impl Pool {
             return Err(error.and_memory(|memory| *memory = report(bytes, self, stream)));
         }
         stream.release_deferred();
-        let open = stream.as_ref().submit_with(self)?;
-        // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
-        // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
-        let address = unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
-            .map_err(|error| explain(error, bytes, self, stream))?;
+        let allocate = |queue: Queue<'_>| {
+            // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
+            // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
+            unsafe { raw::alloc::from_pool(queue, bytes, self.as_raw()) }
+                .map_err(|error| explain(error, bytes, self, stream))
+        };
+        let address = stream.as_ref().submit_with(self, allocate)?;
         // Again: access is taken while no memory is handed out, which may have been so until just now.
         if !self.reaches(stream.device()) {
             return self.reached_or_free(address, stream);

@@ -34,6 +34,7 @@ use crate::event::Event;
 use crate::join::order;
 use crate::lock::Lock;
 use crate::pool::{MemoryPool, PoolBuilder};
+use crate::raw::Queue;
 use crate::stream::{Stream, StreamRef};
 use crate::{ledger, raw, report};
 
@@ -304,9 +305,9 @@ impl<T: Pod> DeviceBuffer<T> {
 ///
 /// As [`raw::alloc::free`].
 unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
-    let open = stream.as_ref().submit_free()?;
     // SAFETY: the caller's. A default stream's context is current (R8).
-    open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })
+    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
+    stream.as_ref().submit_free(free)
 }
 
 impl<T: Pod> Drop for DeviceBuffer<T> {

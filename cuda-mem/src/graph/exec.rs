@@ -171,10 +171,12 @@ impl GraphExec {
     ///
     /// # Errors
     ///
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the graph could not be [launched](Self::launch) in this
+    /// stream; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
         self.check_driver(stream)?;
+        self.parts.require_reach(self.context(), stream)?;
         let open = stream.as_ref().submit_bound()?;
         // SAFETY: the instance and the stream are live.
         unsafe { raw::graph::upload(open.queue(), self.raw) }

@@ -97,11 +97,18 @@ impl<'a> StreamRef<'a> {
         Ok(Submission::new(self, Some(outside), self.enter()?))
     }
 
-    /// As [`submit`](Self::submit), for work with this memory.
+    /// Makes a call, as between [`submit`](Self::submit) and the end of the submission, for work with this memory.
+    /// For calls that are made so often that the size of a [`Submission`] matters.
     #[inline]
-    pub(crate) fn submit_with(&self, memory: &impl Reach) -> Result<Submission<'a>> {
+    pub(crate) fn submit_with<T>(
+        &self,
+        memory: &impl Reach,
+        call: impl FnOnce(Queue<'_>) -> Result<T>,
+    ) -> Result<T> {
         self.require_reach(memory)?;
-        self.submit()
+        let _outside = self.outside()?;
+        let _current = self.enter()?;
+        call(Queue::new(self.table(), self.raw))
     }
 
     /// As [`submit`](Self::submit), with the context current whatever the stream.
@@ -115,13 +122,14 @@ impl<'a> StreamRef<'a> {
         Ok(Submission::new(self, None, Some(self.bind()?)))
     }
 
-    /// For a free of memory that no capture knows, to be made with [`Submission::kept_out`]. In a captured stream the
-    /// driver refuses it, and nothing has happened (R68): so captures are kept from beginning only while there are
-    /// any.
+    /// Makes a call that frees memory which no capture knows. In a captured stream the driver refuses it, and nothing
+    /// has happened (R68): so it is kept out of captures, and they from beginning, only while there are any.
     #[inline]
-    pub(crate) fn submit_free(&self) -> Result<Submission<'a>> {
-        let outside = recording::any().then(|| self.outside()).transpose()?;
-        Ok(Submission::new(self, outside, self.enter()?))
+    pub(crate) fn submit_free(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        if recording::any() || is_default(self.raw) {
+            return self.submit()?.kept_out(free);
+        }
+        free(Queue::new(self.table(), self.raw))
     }
 
     /// For questions, and for waits of the host. A capture of this crate would be lost by them.
