@@ -4,7 +4,12 @@
 //! unless some are named; `CUDA_MEM_BENCH_ONLY` leaves out every workload and kind of threads whose name it is
 //! no part of. On the simulated driver the arena's figures are
 //! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
+//!
+//! `-- --footprint [--first CELL]` measures what both hold when streams are busy, in about 60 kinds of programs, and
+//! `-- --growth [--operations N]` whether that grows with the operations.
 
+#[path = "../common/busy/mod.rs"]
+mod busy;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/draws.rs"]
@@ -16,12 +21,13 @@ mod mix;
 #[path = "../common/subjects.rs"]
 mod subjects;
 
+mod footprint;
 mod pairs;
 mod replay;
 mod threads;
 mod workloads;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use common::{cpu, open};
@@ -33,6 +39,18 @@ fn is_asked_for(name: &str) -> bool {
     std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
 }
 
+/// The number behind an option.
+fn number(option: &str) -> Result<Option<usize>> {
+    let value = std::env::args().skip_while(|other| other != option).nth(1);
+    value
+        .map(|value| {
+            value
+                .parse()
+                .with_context(|| format!("{option} is {value:?}; it must be a number"))
+        })
+        .transpose()
+}
+
 fn main() -> Result<()> {
     let has = |option: &str| std::env::args().any(|argument| argument == option);
     let json = has("--json");
@@ -40,6 +58,16 @@ fn main() -> Result<()> {
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
     let cores = std::thread::available_parallelism()?.get();
+    if has("--footprint") || has("--growth") {
+        println!("{backend}, {}, {}, {cores} cores", device.name()?, cpu());
+        if has("--footprint") {
+            footprint::measure(&device, number("--first")?.unwrap_or(0))?;
+        }
+        if has("--growth") {
+            footprint::growth(&device, number("--operations")?.unwrap_or(20_000))?;
+        }
+        return Ok(());
+    }
 
     let parts = ["--pairs", "--threads", "--traces"];
     let all = !parts.into_iter().any(has);

@@ -262,6 +262,37 @@ pub(crate) fn after_release(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Who holds the primary context after a reset, and whether it is told apart from the one before.
+pub(crate) fn after_reset(lab: &Lab) -> Result<()> {
+    lab.fine("cuInit", cu!(lab, cuInit(0)))?;
+    let id = |context: CUcontext| {
+        let mut id = 0;
+        let code = cu!(lab, cuCtxGetId(context, &raw mut id));
+        (code == OK).then_some(id)
+    };
+    let first = (lab.retain()?, lab.retain()?).0;
+    let before = id(first);
+    lab.code(
+        "reset of two retains",
+        cu!(lab, cuDevicePrimaryCtxReset_v2(0)),
+    );
+    state(lab, "after the reset");
+    lab.say(
+        "the id of the context is answered then",
+        yes(id(first).is_some()),
+    );
+    let second = lab.retain()?;
+    lab.say("a new retain gives the same handle", yes(first == second));
+    let after = id(second);
+    lab.say("and the same id", yes(after == before));
+    lab.code("first release", lab.release());
+    state(lab, "after it");
+    lab.code("second release", lab.release());
+    state(lab, "after that");
+    lab.code("third release", lab.release());
+    Ok(())
+}
+
 /// After a made context was destroyed and the primary one is current again. What a second
 /// `cuCtxDestroy` answers differs from run to run.
 pub(crate) fn after_destroy(lab: &Lab) -> Result<()> {

@@ -110,7 +110,7 @@ fn questions() -> Vec<Question> {
     );
     all.extend(
         questions!(false contexts: primary, stack, made, release_waits, destroy_waits,
-        after_release, after_destroy, again),
+        after_release, after_reset, after_destroy, again),
     );
     all.extend(
         questions!(true pools: growth, spacing, threshold, threshold_is_lowered, sizes,

@@ -1,0 +1,186 @@
+//! How much the arena holds beside the driver's pool, when streams are busy.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use cuda_mem::{Arena, Device, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
+
+use crate::busy::{Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
+
+const METHOD: &str = "each program once over the driver's pool, which keeps what it has (release threshold: all), and \
+     once over a new arena, with the same policy; at most 2 s each. Bytes of the most that was asked for and reserved; \
+     the driver calls of the arena over its operations, growth among them";
+
+const CELLS: usize = 60;
+const TIME: Duration = Duration::from_secs(2);
+
+/// What a subject held.
+struct Held {
+    done: Done,
+    reserved: u64,
+}
+
+fn over_pool(device: &Device, cell: Cell, length: Length) -> Result<Held> {
+    let pool = MemoryPool::builder(device)
+        .reuse(cell.reuse)
+        .release_threshold(ReleaseThreshold::Never)
+        .build()?;
+    let done = run(device, &Resource::from(pool.clone()), cell, length)?;
+    Ok(Held {
+        done,
+        reserved: pool.stats()?.reserved.high,
+    })
+}
+
+/// What the arena held, and its driver calls.
+fn over_arena(device: &Device, cell: Cell, length: Length) -> Result<(Held, u64)> {
+    let arena = Arena::builder(device).reuse(cell.reuse).build()?;
+    let done = run(device, &Resource::from(arena.clone()), cell, length)?;
+    let stats = arena.stats();
+    let reserved = stats.reserved_peak;
+    Ok((Held { done, reserved }, stats.driver_calls))
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The operations of a thread that a cell is to have.
+fn operations(cell: Cell) -> usize {
+    match cell.work {
+        Work::Nothing | Work::Fill => (100_000 / cell.threads).min(20_000),
+        Work::Kernel => (32_000 / cell.threads).clamp(2_000, 8_000),
+    }
+}
+
+/// The cells from this one on, a line each, as they are measured.
+pub(crate) fn measure(device: &Device, first: usize) -> Result<()> {
+    let (pairs, met) = coverage(CELLS);
+    println!("\nfootprint: {METHOD}");
+    println!("{CELLS} programs, in which {met} of {pairs} pairs of choices meet\n");
+    println!(
+        "cell  operations      asked       pool      arena  arena/pool  calls/op   pool s  arena s  program"
+    );
+    let mut worst = Vec::new();
+    for (number, cell) in cells(CELLS).into_iter().enumerate().skip(first) {
+        let length = Length {
+            operations: operations(cell),
+            time: TIME,
+        };
+        let pool = over_pool(device, cell, length)?;
+        let (arena, calls) = over_arena(device, cell, length)?;
+        let ratio = arena.reserved as f64 / pool.reserved as f64;
+        println!(
+            "{number:>4}  {:>10}  {:>5.0} MiB  {:>5.0} MiB  {:>5.0} MiB  {ratio:>10.2}  {:>8.4}  {:>7.2}  {:>7.2}  {cell}",
+            arena.done.operations,
+            mib(arena.done.asked),
+            mib(pool.reserved),
+            mib(arena.reserved),
+            calls as f64 / arena.done.operations as f64,
+            pool.done.seconds,
+            arena.done.seconds,
+        );
+        if cell.forbids_reuse() {
+            println!("      (in which nothing that was freed may be used again)");
+        }
+        worst.push((ratio, number));
+    }
+    worst.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let above = worst.iter().filter(|(ratio, _)| *ratio > 1.25);
+    println!("\n{} of {} above 1.25", above.count(), worst.len());
+    Ok(())
+}
+
+/// A cell of which is asked whether it grows with the operations.
+fn named() -> [(&'static str, Cell); 12] {
+    let busy = Cell {
+        threads: 4,
+        streams: Streams::Own,
+        sizes: Sizes::Wide,
+        work: Work::Fill,
+        frees: Frees::SameStream,
+        waits: true,
+        reuse: ReusePolicy::DRIVER_DEFAULT,
+    };
+    let turns = Cell {
+        threads: 1,
+        streams: Streams::Turns,
+        sizes: Sizes::Middle,
+        work: Work::Nothing,
+        waits: false,
+        ..busy
+    };
+    let mixed = Cell {
+        sizes: Sizes::Mixed,
+        waits: false,
+        ..busy
+    };
+    let (internal, opportunistic, deterministic) = (
+        ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES,
+        ReusePolicy::ALLOW_OPPORTUNISTIC,
+        ReusePolicy::DETERMINISTIC,
+    );
+    let with = |cell: Cell, reuse| Cell { reuse, ..cell };
+    [
+        ("busy", busy),
+        ("busy, internal", with(busy, internal)),
+        ("busy, opportunistic", with(busy, opportunistic)),
+        ("busy, deterministic", with(busy, deterministic)),
+        ("turns", turns),
+        ("turns, opportunistic", with(turns, opportunistic)),
+        ("turns, deterministic", with(turns, deterministic)),
+        ("mixed", mixed),
+        ("mixed, opportunistic", with(mixed, opportunistic)),
+        (
+            "four streams each",
+            Cell {
+                streams: Streams::Four,
+                ..mixed
+            },
+        ),
+        (
+            "passing streams",
+            Cell {
+                streams: Streams::Passing,
+                ..busy
+            },
+        ),
+        (
+            "freed by other threads",
+            Cell {
+                frees: Frees::OtherThread,
+                ..busy
+            },
+        ),
+    ]
+}
+
+/// The named cells, short and ten times as long.
+pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
+    println!("\ngrowth: {METHOD}");
+    println!(
+        "reserved over asked after {operations} operations a thread, and after ten times as many\n"
+    );
+    println!("    pool         arena          of the pool's change  calls/op  program");
+    for (name, cell) in named() {
+        let length = |operations| Length {
+            operations,
+            time: Duration::from_secs(60),
+        };
+        let of = |held: &Held| held.reserved as f64 / held.done.asked as f64;
+        let (short, long) = (length(operations), length(10 * operations));
+        let pool = [short, long].map(|length| over_pool(device, cell, length));
+        let arena = [short, long].map(|length| over_arena(device, cell, length));
+        let [pool_short, pool_long] = pool;
+        let [arena_short, arena_long] = arena;
+        let (pool_short, pool_long) = (of(&pool_short?), of(&pool_long?));
+        let (long, calls) = arena_long?;
+        let (arena_short, arena_long) = (of(&arena_short?.0), of(&long));
+        println!(
+            "{pool_short:>5.2} {pool_long:>5.2}   {arena_short:>5.2} {arena_long:>5.2}   {:>10.2}   {:>18.4}  {name}",
+            arena_long / arena_short / (pool_long / pool_short),
+            calls as f64 / long.done.operations as f64,
+        );
+    }
+    Ok(())
+}
