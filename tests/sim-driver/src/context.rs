@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{CUcontext, CUctxCreateParams, CUresult};
@@ -18,6 +19,8 @@ pub(crate) type ContextId = u64;
 /// What `cuCtxGetApiVersion` answers.
 const API_VERSION: c_uint = 3020;
 
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 /// Flags that `cuCtxCreate` knows.
 const KNOWN_FLAGS: c_uint = 0xff;
 
@@ -27,6 +30,8 @@ pub(crate) struct Context {
     pub(crate) device: usize,
     pub(crate) is_primary: bool,
     flags: c_uint,
+    /// What `cuCtxGetId` answers: never that of another context, though handles come again.
+    unique_id: u64,
     pub(crate) legacy: Option<StreamId>,
     pub(crate) per_thread: HashMap<u64, StreamId>,
     /// Contexts whose memory it may touch.
@@ -50,6 +55,7 @@ impl State {
             device,
             is_primary,
             flags,
+            unique_id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             legacy: None,
             per_thread: HashMap::new(),
             peers: HashSet::new(),
@@ -192,22 +198,17 @@ fn release_primary(device: c_int) -> Answer {
     })
 }
 
-/// Ends the primary context whoever holds it.
+/// Ends the primary context whoever holds it. They hold it on: their retains count (measured).
 fn reset_primary(device: c_int) -> Answer {
     let id = {
         let state = state()?;
-        let ordinal = state.ordinal(device)?;
-        let device = &state.devices[ordinal];
-        match (device.primary, device.retains) {
-            (_, 0) | (None, _) => return Ok(()),
-            (Some(id), _) => id,
-        }
+        let primary = state.devices[state.ordinal(device)?].primary;
+        let Some(id) = primary.filter(|id| state.contexts.contains_key(id)) else {
+            return Ok(());
+        };
+        id
     };
-    finish(id, |state| {
-        let ordinal = state.ordinal(device)?;
-        state.devices[ordinal].retains = 0;
-        Ok(true)
-    })
+    finish(id, |_| Ok(true))
 }
 
 exports! {
@@ -230,7 +231,7 @@ exports! {
         let device = &mut state.devices[ordinal];
         device.primary = Some(id);
         device.retains += 1;
-        if device.retains == 1 {
+        if !state.contexts.contains_key(&id) {
             state.add_context(id, ordinal, true, 0);
         }
         out.write(to_handle(id))
@@ -248,9 +249,10 @@ exports! {
         _, device: c_int, flags: Out<c_uint>, active: Out<c_int>
     ) {
         let state = state()?;
-        let retains = state.device(device)?.retains;
+        let primary = state.device(device)?.primary;
+        let is_active = primary.is_some_and(|id| state.contexts.contains_key(&id));
         flags.write(0)?;
-        active.write(c_int::from(retains > 0))
+        active.write(c_int::from(is_active))
     }
 
     plain fn cuCtxCreate_v2(_, out: Out<CUcontext>, flags: c_uint, device: c_int) {
@@ -319,6 +321,16 @@ exports! {
         let id = id.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         out.write_if_wanted(to_handle(id));
         Ok(())
+    }
+
+    plain fn cuCtxGetId(_, context: CUcontext, out: Out<c_ulonglong>) {
+        out.required()?;
+        let state = state()?;
+        let id = match from_handle(context) {
+            0 => state.current()?,
+            id => id,
+        };
+        out.write(state.context(id)?.unique_id)
     }
 
     plain fn cuCtxGetDevice(_, out: Out<c_int>) {

@@ -310,7 +310,7 @@ mod scenes {
             live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
         }
         stream.synchronize()?;
-        let arena = Resource::from(Arena::over(lab.pool()?));
+        let arena = Resource::from(Arena::builder(&device).build()?);
         let marked = mark_a_busy_stream(&arena, lab)?;
         let end = lab.driver.table().cuDevicePrimaryCtxReset_v2;
         let end = end.context("no reset")?;
