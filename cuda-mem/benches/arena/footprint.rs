@@ -1,9 +1,10 @@
 //! How much the arena holds beside the driver's pool, when streams are busy.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::Result;
-use cuda_mem::{Arena, Device, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
+use cuda_mem::{Arena, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
 
 use crate::busy::{Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
 
@@ -11,7 +12,7 @@ const METHOD: &str = "each program once over the driver's pool, which keeps what
      once over a new arena, with the same policy; at most 2 s each. Bytes of the most that was asked for and reserved; \
      the driver calls of the arena over its operations, growth among them";
 
-const CELLS: usize = 60;
+pub(crate) const CELLS: usize = 60;
 const TIME: Duration = Duration::from_secs(2);
 
 /// What a subject held.
@@ -41,6 +42,11 @@ fn over_arena(device: &Device, cell: Cell, length: Length) -> Result<(Held, u64)
     Ok((Held { done, reserved }, stats.driver_calls))
 }
 
+fn is_out_of_memory(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<cuda_mem::Error>();
+    error.is_some_and(|error| error.kind() == ErrorKind::OutOfMemory)
+}
+
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -53,8 +59,8 @@ fn operations(cell: Cell) -> usize {
     }
 }
 
-/// The cells from this one on, a line each, as they are measured.
-pub(crate) fn measure(device: &Device, first: usize) -> Result<()> {
+/// The cells with these numbers, a line each, as they are measured.
+pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result<()> {
     let (pairs, met) = coverage(CELLS);
     println!("\nfootprint: {METHOD}");
     println!("{CELLS} programs, in which {met} of {pairs} pairs of choices meet\n");
@@ -62,13 +68,25 @@ pub(crate) fn measure(device: &Device, first: usize) -> Result<()> {
         "cell  operations      asked       pool      arena  arena/pool  calls/op   pool s  arena s  program"
     );
     let mut worst = Vec::new();
-    for (number, cell) in cells(CELLS).into_iter().enumerate().skip(first) {
+    let asked = cells(CELLS).into_iter().enumerate();
+    for (number, cell) in asked.filter(|(number, _)| numbers.contains(number)) {
         let length = Length {
             operations: operations(cell),
             time: TIME,
         };
-        let pool = over_pool(device, cell, length)?;
         let (arena, calls) = over_arena(device, cell, length)?;
+        let pool = match over_pool(device, cell, length) {
+            Ok(pool) => pool,
+            Err(error) if is_out_of_memory(&error) => {
+                println!(
+                    "{number:>4}  the pool runs out of memory, the arena has {:.0} MiB for {:.0}: {cell}",
+                    mib(arena.reserved),
+                    mib(arena.done.asked)
+                );
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let ratio = arena.reserved as f64 / pool.reserved as f64;
         println!(
             "{number:>4}  {:>10}  {:>5.0} MiB  {:>5.0} MiB  {:>5.0} MiB  {ratio:>10.2}  {:>8.4}  {:>7.2}  {:>7.2}  {cell}",

@@ -5,7 +5,7 @@
 //! no part of. On the simulated driver the arena's figures are
 //! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
 //!
-//! `-- --footprint [--first CELL]` measures what both hold when streams are busy, in about 60 kinds of programs, and
+//! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of programs, and
 //! `-- --growth [--operations N]` whether that grows with the operations.
 
 #[path = "../common/busy/mod.rs"]
@@ -61,7 +61,9 @@ fn main() -> Result<()> {
     if has("--footprint") || has("--growth") {
         println!("{backend}, {}, {}, {cores} cores", device.name()?, cpu());
         if has("--footprint") {
-            footprint::measure(&device, number("--first")?.unwrap_or(0))?;
+            let first = number("--first")?.unwrap_or(0);
+            let last = number("--last")?.unwrap_or(footprint::CELLS);
+            footprint::measure(&device, first..=last)?;
         }
         if has("--growth") {
             footprint::growth(&device, number("--operations")?.unwrap_or(20_000))?;

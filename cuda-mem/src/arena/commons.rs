@@ -13,13 +13,27 @@ use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{PAGE_UNITS, Unknown};
 
+/// A mark is worth its calls when this part of what may be in use lies behind the last one.
+const BATCHES: u64 = 64;
+
 #[derive(Debug, Default)]
 pub(super) struct Commons {
     fit: Fit<OwnedBins>,
-    /// By lane: what was given back with this ticket or an earlier one is done, and free for every stream.
-    done: Vec<u64>,
+    /// By lane.
+    uses: Vec<Uses>,
     /// Last users are noted. Not while there is one lane only.
     is_shared: bool,
+}
+
+/// What is known of the memory that a lane's stream used.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uses {
+    /// What was given back with this ticket or an earlier one is done, and free for every stream.
+    done: u64,
+    /// The last ticket with which something was given back.
+    newest: u64,
+    /// Units that were given back since the last mark.
+    unmarked: u64,
 }
 
 /// A free block that another lane's stream used last, as it was seen.
@@ -49,17 +63,13 @@ impl Commons {
         Some(start)
     }
 
-    /// The block that fits best among the lane's own and the clean ones.
+    /// The lane's own block that fits best, or else the clean one. What another stream could use is kept as long as
+    /// something else will do: it is what keeps the arena from growing.
     #[inline]
     fn best(&self, size: u32, own: LaneId) -> Option<Id> {
         let Fit { nodes, bins, .. } = &self.fit;
         let mine = bins.find(nodes, own + 1, size);
-        let nobodys = bins.find(nodes, 0, size);
-        match (mine, nobodys) {
-            (Some(a), Some(b)) if nodes[b].size < nodes[a].size => Some(b),
-            (Some(a), _) => Some(a),
-            (None, b) => b,
-        }
+        mine.or_else(|| bins.find(nodes, 0, size))
     }
 
     /// A block of several that lie side by side.
@@ -185,9 +195,42 @@ impl Commons {
     pub(super) fn free(&mut self, start: u64, stamp: Stamp) -> Result<(), Unknown> {
         let stamp = self.if_done(stamp);
         match self.fit.free(start, stamp) {
-            Some(_) => Ok(()),
+            Some(size) => {
+                self.note_use(stamp, u64::from(size));
+                Ok(())
+            }
             None => Err(Unknown { start }),
         }
+    }
+
+    #[inline]
+    fn note_use(&mut self, stamp: Stamp, units: u64) {
+        if let Some(lane) = stamp.lane() {
+            let uses = self.uses_mut(lane);
+            uses.newest = uses.newest.max(stamp.ticket);
+            uses.unmarked += units;
+        }
+    }
+
+    #[inline]
+    fn uses_mut(&mut self, lane: LaneId) -> &mut Uses {
+        let at = lane as usize;
+        if self.uses.len() <= at {
+            self.uses.resize(at + 1, Uses::default());
+        }
+        &mut self.uses[at]
+    }
+
+    /// The last ticket with which a lane's stream gave something back; 0 if it did not.
+    pub(super) fn newest(&self, lane: LaneId) -> u64 {
+        self.uses.get(lane as usize).map_or(0, |uses| uses.newest)
+    }
+
+    /// Whether so much was given back on a lane's stream since the last mark that another one is worth its calls.
+    #[inline]
+    pub(super) fn wants_mark(&self, lane: LaneId) -> bool {
+        let unmarked = self.uses.get(lane as usize).map_or(0, |uses| uses.unmarked);
+        unmarked >= PAGE_UNITS.max(self.fit.bins.units(lane + 1) / BATCHES)
     }
 
     /// The stamp, or that of a clean block if its use is known to be done.
@@ -196,10 +239,8 @@ impl Commons {
         if !self.is_shared {
             return Stamp::FREE;
         }
-        let done = stamp
-            .lane()
-            .and_then(|lane| self.done.get(lane as usize).copied());
-        if done.is_some_and(|done| done >= stamp.ticket) {
+        let uses = stamp.lane().and_then(|lane| self.uses.get(lane as usize));
+        if uses.is_some_and(|uses| uses.done >= stamp.ticket) {
             return Stamp::FREE;
         }
         stamp
@@ -212,6 +253,7 @@ impl Commons {
             return;
         }
         let stamp = self.if_done(Stamp::new(first, ticket));
+        self.note_use(stamp, self.fit.free_units());
         let Fit { nodes, bins, .. } = &mut self.fit;
         let free: Vec<Id> = bins.at_least(nodes, 0, 1).collect();
         for id in free {
@@ -302,6 +344,7 @@ impl Commons {
     pub(super) fn add(&mut self, start: u64, units: u64, stamp: Stamp, joins: Joins) {
         let stamp = self.if_done(stamp);
         self.fit.add(start, units, stamp, 0, joins);
+        self.note_use(stamp, units);
     }
 
     /// Whole pages for a lane: they are not here any more.
@@ -384,15 +427,20 @@ impl Commons {
 
     /// Notes how far a lane's stream has come: what is done is nobody's.
     pub(super) fn note_done(&mut self, lane: LaneId, ticket: u64) {
-        let at = lane as usize;
-        if self.done.len() <= at {
-            self.done.resize(at + 1, 0);
-        }
-        if std::mem::replace(&mut self.done[at], ticket) == ticket {
+        let uses = self.uses_mut(lane);
+        if std::mem::replace(&mut uses.done, ticket) == ticket {
             return;
         }
         for id in self.fit.bins.until(&self.fit.nodes, lane + 1, ticket) {
             self.fit.make_free_for_all(id);
+        }
+    }
+
+    /// Notes that a mark lies behind what was given back with this ticket.
+    pub(super) fn note_mark(&mut self, lane: LaneId, ticket: u64) {
+        let uses = self.uses_mut(lane);
+        if ticket >= uses.newest {
+            uses.unmarked = 0;
         }
     }
 

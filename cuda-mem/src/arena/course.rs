@@ -106,14 +106,79 @@ impl Mark {
     }
 }
 
+/// The marks in a stream.
+#[derive(Debug, Default)]
+struct Marks {
+    /// Those that the host has not seen done, by their tickets.
+    out: VecDeque<Mark>,
+    /// What can be set again.
+    spare: Vec<Event>,
+}
+
+/// Events that are kept to be set again.
+const SPARE: usize = 16;
+/// Marks that are out at a time. Then every second one goes.
+const OUT: usize = 64;
+
+impl Marks {
+    fn set(&mut self, stream: StreamRef<'_>, ticket: u64, calls: &Calls) {
+        if self.out.len() >= OUT {
+            self.thin_out();
+        }
+        let context = stream.context();
+        let event = match self.spare.pop() {
+            Some(event) => Ok(event),
+            None => harmlessly(context, || context.event()),
+        };
+        calls.count(1);
+        if let Ok(event) = event
+            && harmlessly(context, || event.record(stream)).is_ok()
+        {
+            let context = context.clone();
+            self.out.push_back(Mark {
+                ticket,
+                event,
+                context,
+            });
+        }
+    }
+
+    /// Takes every second mark away; the last one stays.
+    fn thin_out(&mut self) {
+        let len = self.out.len();
+        for (place, mark) in std::mem::take(&mut self.out).into_iter().enumerate() {
+            if (len - place) % 2 == 1 {
+                self.out.push_back(mark);
+            } else {
+                self.keep(mark.event);
+            }
+        }
+    }
+
+    /// The first mark is reached.
+    fn reuse_first(&mut self) {
+        if let Some(mark) = self.out.pop_front() {
+            self.keep(mark.event);
+        }
+    }
+
+    fn keep(&mut self, event: Event) {
+        if self.spare.len() < SPARE {
+            self.spare.push(event);
+        }
+    }
+
+    /// The ticket of the last one.
+    fn last(&self) -> Option<u64> {
+        self.out.back().map(|mark| mark.ticket)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Course {
     calls: Arc<Calls>,
     served: Option<Served>,
-    /// Marks that the host has not seen done, by their tickets.
-    marks: VecDeque<Mark>,
-    /// Marks that can be set again.
-    spare: Vec<Event>,
+    marks: Marks,
     /// What was given back with this ticket or an earlier one is done.
     done: u64,
     /// The stream that was served last, if its end could not be marked.
@@ -123,10 +188,6 @@ pub(super) struct Course {
     rest: u32,
 }
 
-/// Marks that are kept to be set again.
-const SPARE: usize = 16;
-/// Marks that are out at a time. Then the last one is moved.
-const MARKS: usize = 8;
 /// After looks in vain at most 2 to this power are left out.
 const LONGEST_REST: u32 = 6;
 
@@ -135,8 +196,7 @@ impl Course {
         Self {
             calls: Arc::clone(calls),
             served: None,
-            marks: VecDeque::new(),
-            spare: Vec::new(),
+            marks: Marks::default(),
             done: 0,
             unmarked: None,
             vain: 0,
@@ -162,7 +222,7 @@ impl Course {
             weak: stream.downgrade(),
         });
         // They belong to a context.
-        self.spare.clear();
+        self.marks.spare.clear();
     }
 
     /// The stream is at its end, if one is served. Nothing comes to it after the mark that this sets.
@@ -187,7 +247,7 @@ impl Course {
 
     /// Whether what has come before this ticket is done or marked.
     fn is_marked(&self, before: u64) -> bool {
-        self.marks.back().map_or(self.done, |mark| mark.ticket) >= before
+        self.marked() >= before
     }
 
     /// What is done, as far as the waits of others tell. Asks nobody.
@@ -198,7 +258,7 @@ impl Course {
         let unmarked = self.unmarked.as_ref();
         if unmarked.is_some_and(|last| last.progress.done() >= last.ticket) {
             self.unmarked = None;
-            self.marks.clear();
+            self.marks.out.clear();
             self.done = u64::MAX;
         }
         self.done
@@ -207,18 +267,18 @@ impl Course {
     /// What is done, as far as marks and the waits of others tell.
     pub(super) fn settle(&mut self) -> u64 {
         self.hear();
-        while let Some(mark) = self.marks.front() {
+        while let Some(mark) = self.marks.out.front() {
             self.calls.count(1);
             if !mark.is_done() {
                 return self.done;
             }
             self.done = mark.ticket;
-            self.reuse_first();
+            self.marks.reuse_first();
         }
         if self.served.is_none() && self.unmarked.is_none() {
             self.done = u64::MAX;
             // They would keep a context.
-            self.spare.clear();
+            self.marks.spare.clear();
         }
         self.done
     }
@@ -229,21 +289,20 @@ impl Course {
             return;
         }
         self.done = ticket;
-        while self.marks.front().is_some_and(|mark| mark.ticket <= ticket) {
-            self.reuse_first();
-        }
+        let out = &self.marks.out;
+        let reached = out.iter().take_while(|mark| mark.ticket <= ticket).count();
+        (0..reached).for_each(|_| self.marks.reuse_first());
     }
 
-    /// What is done, with a new mark where there is none. Seldom asks a stream that is always busy.
-    pub(super) fn look(&mut self) -> u64 {
+    /// What is done, with a new mark if none lies behind what was given back with this ticket. Seldom asks a stream
+    /// that is always busy.
+    pub(super) fn look(&mut self, ticket: u64) -> u64 {
         if self.rest > 0 {
             self.rest -= 1;
             return self.done;
         }
-        let before = self.settle();
-        if self.marks.is_empty() && self.served.is_some() {
-            self.mark();
-        }
+        let before = self.done;
+        self.look_now(ticket);
         if self.done > before {
             self.vain = 0;
         } else {
@@ -254,12 +313,20 @@ impl Course {
     }
 
     /// As [`look`](Self::look), and asks in any case.
-    pub(super) fn look_now(&mut self) -> u64 {
+    pub(super) fn look_now(&mut self, ticket: u64) -> u64 {
         self.settle();
-        if self.served.is_some() {
+        if !self.is_marked(ticket) {
             self.mark();
         }
         self.done
+    }
+
+    /// Marks the place where the stream is now, without asking whether it is done.
+    pub(super) fn mark_batch(&mut self) {
+        if let Some(stream) = self.served.as_ref().and_then(Served::view) {
+            self.calls.count(1);
+            self.marks.set(stream, progress::take(), &self.calls);
+        }
     }
 
     /// Finds out whether all that is in the stream is done, and marks the place if not. Where neither can be,
@@ -268,55 +335,25 @@ impl Course {
         let Some(stream) = self.served.as_ref().and_then(Served::view) else {
             return;
         };
-        let context = stream.context();
         let ticket = progress::take();
         self.calls.count(2);
-        if is_done(context, || stream.is_done()) {
+        if is_done(stream.context(), || stream.is_done()) {
             self.advance(ticket);
-            return;
-        }
-        // Waits that were issued for a mark stay as they are when it is moved.
-        let moved = (self.marks.len() >= MARKS).then(|| self.marks.pop_back());
-        let event = moved
-            .flatten()
-            .map(|mark| mark.event)
-            .or_else(|| self.spare.pop());
-        let event = match event {
-            Some(event) => Ok(event),
-            None => harmlessly(context, || context.event()),
-        };
-        self.calls.count(1);
-        if let Ok(event) = event
-            && harmlessly(context, || event.record(stream)).is_ok()
-        {
-            let context = context.clone();
-            self.marks.push_back(Mark {
-                ticket,
-                event,
-                context,
-            });
-        }
-    }
-
-    /// The first mark is done; its event can mark another place.
-    fn reuse_first(&mut self) {
-        if let Some(mark) = self.marks.pop_front()
-            && self.spare.len() < SPARE
-        {
-            self.spare.push(mark.event);
+        } else {
+            self.marks.set(stream, ticket, &self.calls);
         }
     }
 
     /// Makes a stream wait for what was given back with this ticket or earlier ones. Says whether it comes
     /// after that.
     pub(super) fn hold_back(&mut self, stream: &Stream, ticket: u64) -> Result<bool> {
-        if self.done < ticket && self.marks.back().is_none_or(|mark| mark.ticket < ticket) {
+        if !self.is_marked(ticket) {
             self.mark();
         }
         if self.done >= ticket {
             return Ok(true);
         }
-        match self.marks.iter().find(|mark| mark.ticket >= ticket) {
+        match self.marks.out.iter().find(|mark| mark.ticket >= ticket) {
             Some(mark) => self.wait(mark, stream),
             None => Ok(false),
         }
@@ -324,7 +361,7 @@ impl Course {
 
     /// Makes a stream wait for all that was in the stream that ended. Says whether it comes after that.
     pub(super) fn hold_back_last(&self, stream: &Stream) -> Result<bool> {
-        match self.marks.back() {
+        match self.marks.out.back() {
             Some(mark) if self.unmarked.is_none() => self.wait(mark, stream),
             _ => Ok(false),
         }
@@ -339,6 +376,11 @@ impl Course {
 
     pub(super) fn done(&self) -> u64 {
         self.done
+    }
+
+    /// What was given back with this ticket or an earlier one lies before a mark, or is done.
+    pub(super) fn marked(&self) -> u64 {
+        self.marks.last().unwrap_or(0).max(self.done)
     }
 
     /// Whether all is done that came before this ticket, at which the arena ended and heard of the stream no more. What

@@ -71,8 +71,11 @@ impl Inner {
         let waiting = lane.pending();
         drop(lane);
         freed.map_err(|unknown| self.unknown(unknown))?;
+        if self.slot(id).gave_elsewhere(size) {
+            self.mark_batch(id);
+        }
         if waiting >= MANY && waiting.is_power_of_two() {
-            self.recover(&mut self.centre(), owner, None);
+            self.recover(&mut self.centre(), owner, None, false);
         }
         Ok(())
     }
@@ -80,7 +83,7 @@ impl Inner {
     /// Puts a block in front of the lane.
     #[inline]
     pub(super) fn free_at_hand(&self, id: LaneId, start: u64, size: u32) -> Result<()> {
-        let me = thread::number();
+        let (me, slot) = (thread::number(), self.slot(id));
         if size > self.front_limit.load(Ordering::Relaxed) {
             let stamp = Stamp::new(id, progress::now());
             let mut commons = self.commons.lock(me);
@@ -88,10 +91,13 @@ impl Inner {
             if freed.is_ok() {
                 self.counters.came_back(size);
             }
+            let wants_mark = slot.wants_marks() && commons.wants_mark(id);
             drop(commons);
+            if wants_mark {
+                self.mark_batch(id);
+            }
             return freed.map_err(|unknown| self.unknown(unknown));
         }
-        let slot = self.slot(id);
         let mut lane = slot.lock.lock(me);
         // Small blocks stay in the lane.
         let ticket = if is_small(size) { 0 } else { progress::now() };
@@ -112,6 +118,16 @@ impl Inner {
         Ok(())
     }
 
+    /// Marks the place where a lane's stream is: much was given back there, and other streams have been short of memory.
+    #[cold]
+    fn mark_batch(&self, id: LaneId) {
+        let mut centre = self.centre();
+        let course = &mut centre.courses[id as usize];
+        course.mark_batch();
+        self.slot(id).marked();
+        self.note_done(course, id);
+    }
+
     /// A block that was given back earlier turns out to be none. Whoever comes by now has nothing to do with
     /// that, so it goes to the hook.
     #[cold]
@@ -128,8 +144,15 @@ impl Inner {
     }
 
     /// Looks through the blocks of a lane that were given back in other streams. With `stream`, which must be
-    /// the lane's, it is made to wait for those. Says whether any came free.
-    pub(super) fn recover(&self, centre: &mut Centre, id: LaneId, stream: Option<&Stream>) -> bool {
+    /// the lane's, it is made to wait for those. Streams that were busy the last time are asked only by force. Says
+    /// whether any came free.
+    pub(super) fn recover(
+        &self,
+        centre: &mut Centre,
+        id: LaneId,
+        stream: Option<&Stream>,
+        force: bool,
+    ) -> bool {
         let me = thread::number();
         let pending = self.slot(id).lock.lock(me).take_pending();
         if pending.is_empty() {
@@ -146,8 +169,11 @@ impl Inner {
             .map(|(other, ticket)| {
                 let course = &mut centre.courses[other as usize];
                 let mut over = course.done();
-                if over < ticket && self.may_look() {
-                    over = course.look();
+                if over < ticket && force {
+                    over = course.look_now(ticket);
+                } else if over < ticket && self.may_look() {
+                    over = course.look(ticket);
+                    self.slot(other).want_marks();
                 }
                 if over < ticket
                     && let Some(stream) = stream

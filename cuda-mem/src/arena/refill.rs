@@ -22,8 +22,26 @@ const MOST_GROWN: u64 = 16;
 /// A lane takes an eighth of the pages that it has, at least one and at most so many.
 const MOST_TAKEN: u64 = 64;
 
-/// So often a request is tried that other threads may snatch the memory from.
+/// So often a request is tried for which the arena grew, and other threads took what it got.
 const TRIES: u32 = 16;
+
+/// So often a request is tried that loses what it found to other threads, each of which is served by that.
+const LOST: u32 = 10_000;
+
+/// What was found for a request.
+enum Found {
+    /// A block.
+    Block(u64),
+    /// Memory, and another thread took it. It is tried again from the beginning.
+    Lost,
+    Nothing,
+}
+
+impl From<Option<u64>> for Found {
+    fn from(block: Option<u64>) -> Self {
+        block.map_or(Self::Nothing, Self::Block)
+    }
+}
 
 /// What can be done for a request, what disturbs least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,10 +79,11 @@ impl Inner {
         self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC)
     }
 
-    /// Tells the commons how far a lane's stream is.
+    /// Tells the commons how far a lane's stream is, and its marks.
     pub(super) fn note_done(&self, course: &Course, id: LaneId) {
         let mut commons = self.commons.lock(thread::number());
         commons.note_done(id, course.done());
+        commons.note_mark(id, course.marked());
     }
 
     /// A request that neither the stream's lane nor the commons answers at once. A stream that uses memory of its own
@@ -86,13 +105,10 @@ impl Inner {
             return Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes));
         };
         for _ in 0..TRIES {
-            if let Some(start) = self.at_hand(id, size) {
+            if let Some(start) = self.find_for(id, size, stream) {
                 return Ok(start * UNIT);
             }
-            if let Some(start) = self.find_by_any(id, size, stream) {
-                return Ok(start * UNIT);
-            }
-            match self.grow(id, size, stream) {
+            match self.grow_once(id, size, stream) {
                 Ok(Some(start)) => return Ok(start * UNIT),
                 Ok(None) => {}
                 Err(error) => return self.last_resort(id, size, stream, error),
@@ -102,14 +118,34 @@ impl Inner {
         Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes))
     }
 
+    /// From the memory that there is.
+    fn find_for(&self, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+        for _ in 0..LOST {
+            if let Some(start) = self.at_hand(id, size) {
+                return Some(start);
+            }
+            match self.find_by_any(id, size, stream) {
+                Found::Block(start) => return Some(start),
+                Found::Lost => {}
+                Found::Nothing => return None,
+            }
+        }
+        None
+    }
+
     /// By the first of the means that gets anything.
-    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
-        let mut means = MEANS.into_iter();
-        means.find_map(|means| self.find(id, size, stream, means))
+    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream) -> Found {
+        for means in MEANS {
+            match self.find(id, size, stream, means) {
+                Found::Nothing => {}
+                found => return found,
+            }
+        }
+        Found::Nothing
     }
 
     /// What each of the means can get.
-    fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Option<u64> {
+    fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Found {
         let is_allowed = match means {
             Means::Look | Means::LookAtAll => self.may_look(),
             Means::Wait => self.may_wait(),
@@ -117,7 +153,7 @@ impl Inner {
             Means::Hear | Means::Gather => true,
         };
         if !is_allowed {
-            return None;
+            return Found::Nothing;
         }
         let mut centre = self.centre();
         match means {
@@ -126,25 +162,29 @@ impl Inner {
                 count(&self.seldom.refills);
                 self.gather(false);
             }
-            Means::LookAtAll => self.look_at_all(&mut centre),
+            Means::LookAtAll => {
+                self.look_at_all(&mut centre);
+                self.lanes.iter().for_each(|(_, slot)| slot.want_marks());
+            }
             Means::Look | Means::Wait | Means::WaitForAll => {}
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
-            if self.recover(&mut centre, id, wait)
-                && let Some(start) = self.at_hand(id, size)
-            {
-                return Some(start);
+            let force = means == Means::LookAtAll;
+            if self.recover(&mut centre, id, wait, force) {
+                return self.at_hand(id, size).map_or(Found::Lost, Found::Block);
             }
         }
         match means {
-            Means::Hear | Means::LookAtAll => self.take(id, size),
-            Means::Look => self.look(&mut centre, id, size),
+            Means::Hear | Means::LookAtAll => self.take(id, size).into(),
+            Means::Look => self.look(&mut centre, id, size).into(),
             Means::Gather => {
                 let taken = self.take(id, size);
                 // What lanes had to spare may be done too.
                 let look = || self.look(&mut centre, id, size);
-                taken.or_else(|| self.may_look().then(look).flatten())
+                taken
+                    .or_else(|| self.may_look().then(look).flatten())
+                    .into()
             }
             Means::Wait => self.wait(&mut centre, id, size, stream),
             Means::WaitForAll => self.wait_for_all(&mut centre, id, size, stream),
@@ -172,14 +212,18 @@ impl Inner {
 
     /// Looks how far other streams are that used free memory last, one after the other.
     fn look(&self, centre: &mut Centre, id: LaneId, size: u32) -> Option<u64> {
-        let others = self.commons.lock(thread::number()).others(id);
+        let me = thread::number();
+        let others = self.commons.lock(me).others(id);
         for other in others {
+            self.slot(other).want_marks();
+            let newest = self.commons.lock(me).newest(other);
             let course = &mut centre.courses[other as usize];
             let before = course.done();
-            if course.look() == before {
+            let is_new = course.look(newest) > before;
+            self.note_done(course, other);
+            if !is_new {
                 continue;
             }
-            self.note_done(course, other);
             if let Some(start) = self.take(id, size) {
                 count(&self.seldom.taken_over);
                 return Some(start);
@@ -189,24 +233,29 @@ impl Inner {
     }
 
     /// Makes the stream wait for all that used neighbouring blocks last.
-    fn wait_for_all(
-        &self,
-        centre: &mut Centre,
-        id: LaneId,
-        size: u32,
-        stream: &Stream,
-    ) -> Option<u64> {
+    fn wait_for_all(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Found {
         let me = thread::number();
-        let places = self.commons.lock(me).run_of_all(size)?;
+        let Some(places) = self.commons.lock(me).run_of_all(size) else {
+            return Found::Nothing;
+        };
         let stamps = places.iter().map(|place| place.stamp);
         let mut stamps = stamps.filter(|stamp| !stamp.is_usable_by(id));
         if !stamps.all(|stamp| self.wait_for(centre, stamp, stream)) {
-            return None;
+            return Found::Nothing;
         }
         let mut commons = self.commons.lock(me);
         let start = commons.allocate_run_at(&places, size, &self.counters);
         drop(commons);
-        start.inspect(|_| count(&self.seldom.taken_over))
+        self.taken_over(start)
+    }
+
+    /// What was taken over, after it was known to be there.
+    fn taken_over(&self, start: Option<u64>) -> Found {
+        let Some(start) = start else {
+            return Found::Lost;
+        };
+        count(&self.seldom.taken_over);
+        Found::Block(start)
     }
 
     /// Makes the stream wait for the one that used a block last.
@@ -223,25 +272,32 @@ impl Inner {
         waits
     }
 
-    fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+    fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Found {
         let me = thread::number();
-        let place = {
+        let found = {
             let commons = self.commons.lock(me);
             if is_small(size) {
                 commons.pages_of_others(id)
             } else {
                 commons.best_of_others(size, id)
             }
-        }?;
+        };
+        let Some(place) = found else {
+            return Found::Nothing;
+        };
         if !self.wait_for(centre, place.stamp, stream) {
-            return None;
+            return Found::Nothing;
         }
         let mut commons = self.commons.lock(me);
         if is_small(size) {
-            let pages = commons.take_pages_at(place, self.lane_share(id))?;
+            // What was found done meanwhile is nobody's, and may be part of a larger block.
+            let share = self.lane_share(id);
+            let pages = commons.take_pages_at(place, share);
+            let pages = pages.or_else(|| commons.take_pages(id, share));
             drop(commons);
-            count(&self.seldom.taken_over);
-            return self.add_to_lane(id, pages.start, pages.units, size);
+            let start =
+                pages.and_then(|pages| self.add_to_lane(id, pages.start, pages.units, size));
+            return self.taken_over(start);
         }
         // What was found done meanwhile is nobody's, and may be part of a larger block.
         let taken = commons.allocate_at(place, size, &self.counters);
@@ -251,7 +307,7 @@ impl Inner {
             commons.allocate(size, id, &self.counters)
         };
         drop(commons);
-        start.inspect(|_| count(&self.seldom.taken_over))
+        self.taken_over(start)
     }
 
     /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that had none the last
@@ -296,6 +352,16 @@ impl Inner {
             left: !self.ground.is_wall(start * UNIT),
             right: !self.ground.is_wall((start + units) * UNIT),
         }
+    }
+
+    /// As [`grow`](Self::grow), by one thread at a time: what the last one got, and what came back meanwhile, may be
+    /// enough for the next.
+    fn grow_once(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        let _turn = self.ground.growing();
+        if let Some(start) = self.at_hand(id, size).or_else(|| self.take(id, size)) {
+            return Ok(Some(start));
+        }
+        self.grow(id, size, stream)
     }
 
     /// More memory from the ground, and a block of it. `None` if other threads took what it was to be one
@@ -381,10 +447,10 @@ impl Inner {
         let _ = self.trim_to(0);
         let mut last = error;
         // What was looked at may be done after all, and what went back may come again elsewhere.
-        if let Some(start) = self.find_by_any(id, size, stream) {
+        if let Some(start) = self.find_for(id, size, stream) {
             return Ok(start * UNIT);
         }
-        match self.grow(id, size, stream) {
+        match self.grow_once(id, size, stream) {
             Ok(Some(start)) => return Ok(start * UNIT),
             Ok(None) => {}
             Err(error) => last = error,

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::PAGE_UNITS;
 use super::counters::Counters;
 use super::lane::Lane;
 use super::lock::Lock;
@@ -15,6 +17,40 @@ use super::owners::LaneId;
 pub(super) struct Slot {
     pub(super) lock: Lock<Lane>,
     pub(super) counters: Counters,
+    /// So many marks may be set yet for others.
+    wanted: AtomicU32,
+    /// Units of small blocks of other lanes that were given back on this one's stream since the last mark.
+    unmarked: AtomicU32,
+}
+
+/// So many marks are set for others after they were short of memory.
+const WANTED: u32 = 64;
+
+impl Slot {
+    /// Others are short of memory, and this lane's stream may be done with some.
+    pub(super) fn want_marks(&self) {
+        self.wanted.store(WANTED, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn wants_marks(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) > 0
+    }
+
+    /// A small block of another lane was given back on this one's stream. Says whether it is time for a mark.
+    pub(super) fn gave_elsewhere(&self, units: u32) -> bool {
+        let unmarked = self.unmarked.fetch_add(units, Ordering::Relaxed) + units;
+        u64::from(unmarked) >= PAGE_UNITS / 4 && self.wants_marks()
+    }
+
+    /// A mark was set.
+    pub(super) fn marked(&self) {
+        self.unmarked.store(0, Ordering::Relaxed);
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        // Two at a time may count as one.
+        self.wanted
+            .store(wanted.saturating_sub(1), Ordering::Relaxed);
+    }
 }
 
 /// So many are found in one step; few programs have more streams.
@@ -41,6 +77,8 @@ impl Slots {
         let slot = Box::new(Slot {
             lock: Lock::new(thread, Lane::default()),
             counters: Counters::default(),
+            wanted: AtomicU32::new(0),
+            unmarked: AtomicU32::new(0),
         });
         let id = self.count();
         match self.first.get(id) {

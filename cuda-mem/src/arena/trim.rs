@@ -12,7 +12,8 @@ impl Inner {
     /// Looks how far every stream is.
     pub(super) fn look_at_all(&self, centre: &mut Centre) {
         for (id, course) in centre.courses.iter_mut().enumerate() {
-            course.look_now();
+            let newest = self.commons.lock(thread::number()).newest(id as LaneId);
+            course.look_now(newest);
             self.note_done(course, id as LaneId);
         }
     }
@@ -52,7 +53,7 @@ impl Inner {
         self.commons.lock(me).share(0, progress::now());
         self.look_at_all(&mut centre);
         for (id, _) in self.lanes.iter() {
-            self.recover(&mut centre, id, None);
+            self.recover(&mut centre, id, None, true);
         }
         // What is gathered may have been in use until now, so that all are looked at again.
         self.gather(true);

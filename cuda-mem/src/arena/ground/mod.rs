@@ -7,6 +7,7 @@ pub(super) use upstream::Upstream;
 pub(super) use vmm::Vmm;
 
 use std::collections::BTreeMap;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Bytes, Error, ErrorKind, Result};
@@ -52,6 +53,14 @@ impl Ground {
     /// Whether new memory is that of the stream that it was asked for, and not of all.
     pub(super) fn is_ordered(&self) -> bool {
         matches!(self, Self::Upstream(_))
+    }
+
+    /// While the guard lives nobody else grows. Not with an upstream, which may make its callers wait for each other.
+    pub(super) fn growing(&self) -> Option<MutexGuard<'_, ()>> {
+        match self {
+            Self::Vmm(vmm) => Some(vmm.growing()),
+            Self::Upstream(_) => None,
+        }
     }
 
     /// More memory: so many bytes, a multiple of the granule; at this frontier if there is still room.

@@ -30,6 +30,8 @@ pub(in crate::arena) struct Vmm {
     /// from the middle leaves addresses unused, and then there will be a second zone.
     zone: u64,
     max: u64,
+    /// Held by the thread that grows, from when it finds that there is not enough.
+    growing: Mutex<()>,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
     calls: AtomicU64,
@@ -97,6 +99,7 @@ impl Vmm {
             access: access.collect(),
             zone: device.total_memory()?.next_multiple_of(GRANULE),
             max,
+            growing: Mutex::default(),
             state: Mutex::default(),
             reserved: Reserved::default(),
             calls: AtomicU64::new(1),
@@ -117,6 +120,10 @@ impl Vmm {
 
     pub(super) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn growing(&self) -> MutexGuard<'_, ()> {
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
