@@ -13,8 +13,35 @@ use super::owners::LaneId;
 use super::stamp::Stamp;
 use super::{PAGE_UNITS, Unknown};
 
-/// A mark is worth its calls when this part of what may be in use lies behind the last one.
-const BATCHES: u64 = 64;
+/// What was given back on a stream since its last mark, in units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unmarked {
+    units: u64,
+    /// What of the stream's may be in use.
+    of_lane: u64,
+    of_all: u64,
+}
+
+/// Units of an arena in which memory in pieces costs much: 1 GiB.
+const LARGE: u64 = 4096 * PAGE_UNITS;
+/// Units for which a stream is asked at least: 4 MiB.
+const LEAST: u64 = 16 * PAGE_UNITS;
+
+impl Unmarked {
+    /// Whether it is time to ask how far the stream is. What is not known to be done lies in pieces between that of other
+    /// streams, and requests that want it whole make the arena grow. In a small arena that costs little, so nobody is
+    /// asked while nobody is short of memory.
+    #[inline]
+    pub(super) fn is_worth_a_look(self, is_short: bool) -> bool {
+        (is_short || self.of_all >= LARGE) && self.units >= (self.of_all / 256).max(LEAST)
+    }
+
+    /// Whether it is time for a mark while other streams are short of memory.
+    #[inline]
+    pub(super) fn is_worth_a_mark(self) -> bool {
+        self.units >= (self.of_lane / 64).max(PAGE_UNITS)
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Commons {
@@ -226,11 +253,15 @@ impl Commons {
         self.uses.get(lane as usize).map_or(0, |uses| uses.newest)
     }
 
-    /// Whether so much was given back on a lane's stream since the last mark that another one is worth its calls.
+    /// How much was given back on a lane's stream since the last mark.
     #[inline]
-    pub(super) fn wants_mark(&self, lane: LaneId) -> bool {
-        let unmarked = self.uses.get(lane as usize).map_or(0, |uses| uses.unmarked);
-        unmarked >= PAGE_UNITS.max(self.fit.bins.units(lane + 1) / BATCHES)
+    pub(super) fn unmarked(&self, lane: LaneId) -> Unmarked {
+        let units = self.uses.get(lane as usize).map_or(0, |uses| uses.unmarked);
+        Unmarked {
+            units,
+            of_lane: self.fit.bins.units(lane + 1),
+            of_all: self.fit.total_units(),
+        }
     }
 
     /// The stamp, or that of a clean block if its use is known to be done.

@@ -91,10 +91,12 @@ impl Inner {
             if freed.is_ok() {
                 self.counters.came_back(size);
             }
-            let wants_mark = slot.wants_marks() && commons.wants_mark(id);
+            let unmarked = commons.unmarked(id);
             drop(commons);
-            if wants_mark {
+            if slot.wanted.has_marks() && unmarked.is_worth_a_mark() {
                 self.mark_batch(id);
+            } else if self.may_look() && unmarked.is_worth_a_look(slot.wanted.has_looks()) {
+                self.look_at(id);
             }
             return freed.map_err(|unknown| self.unknown(unknown));
         }
@@ -125,6 +127,17 @@ impl Inner {
         let course = &mut centre.courses[id as usize];
         course.mark_batch();
         self.slot(id).marked();
+        self.note_done(course, id);
+    }
+
+    /// Looks how far a lane's stream is, on which much was given back.
+    #[cold]
+    fn look_at(&self, id: LaneId) {
+        let mut centre = self.centre();
+        let newest = self.commons.lock(thread::number()).newest(id);
+        let course = &mut centre.courses[id as usize];
+        course.look(newest);
+        self.slot(id).looked_at();
         self.note_done(course, id);
     }
 
@@ -173,7 +186,7 @@ impl Inner {
                     over = course.look_now(ticket);
                 } else if over < ticket && self.may_look() {
                     over = course.look(ticket);
-                    self.slot(other).want_marks();
+                    self.want_marks(other);
                 }
                 if over < ticket
                     && let Some(stream) = stream

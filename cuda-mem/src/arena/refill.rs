@@ -164,7 +164,8 @@ impl Inner {
             }
             Means::LookAtAll => {
                 self.look_at_all(&mut centre);
-                self.lanes.iter().for_each(|(_, slot)| slot.want_marks());
+                let lanes = 0..centre.courses.len() as LaneId;
+                lanes.for_each(|lane| self.want_marks(lane));
             }
             Means::Look | Means::Wait | Means::WaitForAll => {}
         }
@@ -208,6 +209,21 @@ impl Inner {
         for (id, course) in centre.courses.iter_mut().enumerate() {
             commons.note_done(id as LaneId, course.hear());
         }
+        drop(commons);
+        if self.may_look() && centre.courses.len() > 1 {
+            // What comes back from now on is looked at before the next one needs it: until it is known to be done it
+            // lies in pieces between that of other streams.
+            let lanes = self.lanes.iter();
+            lanes.for_each(|(_, slot)| slot.wanted.looks());
+        }
+    }
+
+    /// Has a lane's stream mark its frees, from which others can see what is done. Where they may wait for it instead,
+    /// a mark is set when one is needed.
+    pub(super) fn want_marks(&self, lane: LaneId) {
+        if !self.may_wait() {
+            self.slot(lane).wanted.marks();
+        }
     }
 
     /// Looks how far other streams are that used free memory last, one after the other.
@@ -215,7 +231,7 @@ impl Inner {
         let me = thread::number();
         let others = self.commons.lock(me).others(id);
         for other in others {
-            self.slot(other).want_marks();
+            self.want_marks(other);
             let newest = self.commons.lock(me).newest(other);
             let course = &mut centre.courses[other as usize];
             let before = course.done();

@@ -17,39 +17,66 @@ use super::owners::LaneId;
 pub(super) struct Slot {
     pub(super) lock: Lock<Lane>,
     pub(super) counters: Counters,
-    /// So many marks may be set yet for others.
-    wanted: AtomicU32,
+    /// What other lanes want of it.
+    pub(super) wanted: Wanted,
     /// Units of small blocks of other lanes that were given back on this one's stream since the last mark.
     unmarked: AtomicU32,
 }
 
-/// So many marks are set for others after they were short of memory.
+/// What is done for others after one of them was short of memory: so often, and no more until it happens again.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    looks: AtomicU32,
+    marks: AtomicU32,
+}
+
+/// Looks, or marks, for one that was short of memory.
 const WANTED: u32 = 64;
 
-impl Slot {
-    /// Others are short of memory, and this lane's stream may be done with some.
-    pub(super) fn want_marks(&self) {
-        self.wanted.store(WANTED, Ordering::Relaxed);
+impl Wanted {
+    /// Somebody has found nothing that was known to be done.
+    pub(super) fn looks(&self) {
+        self.looks.store(WANTED, Ordering::Relaxed);
+    }
+
+    /// Somebody needs to know more than looks can tell while the stream is busy.
+    pub(super) fn marks(&self) {
+        self.marks.store(WANTED, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(super) fn wants_marks(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) > 0
+    pub(super) fn has_looks(&self) -> bool {
+        self.looks.load(Ordering::Relaxed) > 0
     }
 
+    #[inline]
+    pub(super) fn has_marks(&self) -> bool {
+        self.marks.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Takes one off. Two at a time may count as one.
+fn less(counter: &AtomicU32) {
+    let value = counter.load(Ordering::Relaxed);
+    counter.store(value.saturating_sub(1), Ordering::Relaxed);
+}
+
+impl Slot {
     /// A small block of another lane was given back on this one's stream. Says whether it is time for a mark.
     pub(super) fn gave_elsewhere(&self, units: u32) -> bool {
         let unmarked = self.unmarked.fetch_add(units, Ordering::Relaxed) + units;
-        u64::from(unmarked) >= PAGE_UNITS / 4 && self.wants_marks()
+        u64::from(unmarked) >= PAGE_UNITS / 4 && self.wanted.has_marks()
     }
 
     /// A mark was set.
     pub(super) fn marked(&self) {
         self.unmarked.store(0, Ordering::Relaxed);
-        let wanted = self.wanted.load(Ordering::Relaxed);
-        // Two at a time may count as one.
-        self.wanted
-            .store(wanted.saturating_sub(1), Ordering::Relaxed);
+        less(&self.wanted.marks);
+    }
+
+    /// The stream was looked at.
+    pub(super) fn looked_at(&self) {
+        less(&self.wanted.looks);
     }
 }
 
@@ -77,7 +104,7 @@ impl Slots {
         let slot = Box::new(Slot {
             lock: Lock::new(thread, Lane::default()),
             counters: Counters::default(),
-            wanted: AtomicU32::new(0),
+            wanted: Wanted::default(),
             unmarked: AtomicU32::new(0),
         });
         let id = self.count();
