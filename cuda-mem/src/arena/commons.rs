@@ -95,8 +95,12 @@ impl Commons {
     #[inline]
     fn best(&self, size: u32, own: LaneId) -> Option<Id> {
         let Fit { nodes, bins, .. } = &self.fit;
-        let mine = bins.find(nodes, own + 1, size);
-        mine.or_else(|| bins.find(nodes, 0, size))
+        if self.is_shared
+            && let Some(mine) = bins.find(nodes, own + 1, size)
+        {
+            return Some(mine);
+        }
+        bins.find_clean(nodes, size)
     }
 
     /// A block of several that lie side by side.

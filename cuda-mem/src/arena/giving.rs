@@ -101,18 +101,13 @@ impl Inner {
             return freed.map_err(|unknown| self.unknown(unknown));
         }
         let mut lane = slot.lock.lock(me);
-        // Small blocks stay in the lane.
-        let ticket = if is_small(size) { 0 } else { progress::now() };
-        let Some((old, ticket)) = lane.free(start, size, ticket, &slot.counters) else {
-            return Ok(());
-        };
-        let settled = if is_small(old.size) {
-            let settled = lane.settle(old.start);
-            drop(lane);
-            settled
+        let settled = if is_small(size) {
+            let old = lane.free_small(start, size, &slot.counters);
+            old.map_or(Ok(()), |old| lane.settle(old.start))
         } else {
+            let old = lane.free_large(start, size, progress::now(), &slot.counters);
             drop(lane);
-            self.settle(id, old, ticket)
+            old.map_or(Ok(()), |(old, ticket)| self.settle(id, old, ticket))
         };
         if let Err(unknown) = settled {
             self.report_unknown(unknown);

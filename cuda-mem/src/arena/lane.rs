@@ -49,11 +49,23 @@ impl Lane {
         Some(start)
     }
 
-    /// Puts a block in front, in the order of the lane's own stream. If it is small it must be of this lane. A large
-    /// one comes with the present ticket. Hands out the block that it takes the place of, which is as small or large,
-    /// with its own.
+    /// Puts a small block of this lane in front, in the order of its own stream. Hands out the one that it takes the
+    /// place of.
     #[inline]
-    pub(super) fn free(
+    pub(super) fn free_small(
+        &mut self,
+        start: u64,
+        size: u32,
+        counters: &Counters,
+    ) -> Option<Block> {
+        counters.came_back(size);
+        self.front.put(Block { start, size })
+    }
+
+    /// As [`free_small`](Self::free_small), for a large block, which comes with the present ticket. The other one is
+    /// handed out with its own.
+    #[inline]
+    pub(super) fn free_large(
         &mut self,
         start: u64,
         size: u32,
@@ -61,11 +73,8 @@ impl Lane {
         counters: &Counters,
     ) -> Option<(Block, u64)> {
         counters.came_back(size);
-        let mut before = 0;
-        if !is_small(size) {
-            counters.fronts(size);
-            before = std::mem::replace(&mut self.large_ticket, ticket);
-        }
+        counters.fronts(size);
+        let before = std::mem::replace(&mut self.large_ticket, ticket);
         let old = self.front.put(Block { start, size })?;
         Some((old, before))
     }

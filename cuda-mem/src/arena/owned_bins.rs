@@ -2,11 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use super::bins::{ALL, Filled, Place, place};
+use super::bins::{ALL, Bins, Filled, Place, place};
 use super::fit::FreeLists;
 use super::node::{Id, NONE, Nodes};
 
-/// The free blocks that one user used last. User 0 is nobody.
+/// The free blocks that one user used last.
 #[derive(Debug)]
 struct Owned {
     /// The first block of each list.
@@ -38,6 +38,8 @@ struct Link {
 
 #[derive(Debug, Default)]
 pub(super) struct OwnedBins {
+    /// Blocks of user 0, which is nobody. While there is one lane there are no others.
+    clean: Bins,
     links: Vec<Link>,
     /// By user. Made when a user has its first block.
     users: Vec<Option<Box<Owned>>>,
@@ -57,9 +59,18 @@ impl OwnedBins {
         self.users[user].get_or_insert_default()
     }
 
+    /// As [`find`](Self::find), of nobody's.
+    #[inline]
+    pub(super) fn find_clean(&self, nodes: &Nodes, size: u32) -> Option<Id> {
+        self.clean.find(nodes, size)
+    }
+
     /// A block of this user of at least this size, a small one if there are several.
     #[inline]
     pub(super) fn find(&self, nodes: &Nodes, user: u32, size: u32) -> Option<Id> {
+        if user == 0 {
+            return self.find_clean(nodes, size);
+        }
         let owned = self.of(user)?;
         let own = place(size);
         let first = owned.filled.from(own)?;
@@ -96,16 +107,18 @@ impl OwnedBins {
         user: u32,
         size: u32,
     ) -> impl Iterator<Item = Id> + 'a {
-        self.of(user).into_iter().flat_map(move |owned| {
+        let clean = (user == 0).then(|| self.clean.at_least(nodes, size));
+        let owned = self.of(user).into_iter().flat_map(move |owned| {
             std::iter::successors(owned.filled.from(place(size)), |place| {
                 owned.filled.above(*place)
             })
             .flat_map(move |place| self.list(owned, place))
             .filter(move |id| nodes[*id].size >= size)
-        })
+        });
+        clean.into_iter().flatten().chain(owned)
     }
 
-    /// Units in the blocks of this user.
+    /// Units in the blocks of this user, who is not nobody.
     pub(super) fn units(&self, user: u32) -> u64 {
         self.of(user).map_or(0, |owned| owned.units)
     }
@@ -116,29 +129,7 @@ impl OwnedBins {
         users.filter_map(|(owned, user)| (owned.as_ref()?.units > 0).then_some(user))
     }
 
-    /// The blocks of this user with this ticket or an earlier one.
-    pub(super) fn until(&mut self, nodes: &Nodes, user: u32, ticket: u64) -> Vec<Id> {
-        if self.of(user).is_none_or(|owned| owned.earliest > ticket) {
-            return Vec::new();
-        }
-        let mut later = u64::MAX;
-        let mut found = Vec::new();
-        for id in self.at_least(nodes, user, 1) {
-            let last = nodes[id].stamp().ticket;
-            if last <= ticket {
-                found.push(id);
-            } else {
-                later = later.min(last);
-            }
-        }
-        self.of_mut(user).earliest = later;
-        found
-    }
-}
-
-impl FreeLists for OwnedBins {
-    #[inline]
-    fn insert(&mut self, nodes: &Nodes, id: Id) {
+    fn insert_owned(&mut self, nodes: &Nodes, id: Id) {
         let at = id as usize;
         if at >= self.links.len() {
             let room = nodes.room() - self.links.len();
@@ -168,8 +159,7 @@ impl FreeLists for OwnedBins {
         }
     }
 
-    #[inline]
-    fn remove(&mut self, nodes: &Nodes, id: Id) {
+    fn remove_owned(&mut self, nodes: &Nodes, id: Id) {
         let node = &nodes[id];
         let (stamp, size) = (node.stamp(), node.size);
         let place = place(size);
@@ -188,18 +178,58 @@ impl FreeLists for OwnedBins {
         }
     }
 
+    /// The blocks of this user with this ticket or an earlier one.
+    pub(super) fn until(&mut self, nodes: &Nodes, user: u32, ticket: u64) -> Vec<Id> {
+        if self.of(user).is_none_or(|owned| owned.earliest > ticket) {
+            return Vec::new();
+        }
+        let mut later = u64::MAX;
+        let mut found = Vec::new();
+        for id in self.at_least(nodes, user, 1) {
+            let last = nodes[id].stamp().ticket;
+            if last <= ticket {
+                found.push(id);
+            } else {
+                later = later.min(last);
+            }
+        }
+        self.of_mut(user).earliest = later;
+        found
+    }
+}
+
+impl FreeLists for OwnedBins {
+    #[inline]
+    fn insert(&mut self, nodes: &Nodes, id: Id) {
+        if nodes[id].stamp().user == 0 {
+            self.clean.insert(nodes, id);
+        } else {
+            self.insert_owned(nodes, id);
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, nodes: &Nodes, id: Id) {
+        if nodes[id].stamp().user == 0 {
+            self.clean.remove(nodes, id);
+        } else {
+            self.remove_owned(nodes, id);
+        }
+    }
+
     fn largest(&self, nodes: &Nodes) -> Option<u32> {
         let users = self.users.iter().flatten();
         let largest = users.filter_map(|owned| {
             let blocks = self.list(owned, owned.filled.last()?);
             blocks.map(|id| nodes[id].size).max()
         });
-        largest.max()
+        largest.max().max(self.clean.largest(nodes))
     }
 
     fn bytes(&self) -> usize {
         let users = self.users.iter().flatten().count();
-        self.links.capacity() * size_of::<Link>()
+        self.clean.bytes()
+            + self.links.capacity() * size_of::<Link>()
             + self.users.capacity() * size_of::<usize>()
             + users * size_of::<Owned>()
     }

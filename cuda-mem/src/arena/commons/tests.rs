@@ -271,14 +271,14 @@ impl World {
             return self.commons.free(start, stamp).expect("it is live");
         }
         let (to, counters) = &mut self.lanes[lane as usize];
-        if let Some((old, ticket)) = to.free(start, size, self.now, counters) {
-            if is_small(old.size) {
+        if is_small(size) {
+            if let Some(old) = to.free_small(start, size, counters) {
                 to.settle(old.start).expect("it was in front");
-            } else {
-                self.commons
-                    .free(old.start, Stamp::new(lane, ticket))
-                    .expect("it was in front");
             }
+        } else if let Some((old, ticket)) = to.free_large(start, size, self.now, counters) {
+            self.commons
+                .free(old.start, Stamp::new(lane, ticket))
+                .expect("it was in front");
         }
     }
 
