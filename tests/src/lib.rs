@@ -7,6 +7,8 @@
 
 pub mod arena;
 pub mod contract;
+#[path = "../../cuda-mem/benches/common/draws.rs"]
+mod draws;
 mod foreign;
 pub mod hold;
 pub mod host;

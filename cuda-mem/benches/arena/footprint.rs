@@ -6,13 +6,12 @@ use std::time::Duration;
 use anyhow::Result;
 use cuda_mem::{Arena, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
 
-use crate::busy::{Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
+use crate::busy::{CELLS, Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
 
 const METHOD: &str = "each program once over the driver's pool, which keeps what it has (release threshold: all), and \
      once over a new arena, with the same policy; at most 2 s each. Bytes of the most that was asked for and reserved; \
      the driver calls of the arena over its operations, growth among them";
 
-pub(crate) const CELLS: usize = 60;
 const TIME: Duration = Duration::from_secs(2);
 
 /// What a subject held.

@@ -62,7 +62,7 @@ fn main() -> Result<()> {
         println!("{backend}, {}, {}, {cores} cores", device.name()?, cpu());
         if has("--footprint") {
             let first = number("--first")?.unwrap_or(0);
-            let last = number("--last")?.unwrap_or(footprint::CELLS);
+            let last = number("--last")?.unwrap_or(busy::CELLS);
             footprint::measure(&device, first..=last)?;
         }
         if has("--growth") {

@@ -50,7 +50,8 @@ pub fn all() -> Vec<Test> {
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
-            streams_that_take_turns_hold_no_more_than_the_drivers_pool;
+            streams_that_take_turns_hold_no_more_than_the_drivers_pool,
+            a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool;
         ends: a_lane_whose_end_is_unknown_goes_to_nobody,
             an_arena_dropped_elsewhere_leaves_memory_in_use_alone,
             an_arena_dropped_in_a_capture_gives_its_memory_back,

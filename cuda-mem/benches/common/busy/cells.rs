@@ -159,6 +159,9 @@ fn pairs(choices: Choices) -> impl Iterator<Item = (usize, usize, usize, usize)>
     })
 }
 
+/// So many cells have all pairs of choices.
+pub(crate) const CELLS: usize = 60;
+
 /// So many candidates are drawn for each cell, and the one with the most new pairs is taken.
 const CANDIDATES: usize = 200;
 

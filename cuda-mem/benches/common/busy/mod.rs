@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow};
 use cuda_mem::{Context, Device, DeviceBuffer, Function, Image, Launch, Resource, Stream};
 
 use crate::draws::Draws;
-pub(crate) use cells::{Cell, Frees, Sizes, Streams, Work, cells, coverage};
+pub(crate) use cells::{CELLS, Cell, Frees, Sizes, Streams, Work, cells, coverage};
 
 const KERNELS: &str = include_str!("../../../../tests/data/kernels.ptx");
 
