@@ -119,7 +119,6 @@ impl Event {
         Self::own(context, raw, false)
     }
 
-    #[cfg(target_os = "linux")]
     pub(crate) fn context(&self) -> &Context {
         &self.context
     }

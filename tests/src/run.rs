@@ -55,6 +55,10 @@ const ALONE: &str = "CUDA_MEM_TEST_ALONE";
 /// says which driver functions it called. `cargo xtask coverage` reads it.
 const CALLS: &str = "CUDA_MEM_TEST_CALLS";
 
+/// So many tests run at a time on a GPU. Where there are many streams, making another one may wait for those that
+/// tests hold, and keep everybody from the driver meanwhile (R176).
+const AT_A_TIME: usize = 8;
+
 /// How a test program runs its tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -94,6 +98,10 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if lab.backend == Backend::Gpu {
+        let most = arguments.test_threads.unwrap_or_else(cores);
+        arguments.test_threads = Some(most.min(AT_A_TIME));
+    }
     // It asks the driver, which the tests did not.
     if !arguments.list && calls.is_none() {
         announce(lab);
@@ -111,6 +119,10 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn announce(lab: &Lab) {

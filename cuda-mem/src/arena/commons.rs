@@ -1,7 +1,7 @@
 //! The memory that no lane has: large blocks come from here, and pages for the small ones of each lane.
 //!
-//! A free block has one last user, or none: then it is clean. A stream takes its own blocks and clean ones, also several
-//! that lie side by side. So no request is refused while a run of memory that the stream may use holds it.
+//! A free block has one last user, or none: then it is clean. A stream takes its own blocks first and then clean ones,
+//! also several that lie side by side. So no request is refused while a run of memory that the stream may use holds it.
 
 #![forbid(unsafe_code)]
 
@@ -185,7 +185,7 @@ impl Commons {
     /// Other users with free blocks.
     fn other_users(&self, own: LaneId) -> impl Iterator<Item = u32> + '_ {
         let users = self.fit.bins.users();
-        users.filter(move |user| *user != 0 && *user != own + 1)
+        users.filter(move |user| *user != own + 1)
     }
 
     fn place(&self, id: Id) -> Place {
@@ -302,8 +302,8 @@ impl Commons {
     pub(super) fn unshare(&mut self) {
         self.is_shared = false;
         let Fit { nodes, bins, .. } = &self.fit;
-        let users = bins.users().filter(|user| *user != 0);
-        let used: Vec<Id> = users
+        let used: Vec<Id> = bins
+            .users()
             .flat_map(|user| bins.at_least(nodes, user, 1))
             .collect();
         for id in used {
@@ -316,7 +316,7 @@ impl Commons {
     pub(super) fn run_of_all(&self, size: u32) -> Option<Vec<Place>> {
         let nodes = &self.fit.nodes;
         let mut best: Option<(u64, Id)> = None;
-        let users = self.fit.bins.users();
+        let users = [0].into_iter().chain(self.fit.bins.users());
         for id in users.flat_map(|user| self.fit.bins.at_least(nodes, user, 1)) {
             // Each run once, from its first block.
             if nodes[nodes[id].before].state() == State::Free {

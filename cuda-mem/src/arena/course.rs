@@ -78,14 +78,28 @@ impl Calls {
     }
 }
 
-/// Runs a call that does no harm to captures of other streams, so that the driver believes it (R110).
+/// Runs a call that does no harm to captures of other streams, so that the driver believes it (R110). Other libraries
+/// capture too, and a free must not spoil what they do.
 fn harmlessly<T>(context: &Context, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    recording::kept_out(context.driver().table(), call)
+    recording::harmlessly(context.driver().table(), call)
 }
 
-/// Asks whether something is done. Nothing of a context that somebody has ended is left to be waited for.
-fn is_done(context: &Context, ask: impl FnOnce() -> Result<bool>) -> bool {
-    harmlessly(context, ask).unwrap_or_else(|error| error.kind().is_of_ended_context())
+/// How far something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Done,
+    /// Not done, or it is not known.
+    Busy,
+    /// Somebody has ended its context, and nothing of that is left to be waited for.
+    Ended,
+}
+
+fn ask(context: &Context, is_done: impl FnOnce() -> Result<bool>) -> Asked {
+    match harmlessly(context, is_done) {
+        Ok(true) => Asked::Done,
+        Err(error) if error.kind().is_of_ended_context() => Asked::Ended,
+        Ok(false) | Err(_) => Asked::Busy,
+    }
 }
 
 /// A mark, and the ticket that it took.
@@ -98,7 +112,7 @@ struct Mark {
 
 impl Mark {
     fn is_done(&self) -> bool {
-        is_done(&self.context, || self.event.is_done())
+        ask(&self.context, || self.event.is_done()) != Asked::Busy
     }
 
     fn hold_back(&self, stream: &Stream) -> Result<()> {
@@ -116,7 +130,7 @@ struct Marks {
 }
 
 /// Events that are kept to be set again.
-const SPARE: usize = 16;
+const SPARE: usize = OUT;
 /// Marks that are out at a time. Then every second one goes.
 const OUT: usize = 64;
 
@@ -126,7 +140,8 @@ impl Marks {
             self.thin_out();
         }
         let context = stream.context();
-        let event = match self.spare.pop() {
+        let ours = |event: &Event| event.context().as_raw() == context.as_raw();
+        let event = match self.spare.pop().filter(ours) {
             Some(event) => Ok(event),
             None => harmlessly(context, || context.event()),
         };
@@ -250,8 +265,8 @@ impl Course {
         self.marked() >= before
     }
 
-    /// What is done, as far as the waits of others tell. Asks nobody.
-    pub(super) fn hear(&mut self) -> u64 {
+    /// Takes in what is done, as far as the waits of others tell. Asks nobody.
+    pub(super) fn hear(&mut self) {
         if let Some(served) = &self.served {
             self.advance(served.seen());
         }
@@ -261,19 +276,13 @@ impl Course {
             self.marks.out.clear();
             self.done = u64::MAX;
         }
-        self.done
     }
 
     /// What is done, as far as marks and the waits of others tell.
     pub(super) fn settle(&mut self) -> u64 {
         self.hear();
-        while let Some(mark) = self.marks.out.front() {
-            self.calls.count(1);
-            if !mark.is_done() {
-                return self.done;
-            }
-            self.done = mark.ticket;
-            self.marks.reuse_first();
+        if !self.reach() {
+            return self.done;
         }
         if self.served.is_none() && self.unmarked.is_none() {
             self.done = u64::MAX;
@@ -281,6 +290,19 @@ impl Course {
             self.marks.spare.clear();
         }
         self.done
+    }
+
+    /// Asks the marks in their order. Says whether all are reached.
+    fn reach(&mut self) -> bool {
+        while let Some(mark) = self.marks.out.front() {
+            self.calls.count(1);
+            if !mark.is_done() {
+                return false;
+            }
+            self.done = mark.ticket;
+            self.marks.reuse_first();
+        }
+        true
     }
 
     /// What has this ticket or an earlier one is done.
@@ -294,12 +316,12 @@ impl Course {
         (0..reached).for_each(|_| self.marks.reuse_first());
     }
 
-    /// What is done, with a new mark if none lies behind what was given back with this ticket. Seldom asks a stream
-    /// that is always busy.
-    pub(super) fn look(&mut self, ticket: u64) -> u64 {
+    /// Finds out what is done, with a new mark if none lies behind what was given back with this ticket. Seldom asks a
+    /// stream that is always busy: says whether it did.
+    pub(super) fn look(&mut self, ticket: u64) -> bool {
         if self.rest > 0 {
             self.rest -= 1;
-            return self.done;
+            return false;
         }
         let before = self.done;
         self.look_now(ticket);
@@ -309,7 +331,7 @@ impl Course {
             self.vain = (self.vain + 1).min(LONGEST_REST);
             self.rest = (1 << self.vain) - 2;
         }
-        self.done
+        true
     }
 
     /// As [`look`](Self::look), and asks in any case.
@@ -337,10 +359,16 @@ impl Course {
         };
         let ticket = progress::take();
         self.calls.count(2);
-        if is_done(stream.context(), || stream.is_done()) {
-            self.advance(ticket);
-        } else {
-            self.marks.set(stream, ticket, &self.calls);
+        match ask(stream.context(), || stream.is_done()) {
+            Asked::Done => self.advance(ticket),
+            Asked::Ended => {
+                self.reach();
+                // Those that are left are of another context, which the lane served before.
+                if self.marks.out.is_empty() {
+                    self.advance(ticket);
+                }
+            }
+            Asked::Busy => self.marks.set(stream, ticket, &self.calls),
         }
     }
 

@@ -103,7 +103,10 @@ impl Inner {
         let mut lane = slot.lock.lock(me);
         let settled = if is_small(size) {
             let old = lane.free_small(start, size, &slot.counters);
-            old.map_or(Ok(()), |old| lane.settle(old.start))
+            let settled = old.map_or(Ok(()), |old| lane.settle(old.start));
+            // The hook of reports may come back here.
+            drop(lane);
+            settled
         } else {
             let old = lane.free_large(start, size, progress::now(), &slot.counters);
             drop(lane);
@@ -131,9 +134,10 @@ impl Inner {
         let mut centre = self.centre();
         let newest = self.commons.lock(thread::number()).newest(id);
         let course = &mut centre.courses[id as usize];
-        course.look(newest);
-        self.slot(id).looked_at();
-        self.note_done(course, id);
+        if course.look(newest) {
+            self.slot(id).looked_at();
+            self.note_done(course, id);
+        }
     }
 
     /// A block that was given back earlier turns out to be none. Whoever comes by now has nothing to do with
@@ -176,13 +180,16 @@ impl Inner {
             .into_iter()
             .map(|(other, ticket)| {
                 let course = &mut centre.courses[other as usize];
-                let mut over = course.done();
-                if over < ticket && force {
-                    over = course.look_now(ticket);
-                } else if over < ticket && self.may_look() {
-                    over = course.look(ticket);
+                if course.done() < ticket && force {
+                    course.look_now(ticket);
+                    self.note_done(course, other);
+                } else if course.done() < ticket && self.may_look() {
+                    if course.look(ticket) {
+                        self.note_done(course, other);
+                    }
                     self.want_marks(other);
                 }
+                let mut over = course.done();
                 if over < ticket
                     && let Some(stream) = stream
                     && course.hold_back(stream, ticket).unwrap_or(false)

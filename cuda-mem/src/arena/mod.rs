@@ -3,8 +3,8 @@
 //!
 //! Every stream has a lane ([`lane`]): the blocks that were freed last stand in front ([`front`]), and small
 //! blocks are cut from pages of the lane's own, so that threads with streams of their own never meet. Large
-//! blocks come from the commons ([`commons`]), where all lie side by side: as tight as if there were one stream. Both keep their blocks by best fit
-//! ([`fit`]). A free block in the commons knows who used it last ([`stamp`]); whoever else wants it looks
+//! blocks come from the commons ([`commons`]), where those of all streams lie side by side. Both keep their blocks by
+//! best fit ([`fit`]). A free block in the commons knows who used it last ([`stamp`]); whoever else wants it looks
 //! whether that is done, or waits ([`refill`]). A lock costs its usual thread no locked instruction
 //! ([`lock`]). The bookkeeping knows no driver and no unsafe code; `course` and `ground` face the driver.
 

@@ -123,7 +123,7 @@ impl OwnedBins {
         self.of(user).map_or(0, |owned| owned.units)
     }
 
-    /// Users that have blocks, nobody among them.
+    /// Users that have blocks. Nobody, who has the clean ones, is not among them.
     pub(super) fn users(&self) -> impl Iterator<Item = u32> + '_ {
         let users = self.users.iter().zip(0..);
         users.filter_map(|(owned, user)| (owned.as_ref()?.units > 0).then_some(user))

@@ -115,7 +115,8 @@ impl Inner {
             }
         }
         let text = "other threads took all that was got for this request";
-        Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes))
+        let error = Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes);
+        self.last_resort(id, size, stream, error)
     }
 
     /// From the memory that there is.
@@ -172,8 +173,10 @@ impl Inner {
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
             let force = means == Means::LookAtAll;
-            if self.recover(&mut centre, id, wait, force) {
-                return self.at_hand(id, size).map_or(Found::Lost, Found::Block);
+            if self.recover(&mut centre, id, wait, force)
+                && let Some(start) = self.at_hand(id, size)
+            {
+                return Found::Block(start);
             }
         }
         match means {
@@ -205,9 +208,11 @@ impl Inner {
 
     /// Notes what is known without asking anybody.
     fn hear(&self, centre: &mut Centre) {
+        // What is reached lets go of events, which is not for the commons' lock.
+        centre.courses.iter_mut().for_each(Course::hear);
         let mut commons = self.commons.lock(thread::number());
-        for (id, course) in centre.courses.iter_mut().enumerate() {
-            commons.note_done(id as LaneId, course.hear());
+        for (id, course) in centre.courses.iter().enumerate() {
+            commons.note_done(id as LaneId, course.done());
         }
         drop(commons);
         if self.may_look() && centre.courses.len() > 1 {
@@ -235,9 +240,11 @@ impl Inner {
             let newest = self.commons.lock(me).newest(other);
             let course = &mut centre.courses[other as usize];
             let before = course.done();
-            let is_new = course.look(newest) > before;
+            if !course.look(newest) {
+                continue;
+            }
             self.note_done(course, other);
-            if !is_new {
+            if course.done() == before {
                 continue;
             }
             if let Some(start) = self.take(id, size) {
@@ -459,18 +466,21 @@ impl Inner {
         if !error.is_out_of_memory() {
             return Err(error);
         }
-        // Its own errors are no news here.
-        let _ = self.trim_to(0);
         let mut last = error;
+        // What goes back is for this request, and what another thread gives back has come to its end.
+        let turn = self.ground.growing();
+        // Its own errors are no news here.
+        let _ = self.trim(0);
         // What was looked at may be done after all, and what went back may come again elsewhere.
         if let Some(start) = self.find_for(id, size, stream) {
             return Ok(start * UNIT);
         }
-        match self.grow_once(id, size, stream) {
+        match self.grow(id, size, stream) {
             Ok(Some(start)) => return Ok(start * UNIT),
             Ok(None) => {}
             Err(error) => last = error,
         }
+        drop(turn);
         let device = stream.context().memory_info().ok();
         let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
         Err(last

@@ -19,7 +19,8 @@ pub(super) struct Slot {
     pub(super) counters: Counters,
     /// What other lanes want of it.
     pub(super) wanted: Wanted,
-    /// Units of small blocks of other lanes that were given back on this one's stream since the last mark.
+    /// Units of small blocks of other lanes that were given back on this one's stream since the last mark, counted
+    /// while others want marks.
     unmarked: AtomicU32,
 }
 
@@ -64,8 +65,11 @@ fn less(counter: &AtomicU32) {
 impl Slot {
     /// A small block of another lane was given back on this one's stream. Says whether it is time for a mark.
     pub(super) fn gave_elsewhere(&self, units: u32) -> bool {
-        let unmarked = self.unmarked.fetch_add(units, Ordering::Relaxed) + units;
-        u64::from(unmarked) >= PAGE_UNITS / 4 && self.wanted.has_marks()
+        if !self.wanted.has_marks() {
+            return false;
+        }
+        let before = self.unmarked.fetch_add(units, Ordering::Relaxed);
+        u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
     }
 
     /// A mark was set.

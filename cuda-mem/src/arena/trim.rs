@@ -24,8 +24,15 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
+        let _turn = self.ground.growing();
+        self.trim(keep)
+    }
+
+    /// As [`trim_to`](Self::trim_to), by the thread whose turn it is to grow: one that finds too little must not miss
+    /// what is on its way back.
+    pub(super) fn trim(&self, keep: u64) -> Result<()> {
         let chunks = self.take_chunks(keep);
-        // Nothing is locked here: an upstream may do what it likes.
+        // An upstream may do what it likes: with one, nothing is locked here.
         let mut failed = Ok(());
         for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.

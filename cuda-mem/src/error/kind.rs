@@ -68,7 +68,6 @@ pub enum ErrorKind {
     Other,
 }
 
-/// A few words, such as `out of memory`.
 impl ErrorKind {
     /// Whether the driver answers so of a context that has ended, also after it was made anew.
     pub(crate) fn is_of_ended_context(self) -> bool {
@@ -76,6 +75,7 @@ impl ErrorKind {
     }
 }
 
+/// A few words, such as `out of memory`.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

@@ -122,8 +122,9 @@ impl<'a> StreamRef<'a> {
         Ok(Submission::new(self, None, Some(self.bind()?)))
     }
 
-    /// Makes a call that frees memory which no capture knows. In a captured stream the driver refuses it, and nothing
-    /// has happened (R68): so it is kept out of captures, and they from beginning, only while there are any.
+    /// Makes a call that frees memory which is not part of a capture. In a captured stream the driver refuses such a
+    /// free, which then has no effect (R68), so the stream is not kept from being captured meanwhile. Only while this
+    /// crate records any stream is the call made as a [`Submission`], in relaxed capture mode.
     #[inline]
     pub(crate) fn submit_free(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         if recording::any() || is_default(self.raw) {

@@ -51,6 +51,35 @@ pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resul
     Ok(())
 }
 
+/// A free that looks how far its stream is, because another stream was short of memory.
+pub(super) fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    for mode in 0..3 {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let first = resource.alloc::<u8>(&a, 32 * MIB)?;
+        let held = hold(&a)?;
+        drop(first);
+        // Waits for the first stream.
+        let second = resource.alloc::<u8>(&b, 32 * MIB)?;
+        let third = resource.alloc::<u8>(&b, 32 * MIB)?;
+        // Sets a mark, and the next free asks how far it is.
+        drop(second);
+        let before = arena.stats();
+        begin(&captured, mode)?;
+        drop(third);
+        let after = arena.stats();
+        end_well(&captured).with_context(|| format!("mode {mode}"))?;
+        ensure!(
+            after.driver_calls > before.driver_calls,
+            "mode {mode}: nobody was asked: {before}, then {after}"
+        );
+        drop(held);
+    }
+    Ok(())
+}
+
 pub(super) fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in MODES {

@@ -60,6 +60,7 @@ pub fn all() -> Vec<Test> {
             streams_may_end_while_their_arena_ends,
             an_arena_keeps_no_context_of_streams_that_ended;
         captures: misses_of_other_streams_do_not_spoil_a_capture,
+            frees_do_not_spoil_what_others_capture,
             a_trim_does_not_spoil_a_capture,
             a_stream_that_ends_does_not_spoil_a_capture,
             an_arena_that_ends_does_not_spoil_a_capture,

@@ -49,6 +49,24 @@ fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
     );
 }
 
+/// A run may begin with a block of nobody's.
+#[test]
+fn what_several_used_is_found_from_its_first_block_on() {
+    let mut commons = shared();
+    let counters = Counters::default();
+    commons.add(0, PAGE_UNITS, Stamp::FREE, Joins::BOTH);
+    let half = PAGE_UNITS as u32 / 2;
+    let starts = [(); 2].map(|()| commons.allocate(half, 1, &counters).expect("room"));
+    commons.free(starts[0], Stamp::FREE).expect("it is live");
+    commons
+        .free(starts[1], Stamp::new(1, 5))
+        .expect("it is live");
+    let places = commons.run_of_all(2 * half).expect("both halves");
+    assert_eq!(places.len(), 2);
+    let start = commons.allocate_run_at(&places, 2 * half, &counters);
+    assert_eq!(start, Some(0));
+}
+
 #[test]
 fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
     let mut commons = shared();
