@@ -32,6 +32,8 @@ static STREAMS: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
 thread_local! {
     /// How many captures of ours this thread has begun that have not ended.
     static OWN: Cell<usize> = const { Cell::new(0) };
+    /// The driver's table for which this thread is in relaxed capture mode now; 0: none.
+    static RELAXED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A stream, by the driver's table and its handle; the own streams of all threads have one handle.
@@ -195,6 +197,10 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
 /// call can come later.
 #[cold]
 pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    let place = std::ptr::from_ref(table).addr();
+    if RELAXED.get() == place {
+        return call();
+    }
     let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: there is a driver, or there would be no table of it.
     let before = unsafe { raw::graph::exchange_capture_mode(table, relaxed) }.map_err(|error| {
@@ -202,7 +208,9 @@ pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> 
             "this could not be kept from disturbing captures into graphs, so it was not done: {error}"
         ))
     })?;
+    let outer = RELAXED.replace(place);
     let answer = call();
+    RELAXED.set(outer);
     report::release("capture mode", || {
         // SAFETY: as above.
         unsafe { raw::graph::exchange_capture_mode(table, before) }.map(drop)

@@ -11,37 +11,8 @@ use super::node::{Id, State};
 use super::owned_bins::OwnedBins;
 use super::owners::LaneId;
 use super::stamp::Stamp;
+use super::unmarked::Unmarked;
 use super::{PAGE_UNITS, Unknown};
-
-/// What was given back on a stream since its last mark, in units.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Unmarked {
-    units: u64,
-    /// What of the stream's may be in use.
-    of_lane: u64,
-    of_all: u64,
-}
-
-/// Units of an arena in which memory in pieces costs much: 1 GiB.
-const LARGE: u64 = 4096 * PAGE_UNITS;
-/// Units for which a stream is asked at least: 4 MiB.
-const LEAST: u64 = 16 * PAGE_UNITS;
-
-impl Unmarked {
-    /// Whether it is time to ask how far the stream is. What is not known to be done lies in pieces between that of other
-    /// streams, and requests that want it whole make the arena grow. In a small arena that costs little, so nobody is
-    /// asked while nobody is short of memory.
-    #[inline]
-    pub(super) fn is_worth_a_look(self, is_short: bool) -> bool {
-        (is_short || self.of_all >= LARGE) && self.units >= (self.of_all / 256).max(LEAST)
-    }
-
-    /// Whether it is time for a mark while other streams are short of memory.
-    #[inline]
-    pub(super) fn is_worth_a_mark(self) -> bool {
-        self.units >= (self.of_lane / 64).max(PAGE_UNITS)
-    }
-}
 
 #[derive(Debug, Default)]
 pub(super) struct Commons {
@@ -172,13 +143,22 @@ impl Commons {
         bins.insert(nodes, first);
     }
 
-    /// The block of another lane that fits best.
-    pub(super) fn best_of_others(&self, size: u32, own: LaneId) -> Option<Place> {
+    /// The block of another lane that fits best, of those of which the lane's stream comes after their use if there are
+    /// any.
+    pub(super) fn best_of_others(
+        &self,
+        size: u32,
+        own: LaneId,
+        is_after: impl Fn(Stamp) -> bool,
+    ) -> Option<Place> {
         let Fit { nodes, bins, .. } = &self.fit;
         let best = self
             .other_users(own)
             .filter_map(|user| bins.find(nodes, user, size));
-        let best = best.min_by_key(|id| (nodes[*id].size, nodes[*id].start()))?;
+        let best = best.min_by_key(|id| {
+            let node = &nodes[*id];
+            (!is_after(node.stamp()), node.size, node.start())
+        })?;
         Some(self.place(best))
     }
 
@@ -263,8 +243,8 @@ impl Commons {
         let units = self.uses.get(lane as usize).map_or(0, |uses| uses.unmarked);
         Unmarked {
             units,
-            of_lane: self.fit.bins.units(lane + 1),
             of_all: self.fit.total_units(),
+            lanes: self.uses.len().max(1) as u64,
         }
     }
 

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
 
+use super::owners::LaneId;
 use crate::context::Context;
 use crate::error::Result;
 use crate::event::Event;
@@ -111,8 +112,8 @@ struct Mark {
 }
 
 impl Mark {
-    fn is_done(&self) -> bool {
-        ask(&self.context, || self.event.is_done()) != Asked::Busy
+    fn ask(&self) -> Asked {
+        ask(&self.context, || self.event.is_done())
     }
 
     fn hold_back(&self, stream: &Stream) -> Result<()> {
@@ -201,6 +202,9 @@ pub(super) struct Course {
     /// So many looks in a row found nothing done, and so many are left out now.
     vain: u32,
     rest: u32,
+    /// By lane: what was given back there with this ticket or an earlier one comes before all that the stream gets from
+    /// now on, because it was made to wait.
+    after: Vec<u64>,
 }
 
 /// After looks in vain at most 2 to this power are left out.
@@ -216,6 +220,7 @@ impl Course {
             unmarked: None,
             vain: 0,
             rest: 0,
+            after: Vec::new(),
         }
     }
 
@@ -238,11 +243,29 @@ impl Course {
         });
         // They belong to a context.
         self.marks.spare.clear();
+        self.after.clear();
+    }
+
+    /// Whether the stream comes after what was given back on a lane's stream with this ticket.
+    pub(super) fn is_after(&self, lane: LaneId, ticket: u64) -> bool {
+        self.after
+            .get(lane as usize)
+            .is_some_and(|after| *after >= ticket)
+    }
+
+    /// The stream was made to wait.
+    pub(super) fn comes_after(&mut self, lane: LaneId, ticket: u64) {
+        let at = lane as usize;
+        if self.after.len() <= at {
+            self.after.resize(at + 1, 0);
+        }
+        self.after[at] = self.after[at].max(ticket);
     }
 
     /// The stream is at its end, if one is served. Nothing comes to it after the mark that this sets.
     pub(super) fn leave(&mut self) {
         let before = progress::now();
+        self.reach();
         self.mark();
         self.end(before);
         self.settle();
@@ -292,17 +315,50 @@ impl Course {
         self.done
     }
 
-    /// Asks the marks in their order. Says whether all are reached.
+    /// Finds the last mark that is reached. Says whether all are.
     fn reach(&mut self) -> bool {
-        while let Some(mark) = self.marks.out.front() {
+        while let Some(first) = self.marks.out.front() {
             self.calls.count(1);
-            if !mark.is_done() {
-                return false;
+            match first.ask() {
+                Asked::Busy => return false,
+                // Marks behind it may be of another context.
+                Asked::Ended => self.first_is_reached(),
+                Asked::Done => {
+                    let reached = self.reached_behind_first();
+                    (0..reached).for_each(|_| self.first_is_reached());
+                }
             }
-            self.done = mark.ticket;
-            self.marks.reuse_first();
         }
         true
+    }
+
+    fn first_is_reached(&mut self) {
+        if let Some(first) = self.marks.out.front() {
+            self.done = first.ticket;
+            self.marks.reuse_first();
+        }
+    }
+
+    /// How many marks are reached, of which the first is. They are reached in their order, so few have to be asked.
+    fn reached_behind_first(&self) -> usize {
+        let out = &self.marks.out;
+        let is_done = |place: usize| {
+            self.calls.count(1);
+            out[place].ask() == Asked::Done
+        };
+        let (mut reached, mut all) = (1, out.len());
+        if all > 1 && is_done(all - 1) {
+            return all;
+        }
+        while reached + 1 < all {
+            let middle = reached.midpoint(all);
+            if is_done(middle - 1) {
+                reached = middle;
+            } else {
+                all = middle;
+            }
+        }
+        reached
     }
 
     /// What has this ticket or an earlier one is done.
@@ -335,12 +391,22 @@ impl Course {
     }
 
     /// As [`look`](Self::look), and asks in any case.
-    pub(super) fn look_now(&mut self, ticket: u64) -> u64 {
-        self.settle();
-        if !self.is_marked(ticket) {
-            self.mark();
+    pub(super) fn look_now(&mut self, ticket: u64) {
+        let look = |course: &mut Self| {
+            course.settle();
+            if !course.is_marked(ticket) {
+                course.mark();
+            }
+        };
+        let context = self.served.as_ref().map(|served| served.context.clone());
+        match context {
+            // All questions together. Where they cannot be asked, nothing is known.
+            Some(context) => drop(harmlessly(&context, || {
+                look(self);
+                Ok(())
+            })),
+            None => look(self),
         }
-        self.done
     }
 
     /// Marks the place where the stream is now, without asking whether it is done.
@@ -358,6 +424,12 @@ impl Course {
             return;
         };
         let ticket = progress::take();
+        if !self.marks.out.is_empty() {
+            // It was busy when it was last asked.
+            self.calls.count(1);
+            self.marks.set(stream, ticket, &self.calls);
+            return;
+        }
         self.calls.count(2);
         match ask(stream.context(), || stream.is_done()) {
             Asked::Done => self.advance(ticket),
@@ -372,34 +444,34 @@ impl Course {
         }
     }
 
-    /// Makes a stream wait for what was given back with this ticket or earlier ones. Says whether it comes
-    /// after that.
-    pub(super) fn hold_back(&mut self, stream: &Stream, ticket: u64) -> Result<bool> {
+    /// Makes a stream wait for what was given back with this ticket or earlier ones. Answers with the ticket up to which
+    /// it comes after this stream, or with nothing if it does not.
+    pub(super) fn hold_back(&mut self, stream: &Stream, ticket: u64) -> Result<Option<u64>> {
         if !self.is_marked(ticket) {
             self.mark();
         }
         if self.done >= ticket {
-            return Ok(true);
+            return Ok(Some(ticket));
         }
         match self.marks.out.iter().find(|mark| mark.ticket >= ticket) {
-            Some(mark) => self.wait(mark, stream),
-            None => Ok(false),
+            Some(mark) => self.wait(mark, stream).map(Some),
+            None => Ok(None),
         }
     }
 
     /// Makes a stream wait for all that was in the stream that ended. Says whether it comes after that.
     pub(super) fn hold_back_last(&self, stream: &Stream) -> Result<bool> {
         match self.marks.out.back() {
-            Some(mark) if self.unmarked.is_none() => self.wait(mark, stream),
+            Some(mark) if self.unmarked.is_none() => self.wait(mark, stream).map(|_| true),
             _ => Ok(false),
         }
     }
 
-    fn wait(&self, mark: &Mark, stream: &Stream) -> Result<bool> {
+    fn wait(&self, mark: &Mark, stream: &Stream) -> Result<u64> {
         self.calls.count(1);
         mark.hold_back(stream)?;
         self.calls.waits.fetch_add(1, Ordering::Relaxed);
-        Ok(true)
+        Ok(mark.ticket)
     }
 
     pub(super) fn done(&self) -> u64 {

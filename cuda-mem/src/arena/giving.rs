@@ -190,11 +190,10 @@ impl Inner {
                     self.want_marks(other);
                 }
                 let mut over = course.done();
-                if over < ticket
-                    && let Some(stream) = stream
-                    && course.hold_back(stream, ticket).unwrap_or(false)
+                if let Some(stream) = stream
+                    && self.wait_for(centre, id, Stamp::new(other, ticket), stream)
                 {
-                    over = ticket;
+                    over = over.max(ticket);
                 }
                 (other, over)
             })

@@ -18,6 +18,7 @@ mod fit;
 mod front;
 mod giving;
 mod ground;
+mod growth;
 mod index;
 mod lane;
 mod lanes;
@@ -33,6 +34,7 @@ mod stamp;
 mod stats;
 mod thread;
 mod trim;
+mod unmarked;
 
 /// What the lock is made of; a checker of the memory model puts its own in place.
 mod sync {

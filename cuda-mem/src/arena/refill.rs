@@ -5,19 +5,14 @@ use std::alloc::Layout;
 use super::course::Course;
 use super::fit::Joins;
 use super::front::is_small;
-use super::ground::Chunk;
 use super::lanes::Centre;
 use super::owners::LaneId;
 use super::stamp::Stamp;
-use super::{GRANULE, GRANULE_UNITS, Inner, PAGE_UNITS, UNIT, count, thread, units};
-use crate::error::{Error, ErrorKind, OutOfMemory, Result};
+use super::{Inner, PAGE_UNITS, UNIT, count, thread, units};
+use crate::error::{Error, ErrorKind, Result};
 use crate::pool::ReusePolicy;
 use crate::stream::Stream;
 use crate::{progress, report};
-
-/// The arena grows by a sixteenth of what it holds, at least and at most so many granules.
-const LEAST_GROWN: u64 = 4;
-const MOST_GROWN: u64 = 16;
 
 /// A lane takes an eighth of the pages that it has, at least one and at most so many.
 const MOST_TAKEN: u64 = 64;
@@ -45,9 +40,11 @@ impl From<Option<u64>> for Found {
 
 /// What can be done for a request, what disturbs least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Means {
+pub(super) enum Means {
     /// To take what waits of the program have shown to be done.
     Hear,
+    /// To grow, while the arena is small.
+    Grow,
     /// To look whether what other streams used is done now.
     Look,
     /// To take in what lanes have to spare.
@@ -60,7 +57,18 @@ enum Means {
     WaitForAll,
 }
 
-const MEANS: [Means; 6] = [
+const MEANS: [Means; 7] = [
+    Means::Hear,
+    Means::Grow,
+    Means::Look,
+    Means::Gather,
+    Means::Wait,
+    Means::LookAtAll,
+    Means::WaitForAll,
+];
+
+/// For a thread whose turn to grow it is.
+pub(super) const MEANS_WITHOUT_GROWTH: [Means; 6] = [
     Means::Hear,
     Means::Look,
     Means::Gather,
@@ -105,7 +113,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes));
         };
         for _ in 0..TRIES {
-            if let Some(start) = self.find_for(id, size, stream) {
+            if let Some(start) = self.find_for(id, size, stream, &MEANS) {
                 return Ok(start * UNIT);
             }
             match self.grow_once(id, size, stream) {
@@ -120,12 +128,18 @@ impl Inner {
     }
 
     /// From the memory that there is.
-    fn find_for(&self, id: LaneId, size: u32, stream: &Stream) -> Option<u64> {
+    pub(super) fn find_for(
+        &self,
+        id: LaneId,
+        size: u32,
+        stream: &Stream,
+        means: &[Means],
+    ) -> Option<u64> {
         for _ in 0..LOST {
             if let Some(start) = self.at_hand(id, size) {
                 return Some(start);
             }
-            match self.find_by_any(id, size, stream) {
+            match self.find_by_any(id, size, stream, means) {
                 Found::Block(start) => return Some(start),
                 Found::Lost => {}
                 Found::Nothing => return None,
@@ -135,14 +149,12 @@ impl Inner {
     }
 
     /// By the first of the means that gets anything.
-    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream) -> Found {
-        for means in MEANS {
-            match self.find(id, size, stream, means) {
-                Found::Nothing => {}
-                found => return found,
-            }
-        }
-        Found::Nothing
+    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream, means: &[Means]) -> Found {
+        let tried = means
+            .iter()
+            .map(|means| self.find(id, size, stream, *means));
+        let mut got = tried.filter(|found| !matches!(found, Found::Nothing));
+        got.next().unwrap_or(Found::Nothing)
     }
 
     /// What each of the means can get.
@@ -151,10 +163,19 @@ impl Inner {
             Means::Look | Means::LookAtAll => self.may_look(),
             Means::Wait => self.may_wait(),
             Means::WaitForAll => self.may_wait() && !is_small(size),
+            Means::Grow => self.grows_first(size),
             Means::Hear | Means::Gather => true,
         };
         if !is_allowed {
             return Found::Nothing;
+        }
+        if means == Means::Grow {
+            return match self.grow_once(id, size, stream) {
+                Ok(Some(start)) => Found::Block(start),
+                Ok(None) => Found::Lost,
+                // There may be enough in other ways, and if not, that is found out again.
+                Err(_) => Found::Nothing,
+            };
         }
         let mut centre = self.centre();
         match means {
@@ -165,10 +186,14 @@ impl Inner {
             }
             Means::LookAtAll => {
                 self.look_at_all(&mut centre);
-                let lanes = 0..centre.courses.len() as LaneId;
-                lanes.for_each(|lane| self.want_marks(lane));
+                // What comes back from now on is looked at before the next one needs it: until it is known to be done
+                // it lies in pieces between that of other streams.
+                for (lane, slot) in self.lanes.iter() {
+                    slot.wanted.looks();
+                    self.want_marks(lane);
+                }
             }
-            Means::Look | Means::Wait | Means::WaitForAll => {}
+            Means::Grow | Means::Look | Means::Wait | Means::WaitForAll => {}
         }
         if is_small(size) {
             let wait = (means == Means::Wait).then_some(stream);
@@ -181,6 +206,7 @@ impl Inner {
         }
         match means {
             Means::Hear | Means::LookAtAll => self.take(id, size).into(),
+            Means::Grow => Found::Nothing,
             Means::Look => self.look(&mut centre, id, size).into(),
             Means::Gather => {
                 let taken = self.take(id, size);
@@ -196,7 +222,7 @@ impl Inner {
     }
 
     /// A block of the commons as they are, or pages of them for a small one.
-    fn take(&self, id: LaneId, size: u32) -> Option<u64> {
+    pub(super) fn take(&self, id: LaneId, size: u32) -> Option<u64> {
         let mut commons = self.commons.lock(thread::number());
         if !is_small(size) {
             return commons.allocate(size, id, &self.counters);
@@ -213,13 +239,6 @@ impl Inner {
         let mut commons = self.commons.lock(thread::number());
         for (id, course) in centre.courses.iter().enumerate() {
             commons.note_done(id as LaneId, course.done());
-        }
-        drop(commons);
-        if self.may_look() && centre.courses.len() > 1 {
-            // What comes back from now on is looked at before the next one needs it: until it is known to be done it
-            // lies in pieces between that of other streams.
-            let lanes = self.lanes.iter();
-            lanes.for_each(|(_, slot)| slot.wanted.looks());
         }
     }
 
@@ -263,7 +282,7 @@ impl Inner {
         };
         let stamps = places.iter().map(|place| place.stamp);
         let mut stamps = stamps.filter(|stamp| !stamp.is_usable_by(id));
-        if !stamps.all(|stamp| self.wait_for(centre, stamp, stream)) {
+        if !stamps.all(|stamp| self.wait_for(centre, id, stamp, stream)) {
             return Found::Nothing;
         }
         let mut commons = self.commons.lock(me);
@@ -282,17 +301,27 @@ impl Inner {
     }
 
     /// Makes the stream wait for the one that used a block last.
-    fn wait_for(&self, centre: &mut Centre, stamp: Stamp, stream: &Stream) -> bool {
+    pub(super) fn wait_for(
+        &self,
+        centre: &mut Centre,
+        id: LaneId,
+        stamp: Stamp,
+        stream: &Stream,
+    ) -> bool {
         let Some(user) = stamp.lane() else {
             return true;
         };
+        let is_after = centre.courses[id as usize].is_after(user, stamp.ticket);
         let course = &mut centre.courses[user as usize];
-        if course.done() >= stamp.ticket {
+        if is_after || course.done() >= stamp.ticket {
             return true;
         }
-        let waits = course.hold_back(stream, stamp.ticket).unwrap_or(false);
+        let until = course.hold_back(stream, stamp.ticket).unwrap_or(None);
         self.note_done(course, user);
-        waits
+        if let Some(until) = until {
+            centre.courses[id as usize].comes_after(user, until);
+        }
+        until.is_some()
     }
 
     fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Found {
@@ -302,13 +331,19 @@ impl Inner {
             if is_small(size) {
                 commons.pages_of_others(id)
             } else {
-                commons.best_of_others(size, id)
+                let course = &centre.courses[id as usize];
+                let is_after = |stamp: Stamp| {
+                    stamp
+                        .lane()
+                        .is_none_or(|user| course.is_after(user, stamp.ticket))
+                };
+                commons.best_of_others(size, id, is_after)
             }
         };
         let Some(place) = found else {
             return Found::Nothing;
         };
-        if !self.wait_for(centre, place.stamp, stream) {
+        if !self.wait_for(centre, id, place.stamp, stream) {
             return Found::Nothing;
         }
         let mut commons = self.commons.lock(me);
@@ -370,129 +405,26 @@ impl Inner {
     }
 
     /// Whether a block may go on before and behind this memory: not from one block of an upstream to another.
-    fn joins(&self, start: u64, units: u64) -> Joins {
+    pub(super) fn joins(&self, start: u64, units: u64) -> Joins {
         Joins {
             left: !self.ground.is_wall(start * UNIT),
             right: !self.ground.is_wall((start + units) * UNIT),
         }
     }
 
-    /// As [`grow`](Self::grow), by one thread at a time: what the last one got, and what came back meanwhile, may be
-    /// enough for the next.
-    fn grow_once(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        let _turn = self.ground.growing();
-        if let Some(start) = self.at_hand(id, size).or_else(|| self.take(id, size)) {
-            return Ok(Some(start));
-        }
-        self.grow(id, size, stream)
-    }
-
-    /// More memory from the ground, and a block of it. `None` if other threads took what it was to be one
-    /// with.
-    fn grow(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        if is_small(size) {
-            return self.grow_lane(id, size, stream);
-        }
-        let needed = u64::from(size).div_ceil(GRANULE_UNITS);
-        let frontier = self.ground.frontier(needed * GRANULE);
-        let tail = frontier.and_then(|end| {
-            let commons = self.commons.lock(thread::number());
-            Some(end / UNIT - commons.usable_tail(end / UNIT, id)?)
-        });
-        let rest = u64::from(size).saturating_sub(tail.unwrap_or(0));
-        let grown = self.more(frontier, rest.div_ceil(GRANULE_UNITS).max(1), stream)?;
-        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        let stamp = self.stamp_of_new(id);
-        let joins = self.joins(start, units);
-        let mut commons = self.commons.lock(thread::number());
-        commons.add(start, units, stamp, joins);
-        Ok(commons.allocate(size, id, &self.counters))
-    }
-
-    /// More pages for the small blocks of a lane; the rest goes to the commons.
-    fn grow_lane(&self, id: LaneId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        let grown = self.more(self.ground.frontier(GRANULE), 1, stream)?;
-        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        let taken = units.min(self.lane_share(id));
-        if units > taken {
-            self.add_to_commons(start + taken, units - taken, self.stamp_of_new(id));
-        }
-        Ok(self.add_to_lane(id, start, taken, size))
-    }
-
-    /// Memory from the ground: so many granules, and some more so that it need not be asked soon again.
-    fn more(&self, frontier: Option<u64>, granules: u64, stream: &Stream) -> Result<Chunk> {
-        let held = self.ground.reserved().current() / GRANULE;
-        let wanted = granules.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
-        let grown = match self.ground.grow(frontier, wanted * GRANULE, stream) {
-            Err(error) if wanted > granules && error.is_out_of_memory() => {
-                self.ground.grow(frontier, granules * GRANULE, stream)
-            }
-            grown => grown,
-        }?;
-        count(&self.seldom.grown);
-        self.limit_fronts();
-        Ok(grown)
-    }
-
-    fn stamp_of_new(&self, id: LaneId) -> Stamp {
-        if self.ground.is_ordered() {
-            Stamp::new(id, progress::now())
-        } else {
-            Stamp::FREE
-        }
-    }
-
     /// So many units of pages a lane takes at a time.
-    fn lane_share(&self, id: LaneId) -> u64 {
+    pub(super) fn lane_share(&self, id: LaneId) -> u64 {
         let has = self.slot(id).counters.held() / PAGE_UNITS;
         (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS
     }
 
     /// Adds pages to a lane and takes a block, before anybody else can.
-    fn add_to_lane(&self, id: LaneId, start: u64, units: u64, size: u32) -> Option<u64> {
+    pub(super) fn add_to_lane(&self, id: LaneId, start: u64, units: u64, size: u32) -> Option<u64> {
         self.owners.note(start * UNIT, units * UNIT, Some(id));
         let slot = self.slot(id);
         let joins = self.joins(start, units);
         let mut lane = slot.lock.lock(thread::number());
         lane.add(start, units, joins, &slot.counters);
         lane.allocate(size, &slot.counters)
-    }
-
-    /// The device has no more: what is spare and done goes back to it, so that it can come again where it is
-    /// needed. Only where memory has run out.
-    #[cold]
-    fn last_resort(&self, id: LaneId, size: u32, stream: &Stream, error: Error) -> Result<u64> {
-        if !error.is_out_of_memory() {
-            return Err(error);
-        }
-        let mut last = error;
-        // What goes back is for this request, and what another thread gives back has come to its end.
-        let turn = self.ground.growing();
-        // Its own errors are no news here.
-        let _ = self.trim(0);
-        // What was looked at may be done after all, and what went back may come again elsewhere.
-        if let Some(start) = self.find_for(id, size, stream) {
-            return Ok(start * UNIT);
-        }
-        match self.grow(id, size, stream) {
-            Ok(Some(start)) => return Ok(start * UNIT),
-            Ok(None) => {}
-            Err(error) => last = error,
-        }
-        drop(turn);
-        let device = stream.context().memory_info().ok();
-        let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
-        Err(last
-            .asked(|| format!("{bytes} bytes from {self}"))
-            .with_memory(OutOfMemory::default)
-            .and_memory(|memory| {
-                memory.asked = bytes;
-                memory.pool_used = Some(stats.live);
-                memory.pool_reserved = Some(stats.reserved);
-                memory.pool_reserved_high = Some(stats.reserved_peak);
-                memory.device_free = device.map(|device| device.free);
-                memory.device_total = device.map(|device| device.total);
-            }))
     }
 }

@@ -31,18 +31,20 @@ pub(super) struct Wanted {
     marks: AtomicU32,
 }
 
-/// Looks, or marks, for one that was short of memory.
-const WANTED: u32 = 64;
+/// Looks for one that was short of memory.
+const LOOKS: u32 = 16;
+/// Marks for one that was short of memory.
+const MARKS: u32 = 64;
 
 impl Wanted {
     /// Somebody has found nothing that was known to be done.
     pub(super) fn looks(&self) {
-        self.looks.store(WANTED, Ordering::Relaxed);
+        self.looks.store(LOOKS, Ordering::Relaxed);
     }
 
     /// Somebody needs to know more than looks can tell while the stream is busy.
     pub(super) fn marks(&self) {
-        self.marks.store(WANTED, Ordering::Relaxed);
+        self.marks.store(MARKS, Ordering::Relaxed);
     }
 
     #[inline]

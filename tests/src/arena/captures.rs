@@ -12,6 +12,9 @@ use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
+/// More than an arena of several streams takes from the device rather than from other streams.
+const LARGE: usize = 40 * MIB;
+
 const MODES: [CaptureMode; 3] = [
     CaptureMode::Global,
     CaptureMode::ThreadLocal,
@@ -28,15 +31,15 @@ pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resul
         let resource = Resource::from(arena.clone());
         let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
         drop(resource.alloc::<u8>(&b, 1000)?);
-        let first = resource.alloc::<u8>(&a, 8 * MIB)?;
+        let first = resource.alloc::<u8>(&a, LARGE)?;
         let held = hold(&a)?;
         drop(first);
         let before = arena.stats();
         let (_graph, after) = captured
             .capture(mode, |capture| {
                 // Looks at the other stream and waits for it, and then the arena grows.
-                drop(resource.alloc::<u8>(&b, 8 * MIB)?);
-                drop(resource.alloc::<u8>(&a, 9 * MIB)?);
+                drop(resource.alloc::<u8>(&b, LARGE)?);
+                drop(resource.alloc::<u8>(&a, LARGE + MIB)?);
                 let after = arena.stats();
                 capture.alloc::<u8>(10)?;
                 Ok(after)
@@ -200,19 +203,19 @@ pub(super) fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) 
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
     let (captured, other) = (lab.stream()?, lab.stream()?);
-    let first = resource.alloc::<u8>(&captured, 8 * MIB)?;
-    let place = (first.as_raw(), 8 * MIB);
+    let first = resource.alloc::<u8>(&captured, LARGE)?;
+    let place = (first.as_raw(), LARGE);
     drop(first);
     begin(&captured, RELAXED)?;
     // To ask the captured stream would be the end of the capture.
-    let meanwhile = resource.alloc::<u8>(&other, 8 * MIB);
+    let meanwhile = resource.alloc::<u8>(&other, LARGE);
     end_well(&captured)?;
     let meanwhile = meanwhile?;
     ensure!(
-        !overlap(place, (meanwhile.as_raw(), 8 * MIB)),
+        !overlap(place, (meanwhile.as_raw(), LARGE)),
         "nobody could know that it is done"
     );
-    let after = resource.alloc::<u8>(&other, 8 * MIB)?;
+    let after = resource.alloc::<u8>(&other, LARGE)?;
     ensure!(
         after.as_raw() == place.0,
         "another place: {}",

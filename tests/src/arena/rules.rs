@@ -10,6 +10,9 @@ use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
+/// More than an arena of several streams takes from the device rather than from other streams.
+const LARGE: usize = 40 * MIB;
+
 /// An arena and two streams.
 struct Scene {
     arena: Arena,
@@ -166,13 +169,13 @@ pub(super) fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -
     ] {
         for of_context in [false, true] {
             let scene = Scene::new(lab, reuse)?;
-            let address = scene.on_a(8 * MIB)?.as_raw();
+            let address = scene.on_a(LARGE)?.as_raw();
             if of_context {
                 scene.a.context().synchronize()?;
             } else {
                 scene.a.synchronize()?;
             }
-            let other = scene.on_b(8 * MIB)?;
+            let other = scene.on_b(LARGE)?;
             let stats = scene.arena.stats();
             ensure!(other.as_raw() == address, "{reuse:?}: {stats}");
             ensure!((stats.grown, stats.waits) == (1, 0), "{reuse:?}: {stats}");
@@ -183,9 +186,9 @@ pub(super) fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -
 
 pub(super) fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
-    let address = scene.on_a(8 * MIB)?.as_raw();
+    let address = scene.on_a(LARGE)?.as_raw();
     scene.a.synchronize()?;
-    let other = scene.on_b(8 * MIB)?;
+    let other = scene.on_b(LARGE)?;
     let stats = scene.arena.stats();
     ensure!(other.as_raw() == address, "another place: {stats}");
     ensure!((stats.grown, stats.waits) == (1, 0), "{stats}");

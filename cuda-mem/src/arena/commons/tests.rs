@@ -188,7 +188,7 @@ impl World {
             return start;
         }
         self.refused(lane, |start, end| start + u64::from(size) <= end);
-        if let Some(place) = self.commons.best_of_others(size, lane)
+        if let Some(place) = self.commons.best_of_others(size, lane, |_| false)
             && self.random.below(2) == 0
         {
             self.wait_for(lane, place.stamp);

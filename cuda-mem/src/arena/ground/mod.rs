@@ -93,6 +93,14 @@ impl Ground {
         }
     }
 
+    /// The most that the arena may hold.
+    pub(super) fn max(&self) -> u64 {
+        match self {
+            Self::Vmm(vmm) => vmm.max,
+            Self::Upstream(upstream) => upstream.max,
+        }
+    }
+
     pub(super) fn reserved(&self) -> &Reserved {
         match self {
             Self::Vmm(vmm) => &vmm.reserved,

@@ -16,7 +16,7 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {
     resource: Resource,
-    max: u64,
+    pub(super) max: u64,
     state: Mutex<State>,
     pub(super) reserved: Reserved,
 }

@@ -29,7 +29,7 @@ pub(in crate::arena) struct Vmm {
     /// How many addresses are reserved at a time, in bytes: for all memory of the device. Memory that goes back
     /// from the middle leaves addresses unused, and then there will be a second zone.
     zone: u64,
-    max: u64,
+    pub(super) max: u64,
     /// Held by the thread that grows, from when it finds that there is not enough.
     growing: Mutex<()>,
     state: Mutex<State>,
