@@ -12,10 +12,10 @@ use cuda_driver_sys::{CUcontext, CUevent};
 
 use crate::device::Device;
 use crate::driver::Driver;
+use crate::epoch::{self, Progress};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::lock::Lock;
-use crate::progress::{self, Progress};
 use crate::stage::Stage;
 use crate::{deferred, raw, report};
 
@@ -72,7 +72,7 @@ impl Retained {
         Self {
             device,
             raw,
-            progress: progress::of_context(driver, raw.addr()),
+            progress: epoch::of_context(driver, raw.addr()),
             is_primary,
             events: Lock::default(),
             stages: Lock::default(),
@@ -99,7 +99,7 @@ impl Drop for Retained {
             return;
         }
         ledger::ended(&self.item());
-        let ticket = progress::take();
+        let epoch = epoch::take();
         current::note_released();
         report::release("context", || {
             // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
@@ -118,7 +118,7 @@ impl Drop for Retained {
         if Arc::strong_count(&self.progress) > 1
             && matches!(self.device.has_active_context(), Ok(false))
         {
-            self.progress.advance(ticket);
+            self.progress.advance(epoch);
         }
         // If it was the last, its work is done.
         deferred::poll();
@@ -262,13 +262,13 @@ impl Context {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        let ticket = progress::take();
+        let epoch = epoch::take();
         {
             let _current = self.bind()?;
             // SAFETY: this context is current.
             unsafe { raw::context::synchronize(self.driver().table()) }?;
         }
-        self.0.progress.advance(ticket);
+        self.0.progress.advance(epoch);
         deferred::poll_all();
         Ok(())
     }

@@ -55,6 +55,7 @@ mod current;
 mod deferred;
 mod device;
 mod driver;
+mod epoch;
 mod error;
 mod event;
 mod fallback;
@@ -76,7 +77,6 @@ mod pages;
 mod placement;
 mod pointer;
 mod pool;
-mod progress;
 mod raw;
 mod recording;
 mod report;
@@ -95,7 +95,7 @@ pub use adaptor::{
     LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
     StatisticsScope, TrackingAdaptor,
 };
-pub use arena::{Arena, ArenaBuilder, ArenaGround, ArenaStats, FreeSpace};
+pub use arena::{Arena, ArenaBacking, ArenaBuilder, ArenaStats, FreeSpace};
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use container::{DeviceScalar, DeviceVec};
 pub use context::{Context, Current, MemoryInfo};

@@ -18,9 +18,9 @@ use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream
 
 use crate::context::Context;
 use crate::device::Device;
+use crate::epoch::{self, Progress};
 use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::progress::{self, Progress};
 use crate::{deferred, raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
@@ -286,9 +286,9 @@ impl Stream {
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.release_deferred();
-        let ticket = progress::take();
+        let epoch = epoch::take();
         self.as_ref().synchronize()?;
-        self.0.progress.advance(ticket);
+        self.0.progress.advance(epoch);
         Ok(())
     }
 
@@ -300,10 +300,10 @@ impl Stream {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn is_done(&self) -> Result<bool> {
-        let ticket = progress::take();
+        let epoch = epoch::take();
         let is_done = self.as_ref().is_done()?;
         if is_done {
-            self.0.progress.advance(ticket);
+            self.0.progress.advance(epoch);
         }
         Ok(is_done)
     }

@@ -3,13 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::commons::Commons;
-use super::counters::Counters;
-use super::ground::{Ground, Upstream, Vmm};
-use super::lock::Lock;
-use super::owners::Owners;
-use super::slots::Slots;
-use super::{Arena, Inner, Seldom, thread};
+use super::backing::{Backing, Upstream, Vmm};
+use super::cache_table::CacheTable;
+use super::{Arena, Central, Inner};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
@@ -113,7 +109,7 @@ impl ArenaBuilder {
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            return Ok(assemble(Ground::Vmm(vmm), properties, reuse));
+            return Ok(assemble(Backing::Vmm(vmm), properties, reuse));
         }
         if fallback == Fallback::Refuse || !peers.is_empty() {
             return Err(Error::not_supported(format!(
@@ -123,20 +119,20 @@ impl ArenaBuilder {
         }
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
-        let ground = Ground::Upstream(Upstream::new(upstream, max));
-        Ok(assemble(ground, properties, reuse))
+        let backing = Backing::Upstream(Upstream::new(upstream, max));
+        Ok(assemble(backing, properties, reuse))
     }
 
     #[track_caller]
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
-        let ground = Ground::Upstream(Upstream::new(upstream, u64::MAX));
-        assemble(ground, properties, ReusePolicy::DRIVER_DEFAULT)
+        let backing = Backing::Upstream(Upstream::new(upstream, u64::MAX));
+        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT)
     }
 }
 
 #[track_caller]
-fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) -> Arena {
+fn assemble(backing: Backing, properties: MemoryProperties, reuse: ReusePolicy) -> Arena {
     // From 1, because the notes of streams are 0 at first.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let inner = Inner {
@@ -144,15 +140,10 @@ fn assemble(ground: Ground, properties: MemoryProperties, reuse: ReusePolicy) ->
         device: properties.device,
         properties,
         reuse,
-        ground: Arc::new(ground),
-        owners: Owners::default(),
-        lanes: Slots::default(),
-        commons: Lock::new(thread::number(), Commons::default()),
-        counters: Counters::default(),
-        calls: Arc::default(),
-        front_limit: AtomicU32::new(u32::MAX),
-        hall: Arc::default(),
-        seldom: Seldom::default(),
+        backing: Arc::new(backing),
+        caches: CacheTable::default(),
+        central: Central::new(),
+        slow_path: Arc::default(),
     };
     ledger::born(inner.item());
     Arena(Arc::new(inner))

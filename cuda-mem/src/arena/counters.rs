@@ -1,11 +1,11 @@
-//! What a lane or the commons counts. Written by whoever has it, read by anybody at any time.
+//! The counters of a stream cache or of the central heap. Written under its lock, read at any time.
 
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PAGE_UNITS;
-use super::front::is_small;
+use super::last_freed::is_small;
 
 /// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
 #[derive(Debug, Default)]
@@ -15,15 +15,15 @@ pub(super) struct Counters {
     large: AtomicU64,
     /// Blocks that users have.
     blocks: AtomicU64,
-    /// Requests that the front answered, and that the fit did.
-    front: AtomicU64,
-    fit: AtomicU64,
-    /// Units in pages of the lane.
+    /// Requests answered by the last-freed cache, and by the heap.
+    last_freed: AtomicU64,
+    heap: AtomicU64,
+    /// Units in pages of the cache.
     held: AtomicU64,
-    /// Units of the large block in front.
-    fronted: AtomicU64,
-    /// Units in no block when the lane was last found to have no whole page.
-    in_vain: AtomicU64,
+    /// Units of the cached large block.
+    cached_large: AtomicU64,
+    /// Free units when the cache was last scavenged and had no whole page.
+    fruitless: AtomicU64,
 }
 
 /// Adds, where nobody else writes at the same time: no locked instruction.
@@ -40,22 +40,22 @@ fn read(counter: &AtomicU64) -> u64 {
 
 impl Counters {
     #[inline]
-    pub(super) fn took_front(&self, size: u32) {
-        add(&self.front, 1);
+    pub(super) fn count_hit(&self, size: u32) {
+        add(&self.last_freed, 1);
         if !is_small(size) {
-            self.fronted.store(0, Ordering::Relaxed);
+            self.cached_large.store(0, Ordering::Relaxed);
         }
         self.change(size, u64::from(size), 1);
     }
 
     #[inline]
-    pub(super) fn took_fit(&self, size: u32) {
-        add(&self.fit, 1);
+    pub(super) fn count_fit(&self, size: u32) {
+        add(&self.heap, 1);
         self.change(size, u64::from(size), 1);
     }
 
     #[inline]
-    pub(super) fn came_back(&self, size: u32) {
+    pub(super) fn count_free(&self, size: u32) {
         self.change(size, u64::from(size).wrapping_neg(), u64::MAX);
     }
 
@@ -70,20 +70,20 @@ impl Counters {
         add(&self.blocks, blocks);
     }
 
-    /// So many units of a large block stand in front.
+    /// The cached large block has this size; 0 is none.
     #[inline]
-    pub(super) fn fronts(&self, units: u32) {
-        self.fronted.store(u64::from(units), Ordering::Relaxed);
+    pub(super) fn set_cached_large(&self, units: u32) {
+        self.cached_large.store(u64::from(units), Ordering::Relaxed);
     }
 
-    /// Units of the large block in front.
+    /// Units of the cached large block.
     #[inline]
-    pub(super) fn fronted(&self) -> u64 {
-        read(&self.fronted)
+    pub(super) fn cached_large(&self) -> u64 {
+        read(&self.cached_large)
     }
 
-    /// The lane has so many units in pages.
-    pub(super) fn holds(&self, units: u64) {
+    /// The cache has this much memory in pages.
+    pub(super) fn set_held(&self, units: u64) {
         self.held.store(units, Ordering::Relaxed);
     }
 
@@ -91,24 +91,24 @@ impl Counters {
         read(&self.held)
     }
 
-    /// Units in pages of the lane that are in no block.
+    /// Free units in pages of the cache.
     fn spare(&self) -> u64 {
         self.held().saturating_sub(read(&self.small))
     }
 
-    /// Whether the lane may have something that others could use: whole pages, or a large block in front. Crumbs
-    /// that were looked through in vain count only when there are more of them, unless all have to be looked at.
+    /// Whether the cache may have something that others could use: whole pages, or a large block. Fragments that had no
+    /// whole page the last time count only when there are more of them, unless the search is to be thorough.
     pub(super) fn has_spare(&self, thorough: bool) -> bool {
         let spare = self.spare();
-        let in_vain = read(&self.in_vain).min(spare);
-        self.in_vain.store(in_vain, Ordering::Relaxed);
-        read(&self.fronted) > 0 || spare >= PAGE_UNITS && (thorough || spare > in_vain)
+        let fruitless = read(&self.fruitless).min(spare);
+        self.fruitless.store(fruitless, Ordering::Relaxed);
+        read(&self.cached_large) > 0 || spare >= PAGE_UNITS && (thorough || spare > fruitless)
     }
 
-    /// The lane was looked through, and had so many whole pages.
-    pub(super) fn gave(&self, pages: usize) {
-        let in_vain = if pages == 0 { self.spare() } else { 0 };
-        self.in_vain.store(in_vain, Ordering::Relaxed);
+    /// The cache was scavenged of this many whole pages.
+    pub(super) fn scavenged(&self, pages: usize) {
+        let fruitless = if pages == 0 { self.spare() } else { 0 };
+        self.fruitless.store(fruitless, Ordering::Relaxed);
     }
 
     /// Adds this to a sum: units and blocks that users have.
@@ -117,9 +117,9 @@ impl Counters {
         (units, read(&self.blocks))
     }
 
-    /// Requests that the front answered, and that the fit did.
+    /// Requests answered by the last-freed cache, and by the heap.
     pub(super) fn answered(&self) -> (u64, u64) {
-        (read(&self.front), read(&self.fit))
+        (read(&self.last_freed), read(&self.heap))
     }
 }
 

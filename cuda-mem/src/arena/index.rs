@@ -1,11 +1,11 @@
-//! Finds the node of a used block by its address.
+//! Finds the header of a used block by its address.
 //!
-//! A hash table with chains that run through the nodes themselves, where a free block has its stamp: so a
-//! block goes in without a search, and a live one costs four to eight bytes here. The table does not shrink.
+//! A hash table whose chains run through the headers, where a free block has its last use. A live block costs four to
+//! eight bytes here. The table does not shrink.
 
 #![forbid(unsafe_code)]
 
-use super::node::{Id, NONE, Nodes};
+use super::header::{Headers, Id, NONE};
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -26,53 +26,53 @@ impl Index {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, nodes: &mut Nodes, id: Id) {
+    pub(super) fn insert(&mut self, headers: &mut Headers, id: Id) {
         if self.len + 1 > self.heads.len() {
-            self.grow(nodes);
+            self.grow(headers);
         }
-        self.put(nodes, id);
+        self.put(headers, id);
         self.len += 1;
     }
 
     #[inline]
-    fn put(&mut self, nodes: &mut Nodes, id: Id) {
-        let home = self.home(nodes[id].start());
+    fn put(&mut self, headers: &mut Headers, id: Id) {
+        let home = self.home(headers[id].start());
         let next = std::mem::replace(&mut self.heads[home], id);
-        nodes[id].set_next(next);
+        headers[id].set_next(next);
     }
 
     #[cold]
-    fn grow(&mut self, nodes: &mut Nodes) {
+    fn grow(&mut self, headers: &mut Headers) {
         let room = (self.heads.len() * 2).max(64);
         let old = std::mem::replace(&mut self.heads, vec![NONE; room]);
         for mut id in old {
             while id != NONE {
-                let next = nodes[id].next();
-                self.put(nodes, id);
+                let next = headers[id].next();
+                self.put(headers, id);
                 id = next;
             }
         }
     }
 
     #[inline]
-    pub(super) fn find(&self, nodes: &Nodes, start: u64) -> Option<Id> {
+    pub(super) fn find(&self, headers: &Headers, start: u64) -> Option<Id> {
         if self.len == 0 {
             return None;
         }
         let mut id = self.heads[self.home(start)];
         while id != NONE {
-            let node = &nodes[id];
-            if node.start() == start {
+            let header = &headers[id];
+            if header.start() == start {
                 return Some(id);
             }
-            id = node.next();
+            id = header.next();
         }
         None
     }
 
-    /// Takes out the node that starts here.
+    /// Takes out the header that starts here.
     #[inline]
-    pub(super) fn remove(&mut self, nodes: &mut Nodes, start: u64) -> Option<Id> {
+    pub(super) fn remove(&mut self, headers: &mut Headers, start: u64) -> Option<Id> {
         if self.len == 0 {
             return None;
         }
@@ -80,13 +80,13 @@ impl Index {
         let mut before = NONE;
         let mut id = self.heads[home];
         while id != NONE {
-            let node = &nodes[id];
-            let next = node.next();
-            if node.start() == start {
+            let header = &headers[id];
+            let next = header.next();
+            if header.start() == start {
                 if before == NONE {
                     self.heads[home] = next;
                 } else {
-                    nodes[before].set_next(next);
+                    headers[before].set_next(next);
                 }
                 self.len -= 1;
                 return Some(id);

@@ -1,40 +1,39 @@
-//! The arena: a sub-allocator that takes large pieces of memory and hands out parts of them without asking
-//! the driver.
+//! The arena: a sub-allocator that takes large pieces of memory and hands out parts of them without asking the driver.
 //!
-//! Every stream has a lane ([`lane`]): the blocks that were freed last stand in front ([`front`]), and small
-//! blocks are cut from pages of the lane's own, so that threads with streams of their own never meet. Large
-//! blocks come from the commons ([`commons`]), where those of all streams lie side by side. Both keep their blocks by
-//! best fit ([`fit`]). A free block in the commons knows who used it last ([`stamp`]); whoever else wants it looks
-//! whether that is done, or waits ([`refill`]). A lock costs its usual thread no locked instruction
-//! ([`lock`]). The bookkeeping knows no driver and no unsafe code; `course` and `ground` face the driver.
+//! Every stream has a cache ([`stream_cache`]): its last-freed blocks ([`last_freed`]), and pages from which small
+//! blocks are cut, so that threads with streams of their own never meet. Large blocks come from the central heap
+//! ([`central_heap`]), where those of all streams lie side by side. Both are TLSF heaps ([`tlsf`]). A free block of the
+//! central heap knows its last use ([`last_use`]); for another stream the arena finds out whether that is done, or
+//! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`biased_lock`]). The
+//! bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face the driver.
 
-mod bins;
+mod backing;
+mod biased_lock;
 mod builder;
-mod commons;
+mod cache_table;
+mod central_heap;
 mod counters;
-mod course;
-mod end;
-mod fit;
-mod front;
-mod giving;
-mod ground;
-mod growth;
+mod free;
+mod grow;
+mod header;
 mod index;
-mod lane;
-mod lanes;
-mod lock;
-mod node;
-mod owned_bins;
-mod owners;
+mod last_freed;
+mod last_use;
+mod page_map;
 #[cfg(test)]
 pub(crate) mod random;
 mod refill;
-mod slots;
-mod stamp;
+mod size_classes;
+mod slow_path;
 mod stats;
+mod stream_cache;
+mod stream_progress;
+mod teardown;
 mod thread;
+mod tlsf;
 mod trim;
-mod unmarked;
+mod unrecorded;
+mod user_size_classes;
 
 /// What the lock is made of; a checker of the memory model puts its own in place.
 mod sync {
@@ -55,12 +54,12 @@ mod sync {
 }
 
 pub use builder::ArenaBuilder;
-pub use stats::{ArenaGround, ArenaStats, FreeSpace};
+pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -73,19 +72,18 @@ use crate::report;
 use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
 use crate::stream::Stream;
 
-use commons::Commons;
+use backing::Backing;
+use biased_lock::BiasedLock;
+use cache_table::{CacheSlot, CacheTable};
+use central_heap::CentralHeap;
 use counters::Counters;
-use course::Calls;
-use front::is_small;
-use ground::Ground;
-use lanes::{CentreGuard, Hall};
-use lock::Lock;
-use owners::{LaneId, Owners};
-use slots::{Slot, Slots};
+use last_freed::is_small;
+use page_map::CacheId;
+use slow_path::{SlowPath, SlowStateGuard};
 
 /// Blocks are multiples of so many bytes, and so aligned.
 const UNIT: u64 = 256;
-/// Memory moves between lanes and the commons in multiples of so many bytes. Each stream with small blocks has
+/// Memory moves between caches and the central heap in multiples of so many bytes. Each stream with small blocks has
 /// one page at least, so a large page would be dear where there are many streams.
 const PAGE: u64 = 256 << 10;
 const PAGE_UNITS: u64 = PAGE / UNIT;
@@ -141,38 +139,37 @@ struct Inner {
     device: Option<Device>,
     properties: MemoryProperties,
     reuse: ReusePolicy,
-    ground: Arc<Ground>,
-    /// Whose the pages are that small blocks are cut from.
-    owners: Owners,
-    lanes: Slots,
-    commons: Lock<Commons>,
-    /// Of the commons.
-    counters: Counters,
-    calls: Arc<Calls>,
-    /// Larger blocks do not go in front, in units.
-    front_limit: AtomicU32,
-    /// What is done seldom is done by one thread at a time.
-    hall: Arc<Hall>,
-    seldom: Seldom,
+    backing: Arc<Backing>,
+    caches: CacheTable,
+    central: Central,
+    slow_path: Arc<SlowPath>,
 }
 
-/// What is counted where it is seldom done.
-#[derive(Debug, Default)]
-struct Seldom {
-    refills: AtomicU64,
-    taken_over: AtomicU64,
-    grown: AtomicU64,
-    released: AtomicU64,
+/// The central heap behind its lock, and its counters, which are read without.
+#[derive(Debug)]
+struct Central {
+    heap: BiasedLock<CentralHeap>,
+    counters: Counters,
+}
+
+impl Central {
+    fn new() -> Self {
+        Self {
+            heap: BiasedLock::new(thread::number(), CentralHeap::default()),
+            counters: Counters::default(),
+        }
+    }
+
+    #[inline]
+    fn lock(&self, thread: u64) -> biased_lock::Guard<'_, CentralHeap> {
+        self.heap.lock(thread)
+    }
 }
 
 /// There is no block in use that starts here, in units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Unknown {
+struct UnknownBlock {
     start: u64,
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Inner {
@@ -180,37 +177,37 @@ impl Inner {
         Item::new(LedgerKind::Arena, u64::from(self.number)).on(self.device)
     }
 
-    /// The stream's lane, if it is at hand.
+    /// The stream's cache, if it is at hand.
     #[inline]
-    fn lane_at_hand(&self, stream: &Stream) -> Option<LaneId> {
+    fn noted_cache(&self, stream: &Stream) -> Option<CacheId> {
         let note = stream.slot(self.number).load(Ordering::Relaxed);
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 
-    /// From the lane and the commons as they are.
+    /// From the cache and the central heap as they are.
     #[inline]
-    fn at_hand(&self, id: LaneId, size: u32) -> Option<u64> {
+    fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
         let me = thread::number();
         let slot = self.slot(id);
         let large = !is_small(size);
         // Of large blocks one at most stands in front, and its size is known without the lock.
-        if !large || slot.counters.fronted() == u64::from(size) {
+        if !large || slot.counters.cached_large() == u64::from(size) {
             let found = slot.lock.lock(me).allocate(size, &slot.counters);
             if found.is_some() || !large {
                 return found;
             }
         }
-        let mut commons = self.commons.lock(me);
-        commons.allocate(size, id, &self.counters)
+        let mut central = self.central.lock(me);
+        central.allocate(size, id, &self.central.counters)
     }
 
-    fn centre(&self) -> CentreGuard<'_> {
-        self.hall.centre()
+    fn slow_state(&self) -> SlowStateGuard<'_> {
+        self.slow_path.lock()
     }
 
     #[inline]
-    fn slot(&self, lane: LaneId) -> &Slot {
-        self.lanes.get(lane)
+    fn slot(&self, cache: CacheId) -> &CacheSlot {
+        self.caches.get(cache)
     }
 }
 
@@ -255,8 +252,8 @@ impl Arena {
 }
 
 // SAFETY: a block is whole units of memory that the arena has, and is in no other block until it was given
-// back (`fit`). It becomes its stream's once all earlier users are before that point of the stream: it was
-// given back in the order of that stream, or the stream was made to wait, or the host saw the end (`refill`).
+// back (`heap`). It becomes its stream's once all earlier users are before that point of the stream: it was
+// freed in the order of that stream, or the stream was made to wait, or the host saw the end (`refill`).
 // Pages start at multiples of 256 KiB, and units are 256 bytes.
 unsafe impl MemoryResource for Arena {
     #[inline]
@@ -267,8 +264,8 @@ unsafe impl MemoryResource for Arena {
         if let Some(size) = units(layout.size())
             && size != 0
             && !report::is_forked()
-            && let Some(id) = inner.lane_at_hand(stream)
-            && let Some(start) = inner.at_hand(id, size)
+            && let Some(id) = inner.noted_cache(stream)
+            && let Some(start) = inner.try_allocate(id, size)
         {
             return Ok(start * UNIT);
         }
@@ -288,13 +285,13 @@ unsafe impl MemoryResource for Arena {
         }
         let Some(size) = units(layout.size()) else {
             let start = address / UNIT;
-            return Err(inner.unknown(Unknown { start }));
+            return Err(inner.unknown(UnknownBlock { start }));
         };
         if !report::is_forked()
-            && let Some(id) = inner.lane_at_hand(stream)
-            && (!is_small(size) || inner.owners.of(address) == Some(id))
+            && let Some(id) = inner.noted_cache(stream)
+            && (!is_small(size) || inner.caches.page_map.cache_of(address) == Some(id))
         {
-            return inner.free_at_hand(id, address / UNIT, size);
+            return inner.free_to_cache(id, address / UNIT, size);
         }
         inner.deallocate_slowly(address, size, stream)
     }
@@ -304,9 +301,9 @@ unsafe impl MemoryResource for Arena {
     }
 
     fn pool(&self) -> Option<&Pool> {
-        match &*self.0.ground {
-            Ground::Vmm(_) => None,
-            Ground::Upstream(upstream) => upstream.resource().pool(),
+        match &*self.0.backing {
+            Backing::Vmm(_) => None,
+            Backing::Upstream(upstream) => upstream.resource().pool(),
         }
     }
 

@@ -1,33 +1,34 @@
-//! What happens when neither the lane nor the commons has a block to use at once.
+//! Misses: neither the stream's cache nor the central heap has a block for it. The steps that find one before the arena
+//! grows.
 
 use std::alloc::Layout;
 
-use super::course::Course;
-use super::fit::Joins;
-use super::front::is_small;
-use super::lanes::Centre;
-use super::owners::LaneId;
-use super::stamp::Stamp;
-use super::{Inner, PAGE_UNITS, UNIT, count, thread, units};
+use super::last_freed::is_small;
+use super::last_use::LastUse;
+use super::page_map::CacheId;
+use super::slow_path::{SlowState, count};
+use super::stream_progress::StreamProgress;
+use super::tlsf::{FreePages, Joins};
+use super::{Inner, PAGE_UNITS, UNIT, thread, units};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::ReusePolicy;
 use crate::stream::Stream;
-use crate::{progress, report};
+use crate::{epoch, report};
 
-/// A lane takes an eighth of the pages that it has, at least one and at most so many.
+/// A cache takes an eighth of the pages that it has, at least one and at most this many.
 const MOST_TAKEN: u64 = 64;
 
-/// So often a request is tried for which the arena grew, and other threads took what it got.
+/// Attempts of a request that makes the arena grow while other threads take the memory.
 const TRIES: u32 = 16;
 
-/// So often a request is tried that loses what it found to other threads, each of which is served by that.
+/// Attempts of a request that finds memory and loses it to other threads, whose requests it serves.
 const LOST: u32 = 10_000;
 
 /// What was found for a request.
 enum Found {
     /// A block.
     Block(u64),
-    /// Memory, and another thread took it. It is tried again from the beginning.
+    /// Memory, which another thread took first. The request starts again.
     Lost,
     Nothing,
 }
@@ -38,43 +39,43 @@ impl From<Option<u64>> for Found {
     }
 }
 
-/// What can be done for a request, what disturbs least first.
+/// The steps of a miss, those that disturb least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Means {
-    /// To take what waits of the program have shown to be done.
-    Hear,
-    /// To grow, while the arena is small.
+pub(super) enum Step {
+    /// Take what waits of the program have shown to be done.
+    NoteWaits,
+    /// Grow, while the arena is small.
     Grow,
-    /// To look whether what other streams used is done now.
-    Look,
-    /// To take in what lanes have to spare.
-    Gather,
-    /// To make the stream wait for another one.
+    /// Query the streams that used free memory last.
+    Query,
+    /// Take free pages and cached blocks out of all caches.
+    Scavenge,
+    /// Make the stream wait for another one.
     Wait,
-    /// To look at all streams, also those that were busy the last time: what comes next is to grow.
-    LookAtAll,
-    /// To make the stream wait for several others.
+    /// Query all streams, also those that were busy the last time, since the next step is to grow.
+    QueryAll,
+    /// Make the stream wait for several others.
     WaitForAll,
 }
 
-const MEANS: [Means; 7] = [
-    Means::Hear,
-    Means::Grow,
-    Means::Look,
-    Means::Gather,
-    Means::Wait,
-    Means::LookAtAll,
-    Means::WaitForAll,
+const STEPS: [Step; 7] = [
+    Step::NoteWaits,
+    Step::Grow,
+    Step::Query,
+    Step::Scavenge,
+    Step::Wait,
+    Step::QueryAll,
+    Step::WaitForAll,
 ];
 
-/// For a thread whose turn to grow it is.
-pub(super) const MEANS_WITHOUT_GROWTH: [Means; 6] = [
-    Means::Hear,
-    Means::Look,
-    Means::Gather,
-    Means::Wait,
-    Means::LookAtAll,
-    Means::WaitForAll,
+/// For the thread that is growing the arena.
+pub(super) const STEPS_WITHOUT_GROWTH: [Step; 6] = [
+    Step::NoteWaits,
+    Step::Query,
+    Step::Scavenge,
+    Step::Wait,
+    Step::QueryAll,
+    Step::WaitForAll,
 ];
 
 impl Inner {
@@ -83,20 +84,19 @@ impl Inner {
             .contains(ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)
     }
 
-    pub(super) fn may_look(&self) -> bool {
+    pub(super) fn may_query(&self) -> bool {
         self.reuse.contains(ReusePolicy::ALLOW_OPPORTUNISTIC)
     }
 
-    /// Tells the commons how far a lane's stream is, and its marks.
-    pub(super) fn note_done(&self, course: &Course, id: LaneId) {
-        let mut commons = self.commons.lock(thread::number());
-        commons.note_done(id, course.done());
-        commons.note_mark(id, course.marked());
+    /// Reports a stream's progress and its last event to the central heap.
+    pub(super) fn note_done(&self, progress: &StreamProgress, id: CacheId) {
+        let mut central = self.central.lock(thread::number());
+        central.note_done(id, progress.done());
+        central.note_event(id, progress.recorded());
     }
 
-    /// A request that neither the stream's lane nor the commons answers at once. A stream that uses memory of its own
-    /// only comes here while the arena grows; streams that take over memory from each other come here often. So the
-    /// attribute is no promise that this is rare: it keeps the code out of line, and the usual way straight.
+    /// A request that neither the stream's cache nor the central heap answers. Not always rare: streams that take
+    /// memory from each other come here often. The attribute keeps the fast path straight.
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
@@ -106,14 +106,14 @@ impl Inner {
         if layout.size() == 0 {
             return Ok(0);
         }
-        let id = self.lane_of(stream)?;
+        let id = self.cache_of(stream)?;
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {
             let text = "a block of an arena has less than 1 TiB";
             return Err(Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes));
         };
         for _ in 0..TRIES {
-            if let Some(start) = self.find_for(id, size, stream, &MEANS) {
+            if let Some(start) = self.find_for(id, size, stream, &STEPS) {
                 return Ok(start * UNIT);
             }
             match self.grow_once(id, size, stream) {
@@ -127,19 +127,19 @@ impl Inner {
         self.last_resort(id, size, stream, error)
     }
 
-    /// From the memory that there is.
+    /// A block of the memory that the arena has.
     pub(super) fn find_for(
         &self,
-        id: LaneId,
+        id: CacheId,
         size: u32,
         stream: &Stream,
-        means: &[Means],
+        steps: &[Step],
     ) -> Option<u64> {
         for _ in 0..LOST {
-            if let Some(start) = self.at_hand(id, size) {
+            if let Some(start) = self.try_allocate(id, size) {
                 return Some(start);
             }
-            match self.find_by_any(id, size, stream, means) {
+            match self.find_by_any(id, size, stream, steps) {
                 Found::Block(start) => return Some(start),
                 Found::Lost => {}
                 Found::Nothing => return None,
@@ -148,283 +148,286 @@ impl Inner {
         None
     }
 
-    /// By the first of the means that gets anything.
-    fn find_by_any(&self, id: LaneId, size: u32, stream: &Stream, means: &[Means]) -> Found {
-        let tried = means
-            .iter()
-            .map(|means| self.find(id, size, stream, *means));
+    /// The result of the first step that finds anything.
+    fn find_by_any(&self, id: CacheId, size: u32, stream: &Stream, steps: &[Step]) -> Found {
+        let tried = steps.iter().map(|step| self.find(id, size, stream, *step));
         let mut got = tried.filter(|found| !matches!(found, Found::Nothing));
         got.next().unwrap_or(Found::Nothing)
     }
 
-    /// What each of the means can get.
-    fn find(&self, id: LaneId, size: u32, stream: &Stream, means: Means) -> Found {
-        let is_allowed = match means {
-            Means::Look | Means::LookAtAll => self.may_look(),
-            Means::Wait => self.may_wait(),
-            Means::WaitForAll => self.may_wait() && !is_small(size),
-            Means::Grow => self.grows_first(size),
-            Means::Hear | Means::Gather => true,
+    /// Performs one step.
+    fn find(&self, id: CacheId, size: u32, stream: &Stream, step: Step) -> Found {
+        let is_allowed = match step {
+            Step::Query | Step::QueryAll => self.may_query(),
+            Step::Wait => self.may_wait(),
+            Step::WaitForAll => self.may_wait() && !is_small(size),
+            Step::Grow => self.grows_first(size),
+            Step::NoteWaits | Step::Scavenge => true,
         };
         if !is_allowed {
             return Found::Nothing;
         }
-        if means == Means::Grow {
+        if step == Step::Grow {
             return match self.grow_once(id, size, stream) {
                 Ok(Some(start)) => Found::Block(start),
                 Ok(None) => Found::Lost,
-                // There may be enough in other ways, and if not, that is found out again.
+                // Other steps may still find enough; if not, growing fails again and says why.
                 Err(_) => Found::Nothing,
             };
         }
-        let mut centre = self.centre();
-        match means {
-            Means::Hear => self.hear(&mut centre),
-            Means::Gather => {
-                count(&self.seldom.refills);
-                self.gather(false);
+        let mut state = self.slow_state();
+        match step {
+            Step::NoteWaits => self.note_waits(&mut state),
+            Step::Scavenge => {
+                count(&self.slow_path.counters.refills);
+                self.scavenge(false);
             }
-            Means::LookAtAll => {
-                self.look_at_all(&mut centre);
-                // What comes back from now on is looked at before the next one needs it: until it is known to be done
-                // it lies in pieces between that of other streams.
-                for (lane, slot) in self.lanes.iter() {
-                    slot.wanted.looks();
-                    self.want_marks(lane);
+            Step::QueryAll => {
+                self.query_all(&mut state);
+                // From now on streams are queried as they free: memory that is not known to be done does not merge
+                // with that of other streams.
+                for (cache, slot) in self.caches.iter() {
+                    slot.requested.queries();
+                    self.request_events(cache);
                 }
             }
-            Means::Grow | Means::Look | Means::Wait | Means::WaitForAll => {}
+            Step::Grow | Step::Query | Step::Wait | Step::WaitForAll => {}
         }
         if is_small(size) {
-            let wait = (means == Means::Wait).then_some(stream);
-            let force = means == Means::LookAtAll;
-            if self.recover(&mut centre, id, wait, force)
-                && let Some(start) = self.at_hand(id, size)
+            let wait = (step == Step::Wait).then_some(stream);
+            let force = step == Step::QueryAll;
+            if self.reclaim_remote_frees(&mut state, id, wait, force)
+                && let Some(start) = self.try_allocate(id, size)
             {
                 return Found::Block(start);
             }
         }
-        match means {
-            Means::Hear | Means::LookAtAll => self.take(id, size).into(),
-            Means::Grow => Found::Nothing,
-            Means::Look => self.look(&mut centre, id, size).into(),
-            Means::Gather => {
+        match step {
+            Step::NoteWaits | Step::QueryAll => self.take(id, size).into(),
+            Step::Grow => Found::Nothing,
+            Step::Query => self.query(&mut state, id, size).into(),
+            Step::Scavenge => {
                 let taken = self.take(id, size);
-                // What lanes had to spare may be done too.
-                let look = || self.look(&mut centre, id, size);
+                // What caches gave up may be done too.
+                let look = || self.query(&mut state, id, size);
                 taken
-                    .or_else(|| self.may_look().then(look).flatten())
+                    .or_else(|| self.may_query().then(look).flatten())
                     .into()
             }
-            Means::Wait => self.wait(&mut centre, id, size, stream),
-            Means::WaitForAll => self.wait_for_all(&mut centre, id, size, stream),
+            Step::Wait => self.wait(&mut state, id, size, stream),
+            Step::WaitForAll => self.wait_for_all(&mut state, id, size, stream),
         }
     }
 
-    /// A block of the commons as they are, or pages of them for a small one.
-    pub(super) fn take(&self, id: LaneId, size: u32) -> Option<u64> {
-        let mut commons = self.commons.lock(thread::number());
+    /// A block of the central heap as it is, or pages of it for a small one.
+    pub(super) fn take(&self, id: CacheId, size: u32) -> Option<u64> {
+        let mut central = self.central.lock(thread::number());
         if !is_small(size) {
-            return commons.allocate(size, id, &self.counters);
+            return central.allocate(size, id, &self.central.counters);
         }
-        let pages = commons.take_pages(id, self.lane_share(id))?;
-        drop(commons);
-        self.add_to_lane(id, pages.start, pages.units, size)
+        let pages = central.take_pages(id, self.cache_share(id))?;
+        drop(central);
+        self.add_pages(id, pages, size)
     }
 
-    /// Notes what is known without asking anybody.
-    fn hear(&self, centre: &mut Centre) {
-        // What is reached lets go of events, which is not for the commons' lock.
-        centre.courses.iter_mut().for_each(Course::hear);
-        let mut commons = self.commons.lock(thread::number());
-        for (id, course) in centre.courses.iter().enumerate() {
-            commons.note_done(id as LaneId, course.done());
+    /// Notes what waits of the program have shown. No driver call.
+    fn note_waits(&self, state: &mut SlowState) {
+        // Dropping events is not for the central heap's lock.
+        state
+            .streams
+            .iter_mut()
+            .for_each(StreamProgress::note_waits);
+        let mut central = self.central.lock(thread::number());
+        for (id, progress) in state.streams.iter().enumerate() {
+            central.note_done(id as CacheId, progress.done());
         }
     }
 
-    /// Has a lane's stream mark its frees, from which others can see what is done. Where they may wait for it instead,
-    /// a mark is set when one is needed.
-    pub(super) fn want_marks(&self, lane: LaneId) {
+    /// Makes a stream record events behind its frees, so that others can see what is done. Where the policy lets them
+    /// wait instead, an event is recorded when one is needed.
+    pub(super) fn request_events(&self, cache: CacheId) {
         if !self.may_wait() {
-            self.slot(lane).wanted.marks();
+            self.slot(cache).requested.events();
         }
     }
 
-    /// Looks how far other streams are that used free memory last, one after the other.
-    fn look(&self, centre: &mut Centre, id: LaneId, size: u32) -> Option<u64> {
+    /// Queries the streams that used free memory last, one after the other.
+    fn query(&self, state: &mut SlowState, id: CacheId, size: u32) -> Option<u64> {
         let me = thread::number();
-        let others = self.commons.lock(me).others(id);
+        let others = self.central.lock(me).others(id);
         for other in others {
-            self.want_marks(other);
-            let newest = self.commons.lock(me).newest(other);
-            let course = &mut centre.courses[other as usize];
-            let before = course.done();
-            if !course.look(newest) {
+            self.request_events(other);
+            let newest = self.central.lock(me).newest(other);
+            let progress = &mut state.streams[other as usize];
+            let before = progress.done();
+            if !progress.query(newest) {
                 continue;
             }
-            self.note_done(course, other);
-            if course.done() == before {
+            self.note_done(progress, other);
+            if progress.done() == before {
                 continue;
             }
             if let Some(start) = self.take(id, size) {
-                count(&self.seldom.taken_over);
+                count(&self.slow_path.counters.taken_over);
                 return Some(start);
             }
         }
         None
     }
 
-    /// Makes the stream wait for all that used neighbouring blocks last.
-    fn wait_for_all(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Found {
+    /// Makes the stream wait for all last users of neighbouring blocks.
+    fn wait_for_all(
+        &self,
+        state: &mut SlowState,
+        id: CacheId,
+        size: u32,
+        stream: &Stream,
+    ) -> Found {
         let me = thread::number();
-        let Some(places) = self.commons.lock(me).run_of_all(size) else {
+        let Some(places) = self.central.lock(me).run_of_all(size) else {
             return Found::Nothing;
         };
-        let stamps = places.iter().map(|place| place.stamp);
-        let mut stamps = stamps.filter(|stamp| !stamp.is_usable_by(id));
-        if !stamps.all(|stamp| self.wait_for(centre, id, stamp, stream)) {
+        let last_uses = places.iter().map(|place| place.last_use);
+        let mut last_uses = last_uses.filter(|last_use| !last_use.is_usable_by(id));
+        if !last_uses.all(|last_use| self.wait_for(state, id, last_use, stream)) {
             return Found::Nothing;
         }
-        let mut commons = self.commons.lock(me);
-        let start = commons.allocate_run_at(&places, size, &self.counters);
-        drop(commons);
+        let mut central = self.central.lock(me);
+        let start = central.allocate_run_at(&places, size, &self.central.counters);
+        drop(central);
         self.taken_over(start)
     }
 
-    /// What was taken over, after it was known to be there.
+    /// A block that was seen before, if it could be taken.
     fn taken_over(&self, start: Option<u64>) -> Found {
         let Some(start) = start else {
             return Found::Lost;
         };
-        count(&self.seldom.taken_over);
+        count(&self.slow_path.counters.taken_over);
         Found::Block(start)
     }
 
-    /// Makes the stream wait for the one that used a block last.
+    /// Makes the stream wait for the last user of a block. Returns whether the stream comes after that use.
     pub(super) fn wait_for(
         &self,
-        centre: &mut Centre,
-        id: LaneId,
-        stamp: Stamp,
+        state: &mut SlowState,
+        id: CacheId,
+        last_use: LastUse,
         stream: &Stream,
     ) -> bool {
-        let Some(user) = stamp.lane() else {
+        let Some(user) = last_use.cache() else {
             return true;
         };
-        let is_after = centre.courses[id as usize].is_after(user, stamp.ticket);
-        let course = &mut centre.courses[user as usize];
-        if is_after || course.done() >= stamp.ticket {
+        let is_after = state.streams[id as usize].is_after(user, last_use.epoch);
+        let progress = &mut state.streams[user as usize];
+        if is_after || progress.done() >= last_use.epoch {
             return true;
         }
-        let until = course.hold_back(stream, stamp.ticket).unwrap_or(None);
-        self.note_done(course, user);
+        let until = progress.make_wait(stream, last_use.epoch).unwrap_or(None);
+        self.note_done(progress, user);
         if let Some(until) = until {
-            centre.courses[id as usize].comes_after(user, until);
+            state.streams[id as usize].comes_after(user, until);
         }
         until.is_some()
     }
 
-    fn wait(&self, centre: &mut Centre, id: LaneId, size: u32, stream: &Stream) -> Found {
+    fn wait(&self, state: &mut SlowState, id: CacheId, size: u32, stream: &Stream) -> Found {
         let me = thread::number();
         let found = {
-            let commons = self.commons.lock(me);
+            let central = self.central.lock(me);
             if is_small(size) {
-                commons.pages_of_others(id)
+                central.pages_of_others(id)
             } else {
-                let course = &centre.courses[id as usize];
-                let is_after = |stamp: Stamp| {
-                    stamp
-                        .lane()
-                        .is_none_or(|user| course.is_after(user, stamp.ticket))
+                let progress = &state.streams[id as usize];
+                let is_after = |last_use: LastUse| {
+                    last_use
+                        .cache()
+                        .is_none_or(|user| progress.is_after(user, last_use.epoch))
                 };
-                commons.best_of_others(size, id, is_after)
+                central.best_of_others(size, id, is_after)
             }
         };
         let Some(place) = found else {
             return Found::Nothing;
         };
-        if !self.wait_for(centre, id, place.stamp, stream) {
+        if !self.wait_for(state, id, place.last_use, stream) {
             return Found::Nothing;
         }
-        let mut commons = self.commons.lock(me);
+        let mut central = self.central.lock(me);
         if is_small(size) {
-            // What was found done meanwhile is nobody's, and may be part of a larger block.
-            let share = self.lane_share(id);
-            let pages = commons.take_pages_at(place, share);
-            let pages = pages.or_else(|| commons.take_pages(id, share));
-            drop(commons);
-            let start =
-                pages.and_then(|pages| self.add_to_lane(id, pages.start, pages.units, size));
+            // A block that was found done meanwhile may be part of a larger one.
+            let share = self.cache_share(id);
+            let pages = central.take_pages_at(place, share);
+            let pages = pages.or_else(|| central.take_pages(id, share));
+            drop(central);
+            let start = pages.and_then(|pages| self.add_pages(id, pages, size));
             return self.taken_over(start);
         }
-        // What was found done meanwhile is nobody's, and may be part of a larger block.
-        let taken = commons.allocate_at(place, size, &self.counters);
+        // A block that was found done meanwhile may be part of a larger one.
+        let taken = central.allocate_at(place, size, &self.central.counters);
         let start = if taken {
             Some(place.start)
         } else {
-            commons.allocate(size, id, &self.counters)
+            central.allocate(size, id, &self.central.counters)
         };
-        drop(commons);
+        drop(central);
         self.taken_over(start)
     }
 
-    /// What stands in front of lanes, and their free pages, become the commons' again. Lanes that had none the last
-    /// time are left alone, unless it is to be thorough: the lane of a thread is dear to take away.
-    pub(super) fn gather(&self, thorough: bool) {
+    /// Moves cached blocks and free pages of all caches to the central heap. Caches that had none the last time are
+    /// left alone, unless the search is to be thorough: revoking a thread's lock is expensive.
+    pub(super) fn scavenge(&self, thorough: bool) {
         let me = thread::number();
-        for (id, slot) in self.lanes.iter() {
+        for (id, slot) in self.caches.iter() {
             if !slot.counters.has_spare(thorough) {
                 continue;
             }
-            let mut lane = slot.lock.lock(me);
-            let large = lane.flush(&slot.counters);
-            let pages = lane.give_away(&slot.counters);
-            slot.counters.gave(pages.len());
-            drop(lane);
-            // The lane's stream may use its pages until now.
-            let stamp = Stamp::new(id, progress::now());
-            let mut commons = self.commons.lock(me);
-            if let Some((block, ticket)) = large {
-                // One that is unknown was given back twice, and is nobody's.
-                let _ = commons.free(block.start, Stamp::new(id, ticket));
+            let mut cache = slot.lock.lock(me);
+            let large = cache.flush(&slot.counters);
+            let pages = cache.give_away(&slot.counters);
+            slot.counters.scavenged(pages.len());
+            drop(cache);
+            // The cache's stream may have used its pages until now.
+            let last_use = LastUse::new(id, epoch::now());
+            let mut central = self.central.lock(me);
+            if let Some((block, epoch)) = large {
+                // An unknown block was freed twice, and belongs to nobody.
+                let _ = central.free(block.start, LastUse::new(id, epoch));
             }
-            drop(commons);
+            drop(central);
             for place in pages {
-                self.owners
-                    .note(place.start * UNIT, place.units * UNIT, None);
-                self.add_to_commons(place.start, place.units, stamp);
+                self.caches
+                    .page_map
+                    .set(place.start * UNIT, place.units * UNIT, None);
+                self.add_to_central(place.start, place.units, last_use);
             }
         }
     }
 
-    /// Takes memory into the commons.
-    pub(super) fn add_to_commons(&self, start: u64, units: u64, stamp: Stamp) {
+    /// Adds memory to the central heap.
+    pub(super) fn add_to_central(&self, start: u64, units: u64, last_use: LastUse) {
         let joins = self.joins(start, units);
-        let mut commons = self.commons.lock(thread::number());
-        commons.add(start, units, stamp, joins);
+        let mut central = self.central.lock(thread::number());
+        central.add(start, units, last_use, joins);
     }
 
-    /// Whether a block may go on before and behind this memory: not from one block of an upstream to another.
+    /// On which sides this memory may merge: not across the blocks of an upstream.
     pub(super) fn joins(&self, start: u64, units: u64) -> Joins {
         Joins {
-            left: !self.ground.is_wall(start * UNIT),
-            right: !self.ground.is_wall((start + units) * UNIT),
+            left: !self.backing.is_boundary(start * UNIT),
+            right: !self.backing.is_boundary((start + units) * UNIT),
         }
     }
 
-    /// So many units of pages a lane takes at a time.
-    pub(super) fn lane_share(&self, id: LaneId) -> u64 {
+    /// How much a cache takes at a time, in units of whole pages.
+    pub(super) fn cache_share(&self, id: CacheId) -> u64 {
         let has = self.slot(id).counters.held() / PAGE_UNITS;
         (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS
     }
 
-    /// Adds pages to a lane and takes a block, before anybody else can.
-    pub(super) fn add_to_lane(&self, id: LaneId, start: u64, units: u64, size: u32) -> Option<u64> {
-        self.owners.note(start * UNIT, units * UNIT, Some(id));
-        let slot = self.slot(id);
-        let joins = self.joins(start, units);
-        let mut lane = slot.lock.lock(thread::number());
-        lane.add(start, units, joins, &slot.counters);
-        lane.allocate(size, &slot.counters)
+    /// Adds pages to a cache and takes a block of them.
+    pub(super) fn add_pages(&self, id: CacheId, pages: FreePages, size: u32) -> Option<u64> {
+        let joins = self.joins(pages.start, pages.units);
+        self.caches.add_pages(id, pages, joins, size)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::ground::Ground;
+use super::backing::Backing;
 use super::{Arena, Inner, UNIT, thread};
 use crate::error::Bytes;
 use crate::report;
@@ -12,14 +12,14 @@ use crate::resource::Resource;
 /// Where an arena gets its memory from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ArenaGround {
+pub enum ArenaBacking {
     /// Pages that it maps behind addresses of its own.
     VirtualMemory,
     /// Blocks of another resource.
     Upstream(Resource),
 }
 
-impl fmt::Display for ArenaGround {
+impl fmt::Display for ArenaBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::VirtualMemory => f.write_str("virtual memory"),
@@ -53,12 +53,12 @@ pub struct ArenaStats {
     pub waits: u64,
     /// How often the arena grew.
     pub grown: u64,
-    /// How many pieces of memory it has given back.
+    /// How many pieces of memory it has freed.
     pub released: u64,
     /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
     pub driver_calls: u64,
     /// Streams that it has memory for, or had.
-    pub lanes: u64,
+    pub streams: u64,
 }
 
 impl ArenaStats {
@@ -106,7 +106,7 @@ pub struct FreeSpace {
 
 impl FreeSpace {
     /// The largest free block over all free bytes: 1 if the free memory lies in one place, near 0 if it is
-    /// in crumbs.
+    /// in fragments.
     #[must_use]
     pub fn wholeness(&self) -> f64 {
         if self.bytes == 0 {
@@ -117,32 +117,33 @@ impl FreeSpace {
 }
 
 impl Inner {
-    pub(super) fn source(&self) -> ArenaGround {
-        match &*self.ground {
-            Ground::Vmm(_) => ArenaGround::VirtualMemory,
-            Ground::Upstream(upstream) => ArenaGround::Upstream(upstream.resource().clone()),
+    pub(super) fn source(&self) -> ArenaBacking {
+        match &*self.backing {
+            Backing::Vmm(_) => ArenaBacking::VirtualMemory,
+            Backing::Upstream(upstream) => ArenaBacking::Upstream(upstream.resource().clone()),
         }
     }
 
     pub(super) fn stats(&self) -> ArenaStats {
-        let seldom = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let reserved = self.ground.reserved().current();
+        let slow_counters =
+            |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let reserved = self.backing.reserved().current();
         let mut stats = ArenaStats {
             reserved,
             // Another thread may have raised the one and not the other yet.
-            reserved_peak: self.ground.reserved().peak().max(reserved),
-            refills: seldom(&self.seldom.refills),
-            taken_over: seldom(&self.seldom.taken_over),
-            waits: seldom(&self.calls.waits),
-            grown: seldom(&self.seldom.grown),
-            released: seldom(&self.seldom.released),
-            driver_calls: self.ground.calls() + seldom(&self.calls.calls),
-            lanes: self.lanes.count() as u64,
+            reserved_peak: self.backing.reserved().peak().max(reserved),
+            refills: slow_counters(&self.slow_path.counters.refills),
+            taken_over: slow_counters(&self.slow_path.counters.taken_over),
+            waits: slow_counters(&self.slow_path.calls.waits),
+            grown: slow_counters(&self.slow_path.counters.grown),
+            released: slow_counters(&self.slow_path.counters.released),
+            driver_calls: self.backing.calls() + slow_counters(&self.slow_path.calls.calls),
+            streams: self.caches.count() as u64,
             ..ArenaStats::default()
         };
-        let lanes = self.lanes.iter().map(|(_, slot)| &slot.counters);
+        let caches = self.caches.iter().map(|(_, slot)| &slot.counters);
         let (mut units, mut blocks) = (0_u64, 0_u64);
-        for counters in lanes.chain([&self.counters]) {
+        for counters in caches.chain([&self.central.counters]) {
             let live = counters.live();
             units = units.wrapping_add(live.0);
             blocks = blocks.wrapping_add(live.1);
@@ -166,7 +167,7 @@ impl Arena {
 
     /// Lets the peak begin again at what is held now.
     pub fn reset_peak(&self) {
-        self.0.ground.reserved().reset_peak();
+        self.0.backing.reserved().reset_peak();
     }
 
     /// How the free memory lies. Stops each stream's users for a moment while it looks.
@@ -178,25 +179,25 @@ impl Arena {
             return space;
         }
         let me = thread::number();
-        for (_, slot) in self.0.lanes.iter() {
-            let lane = slot.lock.lock(me);
-            let waiting = lane.pending_units();
-            space.cached += lane.front_units() * UNIT;
+        for (_, slot) in self.0.caches.iter() {
+            let cache = slot.lock.lock(me);
+            let waiting = cache.remote_units();
+            space.cached += cache.last_freed_units() * UNIT;
             space.pending += waiting * UNIT;
-            space.bytes += (lane.fit().free_units() + lane.front_units() + waiting) * UNIT;
-            space.largest = space.largest.max(lane.fit().largest_free() * UNIT);
-            space.bookkeeping += lane.bytes() as u64;
+            space.bytes += (cache.heap().free_units() + cache.last_freed_units() + waiting) * UNIT;
+            space.largest = space.largest.max(cache.heap().largest_free() * UNIT);
+            space.bookkeeping += cache.bytes() as u64;
         }
-        let commons = self.0.commons.lock(me);
-        space.bytes += commons.fit().free_units() * UNIT;
-        space.largest = space.largest.max(commons.fit().largest_free() * UNIT);
-        space.bookkeeping += commons.fit().bytes() as u64;
+        let central = self.0.central.lock(me);
+        space.bytes += central.heap().free_units() * UNIT;
+        space.largest = space.largest.max(central.heap().largest_free() * UNIT);
+        space.bookkeeping += central.heap().bytes() as u64;
         space
     }
 
     /// Where the memory comes from.
     #[must_use]
-    pub fn ground(&self) -> ArenaGround {
+    pub fn backing(&self) -> ArenaBacking {
         self.0.source()
     }
 }

@@ -11,8 +11,8 @@ thread_local! {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// The calling thread's number, counted from 1. It is never given to another thread, so what one wrote as
-/// an owner cannot be taken for another's.
+/// The calling thread's number, counted from 1. It is never given to another thread, so the owner of a lock
+/// cannot be taken for another thread.
 #[inline]
 pub(super) fn number() -> u64 {
     let number = NUMBER.get();

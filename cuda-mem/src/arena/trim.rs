@@ -1,93 +1,93 @@
-//! Memory that goes back before the arena ends.
+//! Giving memory back while the arena lives.
 
-use super::ground::Chunk;
-use super::lanes::Centre;
-use super::owners::LaneId;
-use super::stamp::Stamp;
-use super::{Inner, UNIT, count, thread};
+use super::backing::Chunk;
+use super::last_use::LastUse;
+use super::page_map::CacheId;
+use super::slow_path::{SlowState, count};
+use super::{Inner, UNIT, thread};
 use crate::error::{Error, Result, took_effect};
-use crate::{progress, report};
+use crate::{epoch, report};
 
 impl Inner {
-    /// Looks how far every stream is.
-    pub(super) fn look_at_all(&self, centre: &mut Centre) {
-        for (id, course) in centre.courses.iter_mut().enumerate() {
-            let newest = self.commons.lock(thread::number()).newest(id as LaneId);
-            course.look_now(newest);
-            self.note_done(course, id as LaneId);
+    /// Queries every stream.
+    pub(super) fn query_all(&self, state: &mut SlowState) {
+        for (id, progress) in state.streams.iter_mut().enumerate() {
+            let newest = self.central.lock(thread::number()).newest(id as CacheId);
+            progress.query_now(newest);
+            self.note_done(progress, id as CacheId);
         }
     }
 
-    /// Gives back chunks that nobody has anything of and whose end the host sees, until no more than `keep`
-    /// bytes are held. Waits for nothing, unless the upstream does.
+    /// Gives back chunks that are free and done, until no more than `keep` bytes are held. Waits for nothing, unless
+    /// the upstream does.
     pub(super) fn trim_to(&self, keep: u64) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let _turn = self.ground.growing();
+        let _turn = self.backing.growing();
         self.trim(keep)
     }
 
-    /// As [`trim_to`](Self::trim_to), by the thread whose turn it is to grow: one that finds too little must not miss
-    /// what is on its way back.
+    /// As [`trim_to`](Self::trim_to), for the thread that holds the turn to grow: another one that finds too little
+    /// waits, and does not miss what is on its way back.
     pub(super) fn trim(&self, keep: u64) -> Result<()> {
         let chunks = self.take_chunks(keep);
-        // An upstream may do what it likes: with one, nothing is locked here.
+        // No lock is held with an upstream, which may call back.
         let mut failed = Ok(());
         for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
-            let released = unsafe { self.ground.release(chunk) };
+            let released = unsafe { self.backing.release(chunk) };
             if took_effect(&released) {
-                count(&self.seldom.released);
+                count(&self.slow_path.counters.released);
             } else {
-                self.add_to_commons(chunk.address / UNIT, chunk.bytes / UNIT, Stamp::FREE);
+                self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
             }
             failed = failed.and(released);
         }
         failed
     }
 
-    /// Takes chunks out of the bookkeeping that can be given back.
+    /// Removes chunks that can be given back from the bookkeeping.
     fn take_chunks(&self, keep: u64) -> Vec<Chunk> {
         let me = thread::number();
-        let mut centre = self.centre();
-        let mut held = self.ground.reserved().current();
+        let mut state = self.slow_state();
+        let mut held = self.backing.reserved().current();
         let mut chunks = Vec::new();
         if held <= keep {
             return chunks;
         }
-        // Memory may go only when the host has seen its end.
-        self.commons.lock(me).share(0, progress::now());
-        self.look_at_all(&mut centre);
-        for (id, _) in self.lanes.iter() {
-            self.recover(&mut centre, id, None, true);
+        // Memory may go only once the host knows that its use is done.
+        self.central.lock(me).share(0, epoch::now());
+        self.query_all(&mut state);
+        for (id, _) in self.caches.iter() {
+            self.reclaim_remote_frees(&mut state, id, None, true);
         }
-        // What is gathered may have been in use until now, so that all are looked at again.
-        self.gather(true);
-        self.look_at_all(&mut centre);
+        // What is scavenged may have been in use until now, so all streams are queried again.
+        self.scavenge(true);
+        self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
-        if self.lanes.count() <= 1 {
-            self.commons.lock(me).unshare();
+        if self.caches.count() <= 1 {
+            self.central.lock(me).unshare();
         }
         chunks
     }
 
-    /// Takes chunks that nobody uses, until no more than `keep` bytes are held.
+    /// Removes chunks that are free and done, until no more than `keep` bytes are held.
     fn take_done(&self, held: &mut u64, keep: u64, chunks: &mut Vec<Chunk>) {
         let me = thread::number();
-        let mut places = self.commons.lock(me).done_pages();
+        let mut places = self.central.lock(me).done_pages();
         // From the far end, so that what is kept has no gaps.
         places.sort_unstable_by_key(|place| std::cmp::Reverse(place.start));
         for place in places {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
-            for chunk in self.ground.chunks_in(from, to).into_iter().rev() {
+            for chunk in self.backing.chunks_in(from, to).into_iter().rev() {
                 if *held <= keep {
                     return;
                 }
                 let (start, units) = (chunk.address / UNIT, chunk.bytes / UNIT);
-                let taken = self.commons.lock(me).give_away(start, units);
+                let taken = self.central.lock(me).give_away(start, units);
                 if !taken {
-                    // Somebody took of it meanwhile.
+                    // Another thread took a part of it.
                     break;
                 }
                 *held = held.saturating_sub(chunk.bytes);

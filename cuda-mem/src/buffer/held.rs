@@ -15,7 +15,7 @@ use crate::join::order;
 use crate::ledger::{self, Item};
 use crate::resource::CAPTURED;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
-use crate::{progress, raw};
+use crate::{epoch, raw};
 
 /// Memory of a buffer that was dropped while its stream was captured.
 struct DroppedBuffer {
@@ -26,7 +26,7 @@ struct DroppedBuffer {
     /// In the ledger the memory stays until it is given back.
     item: Option<Item>,
     /// When the buffer was dropped.
-    ticket: u64,
+    epoch: u64,
 }
 
 impl Drop for DroppedBuffer {
@@ -66,7 +66,7 @@ impl DroppedBuffer {
             let other = debt.stream.as_ref();
             if !other.is_elsewhere() {
                 order(other, stream)?;
-            } else if other.context().progress().done() < self.ticket {
+            } else if other.context().progress().done() < self.epoch {
                 return Err(Error::capturing(format!(
                     "{other}, which is the own stream of another thread, may still use the memory; \
                      synchronise its context"
@@ -185,7 +185,7 @@ impl<T: Pod> DeviceBuffer<T> {
             home: Some(std::mem::replace(&mut self.home, Home::Driver)),
             owed: std::mem::take(owed),
             item,
-            ticket: progress::now(),
+            epoch: epoch::now(),
         };
         self.address = 0;
         self.stream.release_later(dropped);

@@ -8,7 +8,7 @@ use super::{Inner, Owner, Stream, StreamRef};
 use crate::context::Context;
 use crate::deferred::{self, Deferred, Outcome, ResourceCall};
 use crate::error::{ErrorKind, Result};
-use crate::{progress, raw, report};
+use crate::{epoch, raw, report};
 
 /// Something that a stream used, to be released in its order.
 pub(crate) trait OrderedRelease: Send {
@@ -28,7 +28,7 @@ impl Stream {
             object: Box::new(object),
             stream: Arc::downgrade(&self.0),
             context: self.context().clone(),
-            since: progress::now(),
+            since: epoch::now(),
         };
         deferred::defer_in_order(self.number(), Box::new(deferred));
     }

@@ -12,8 +12,8 @@
 
 // The tests need not use all of it.
 #[allow(dead_code)]
-#[path = "../../../cuda-mem/src/arena/lock.rs"]
-mod lock;
+#[path = "../../../cuda-mem/src/arena/biased_lock.rs"]
+mod biased_lock;
 
 mod tests;
 

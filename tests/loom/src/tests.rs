@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::barrier;
-use super::lock::Lock;
+use super::biased_lock::BiasedLock;
 
 /// The threads' numbers. The lock belongs to the first one at the beginning.
 const FIRST: u64 = 1;
@@ -27,7 +27,7 @@ fn check(changes: usize, counts: Counts) {
     model.preemption_bound = Some(changes);
     model.max_branches = 1_000;
     model.check(move || {
-        let lock = Arc::new(Lock::new(counts.owner, 0_u64));
+        let lock = Arc::new(BiasedLock::new(counts.owner, 0_u64));
         let others: Vec<_> = OTHERS
             .into_iter()
             .zip(counts.others)
@@ -45,7 +45,7 @@ fn check(changes: usize, counts: Counts) {
     });
 }
 
-fn count(lock: &Lock<u64>, thread: u64, times: u64) {
+fn count(lock: &BiasedLock<u64>, thread: u64, times: u64) {
     for _ in 0..times {
         *lock.lock(thread) += 1;
     }

@@ -233,7 +233,7 @@ pub(super) fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Re
         }
     }
     let stats = scene.arena.stats();
-    ensure!(stats.lanes <= 2, "{} lanes", stats.lanes);
+    ensure!(stats.streams <= 2, "{} caches", stats.streams);
     ensure!(stats.grown <= 2, "{stats}");
     Ok(())
 }

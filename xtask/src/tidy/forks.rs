@@ -33,7 +33,7 @@ const ASKING: [(&str, &str); 23] = [
     ),
     ("window/dma_buf.rs", "munmap is a call of the system"),
     ("stream.rs", "a destructor must not drop its owner"),
-    ("arena/end.rs", "a destructor of many steps"),
+    ("arena/teardown.rs", "a destructor of many steps"),
     // What comes first would hide the error, or act.
     (
         "buffer/mod.rs",
@@ -58,7 +58,7 @@ const ASKING: [(&str, &str); 23] = [
     ("recording.rs", "the lock of its list"),
     ("recording/outside.rs", "the lock of its list"),
     ("arena/mod.rs", "locks of its own"),
-    ("arena/giving.rs", "locks of its own"),
+    ("arena/free.rs", "locks of its own"),
     ("arena/refill.rs", "locks of its own"),
     ("arena/stats.rs", "locks of its own"),
     ("arena/trim.rs", "locks of its own"),

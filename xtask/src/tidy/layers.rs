@@ -15,7 +15,7 @@ const LAYERS: [&str; 44] = [
     "origin",
     "pages",
     "table",
-    "progress",
+    "epoch",
     "deferred",
     "barrier",
     "raw",

@@ -1,8 +1,8 @@
 use std::collections::HashMap;
 
-use super::super::node::{Node, State};
+use super::super::header::{Header, State};
+use super::super::last_use::LastUse;
 use super::super::random::Random;
-use super::super::stamp::Stamp;
 use super::*;
 
 /// Starts that lie as blocks do: some close together, some whole pages or gigabytes apart.
@@ -18,28 +18,28 @@ fn start(random: &mut Random) -> u64 {
 #[test]
 fn it_finds_what_a_hash_map_finds() {
     let mut random = Random::new(1);
-    let (mut nodes, mut index) = (Nodes::default(), Index::default());
+    let (mut headers, mut index) = (Headers::default(), Index::default());
     let mut model = HashMap::new();
     let steps: u32 = if cfg!(miri) { 300 } else { 200_000 };
     for step in 0..steps {
         let start = start(&mut random);
-        assert_eq!(index.find(&nodes, start), model.get(&start).copied());
+        assert_eq!(index.find(&headers, start), model.get(&start).copied());
         // Times of growth and times of decline.
         let grows = (step / (steps / 3).min(500)).is_multiple_of(2);
         if random.below(4) == 0 || model.contains_key(&start) && !grows {
-            let removed = index.remove(&mut nodes, start);
+            let removed = index.remove(&mut headers, start);
             assert_eq!(removed, model.remove(&start));
             if let Some(id) = removed {
-                nodes.remove(id);
+                headers.remove(id);
             }
         } else if !model.contains_key(&start) && grows {
-            let id = nodes.add(Node::new(start, 1, State::Used, Stamp::FREE));
-            index.insert(&mut nodes, id);
+            let id = headers.add(Header::new(start, 1, State::Used, LastUse::FREE));
+            index.insert(&mut headers, id);
             model.insert(start, id);
         }
         if step % 997 == 0 {
             for (start, id) in &model {
-                assert_eq!(index.find(&nodes, *start), Some(*id));
+                assert_eq!(index.find(&headers, *start), Some(*id));
             }
             assert_eq!(index.len, model.len());
         }
@@ -48,10 +48,10 @@ fn it_finds_what_a_hash_map_finds() {
 
 #[test]
 fn there_are_one_or_two_chains_for_each_block() {
-    let (mut nodes, mut index) = (Nodes::default(), Index::default());
+    let (mut headers, mut index) = (Headers::default(), Index::default());
     for start in 0..1000 {
-        let id = nodes.add(Node::new(start, 1, State::Used, Stamp::FREE));
-        index.insert(&mut nodes, id);
+        let id = headers.add(Header::new(start, 1, State::Used, LastUse::FREE));
+        index.insert(&mut headers, id);
         assert!(index.len <= index.heads.len());
         assert!(index.bytes() <= 8 * index.len.max(32));
     }

@@ -1,0 +1,201 @@
+//! Where an arena's memory comes from: pages that it maps itself, or blocks of another resource.
+
+mod upstream;
+mod vmm;
+
+pub(super) use upstream::Upstream;
+pub(super) use vmm::Vmm;
+
+use std::collections::BTreeMap;
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::stream::Stream;
+
+/// Memory of the arena in whole granules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+impl Chunk {
+    pub(super) fn end(self) -> u64 {
+        self.address + self.bytes
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Backing {
+    Vmm(Vmm),
+    Upstream(Upstream),
+}
+
+impl Backing {
+    /// The address of the next chunk of this size, if it is known before. The chunk will extend memory that ends there.
+    pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
+        match self {
+            Self::Vmm(vmm) => vmm.frontier(bytes),
+            Self::Upstream(_) => None,
+        }
+    }
+
+    /// Whether a block of an upstream begins here. No block of the arena lies across such an address.
+    pub(super) fn is_boundary(&self, address: u64) -> bool {
+        match self {
+            Self::Vmm(_) => false,
+            Self::Upstream(upstream) => upstream.is_boundary(address),
+        }
+    }
+
+    /// Whether new memory is ordered by the stream that it was asked for, and not free for all.
+    pub(super) fn is_ordered(&self) -> bool {
+        matches!(self, Self::Upstream(_))
+    }
+
+    /// While the guard lives no other thread grows. None with an upstream, which may make its callers wait for each
+    /// other.
+    pub(super) fn growing(&self) -> Option<MutexGuard<'_, ()>> {
+        match self {
+            Self::Vmm(vmm) => Some(vmm.growing()),
+            Self::Upstream(_) => None,
+        }
+    }
+
+    /// New memory of this size, a multiple of the granule, at this frontier if there is still room.
+    pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream),
+            Self::Upstream(upstream) => upstream.grow(bytes, stream),
+        }
+    }
+
+    /// The chunks that lie wholly between two addresses.
+    pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.chunks_in(from, to),
+            Self::Upstream(upstream) => upstream.chunks_in(from, to),
+        }
+    }
+
+    /// Gives a chunk back.
+    ///
+    /// # Safety
+    ///
+    /// No block of it may be in use, and the host must know that all work with it is done.
+    pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Vmm(vmm) => unsafe { vmm.release(chunk) },
+            // SAFETY: the caller's.
+            Self::Upstream(upstream) => unsafe { upstream.release(chunk) },
+        }
+    }
+
+    /// The most that the arena may hold.
+    pub(super) fn max(&self) -> u64 {
+        match self {
+            Self::Vmm(vmm) => vmm.max,
+            Self::Upstream(upstream) => upstream.max,
+        }
+    }
+
+    pub(super) fn reserved(&self) -> &Reserved {
+        match self {
+            Self::Vmm(vmm) => &vmm.reserved,
+            Self::Upstream(upstream) => &upstream.reserved,
+        }
+    }
+
+    /// Driver calls made for it, without those of an upstream.
+    pub(super) fn calls(&self) -> u64 {
+        match self {
+            Self::Vmm(vmm) => vmm.calls(),
+            Self::Upstream(_) => 0,
+        }
+    }
+}
+
+/// Bytes that an arena holds.
+#[derive(Debug, Default)]
+pub(super) struct Reserved {
+    current: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Reserved {
+    /// Adds, unless that exceeds `max`, until the claim is dropped, or for good if it is kept.
+    fn claim(&self, bytes: u64, max: u64) -> Result<Claim<'_>> {
+        let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
+        let relaxed = Ordering::Relaxed;
+        match self.current.fetch_update(relaxed, relaxed, sum) {
+            Ok(before) => {
+                self.peak.fetch_max(before + bytes, relaxed);
+                Ok(Claim {
+                    reserved: self,
+                    bytes,
+                })
+            }
+            Err(_) => Err(full(max, self)),
+        }
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.current.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn current(&self) -> u64 {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.store(self.current(), Ordering::Relaxed);
+    }
+}
+
+/// Bytes that count as held before they are, so that threads together stay under the limit. A panic of an upstream
+/// gives them up too.
+struct Claim<'a> {
+    reserved: &'a Reserved,
+    bytes: u64,
+}
+
+impl Claim<'_> {
+    /// The bytes are there.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.reserved.subtract(self.bytes);
+    }
+}
+
+/// The chunks of a map by address that lie wholly between two addresses.
+fn chunks_in(chunks: &BTreeMap<u64, u64>, from: u64, to: u64) -> Vec<Chunk> {
+    let found = chunks.range(from..to);
+    found
+        .map(|(address, bytes)| Chunk {
+            address: *address,
+            bytes: *bytes,
+        })
+        .filter(|chunk| chunk.end() <= to)
+        .collect()
+}
+
+#[cold]
+fn full(max: u64, reserved: &Reserved) -> Error {
+    let text = format!(
+        "the arena may hold {} and holds {} already",
+        Bytes(max),
+        Bytes(reserved.current())
+    );
+    Error::new(ErrorKind::OutOfMemory, text)
+}

@@ -1,0 +1,158 @@
+//! Backing by large blocks of another resource.
+
+use std::alloc::Layout;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::{Chunk, Reserved, chunks_in};
+use crate::arena::GRANULE;
+use crate::arena::page_map::PageMap;
+use crate::buffer::give_back;
+use crate::deferred::ResourceCall;
+use crate::error::{Error, Result, took_effect};
+use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
+use crate::stream::Stream;
+
+#[derive(Debug)]
+pub(in crate::arena) struct Upstream {
+    resource: Resource,
+    pub(super) max: u64,
+    state: Mutex<State>,
+    pub(super) reserved: Reserved,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The stream in whose order blocks come and go, and whose context they need. Made for the first block.
+    own: Option<Stream>,
+    /// Usable memory: address → bytes.
+    chunks: BTreeMap<u64, u64>,
+    /// The upstream's block that a chunk lies in, by the chunk's address.
+    blocks: BTreeMap<u64, (u64, Layout)>,
+}
+
+impl Upstream {
+    pub(in crate::arena) fn new(resource: Resource, max: u64) -> Self {
+        Self {
+            resource,
+            max,
+            state: Mutex::default(),
+            reserved: Reserved::default(),
+        }
+    }
+
+    pub(in crate::arena) fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
+        chunks_in(&self.state().chunks, from, to)
+    }
+
+    fn own_stream(&self, stream: &Stream) -> Result<Stream> {
+        if let Some(own) = &self.state().own {
+            return Ok(own.clone());
+        }
+        // Not under the lock. If two threads make a stream, one of the two is dropped.
+        let own = stream.context().stream()?;
+        Ok(self.state().own.get_or_insert(own).clone())
+    }
+
+    /// Whether a block of the resource begins here.
+    pub(super) fn is_boundary(&self, address: u64) -> bool {
+        self.state().chunks.contains_key(&address)
+    }
+
+    pub(super) fn grow(&self, bytes: u64, stream: &Stream) -> Result<Chunk> {
+        let own = self.own_stream(stream)?;
+        let claim = self.reserved.claim(bytes, self.max)?;
+        let grown = self.grow_reserved(bytes, stream, &own)?;
+        claim.keep();
+        Ok(grown)
+    }
+
+    /// The bytes count as reserved.
+    fn grow_reserved(&self, bytes: u64, stream: &Stream, own: &Stream) -> Result<Chunk> {
+        // The resource may hold locks, and nothing must be given back to it meanwhile. None of ours is held.
+        let _inside = ResourceCall::enter();
+        let (address, layout) = self.take(bytes, own)?;
+        let chunk = Chunk {
+            address: address.next_multiple_of(GRANULE),
+            bytes,
+        };
+        let ready = if PageMap::can_hold(chunk.end()) {
+            stream.wait_for(own)
+        } else {
+            Err(Error::invalid(format!(
+                "{address:#x} is beyond the addresses that an arena can keep account of"
+            )))
+        };
+        if let Err(error) = ready {
+            // SAFETY: the block came from there just now, and nobody used it.
+            let _ = unsafe { give_back(&*self.resource.inner, address, layout, own) };
+            return Err(error);
+        }
+        let mut state = self.state();
+        // Another thread may have given the last block back meanwhile, and the stream with it.
+        state.own.get_or_insert_with(|| own.clone());
+        state.chunks.insert(chunk.address, chunk.bytes);
+        state.blocks.insert(chunk.address, (address, layout));
+        Ok(chunk)
+    }
+
+    /// A block with room for this many bytes in whole granules.
+    fn take(&self, bytes: u64, own: &Stream) -> Result<(u64, Layout)> {
+        let layout = |bytes: u64| {
+            usize::try_from(bytes)
+                .ok()
+                .and_then(|bytes| Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).ok())
+                .ok_or_else(|| Error::invalid(format!("{bytes} bytes are too many")))
+        };
+        let exact = layout(bytes)?;
+        let address = self.resource.allocate(exact, own)?;
+        if address.is_multiple_of(GRANULE) {
+            return Ok((address, exact));
+        }
+        // Not aligned to a granule: ask for one granule more.
+        // SAFETY: the block came from there just now, and nobody used it.
+        unsafe { give_back(&*self.resource.inner, address, exact, own) }?;
+        let wider = layout(bytes.saturating_add(GRANULE))?;
+        Ok((self.resource.allocate(wider, own)?, wider))
+    }
+
+    /// # Safety
+    ///
+    /// As [`Backing::release`](super::Backing::release).
+    pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
+        // Out of the account before the call: the resource may hand the same block out again at once.
+        let (block, own) = {
+            let mut state = self.state();
+            let block = state.blocks.remove(&chunk.address);
+            state.chunks.remove(&chunk.address);
+            (block, state.own.clone())
+        };
+        let (Some((address, layout)), Some(own)) = (block, own) else {
+            return Ok(());
+        };
+        // SAFETY: the block came from there as this layout, and the caller vouches that nothing uses it.
+        let released = unsafe { give_back(&*self.resource.inner, address, layout, &own) };
+        if took_effect(&released) {
+            self.reserved.subtract(chunk.bytes);
+            // With nothing of the resource left, there is no reason to keep a context. The stream ends not
+            // under the lock.
+            let mut state = self.state();
+            let last = state.blocks.is_empty().then(|| state.own.take());
+            drop(state);
+            drop(last);
+        } else {
+            let mut state = self.state();
+            state.chunks.insert(chunk.address, chunk.bytes);
+            state.blocks.insert(chunk.address, (address, layout));
+        }
+        released
+    }
+}

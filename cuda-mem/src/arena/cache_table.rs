@@ -1,0 +1,187 @@
+//! The table of stream caches. None is dropped before the arena, so all may be read without a lock.
+
+#![forbid(unsafe_code)]
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::biased_lock::BiasedLock;
+use super::counters::Counters;
+use super::last_freed::SMALL;
+use super::page_map::{CacheId, PageMap};
+use super::stream_cache::StreamCache;
+use super::tlsf::{FreePages, Joins};
+use super::{PAGE_UNITS, UNIT, thread};
+
+/// A stream cache, on cache lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct CacheSlot {
+    pub(super) lock: BiasedLock<StreamCache>,
+    pub(super) counters: Counters,
+    /// What other streams need of this one.
+    pub(super) requested: Requested,
+    /// Units of small blocks of other caches that were freed on this one's stream since the last event, counted
+    /// while others want events.
+    unrecorded: AtomicU32,
+}
+
+/// How often a stream is still queried, and records events, for the sake of others, after one of them was short of
+/// memory.
+#[derive(Debug, Default)]
+pub(super) struct Requested {
+    queries: AtomicU32,
+    events: AtomicU32,
+}
+
+/// Queries after one stream was short of memory.
+const QUERIES: u32 = 16;
+/// Events after one stream was short of memory.
+const EVENTS: u32 = 64;
+
+impl Requested {
+    /// A request found no memory that was known to be done.
+    pub(super) fn queries(&self) {
+        self.queries.store(QUERIES, Ordering::Relaxed);
+    }
+
+    /// A request needs memory of this stream, and queries do not help while the stream is busy.
+    pub(super) fn events(&self) {
+        self.events.store(EVENTS, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn has_queries(&self) -> bool {
+        self.queries.load(Ordering::Relaxed) > 0
+    }
+
+    #[inline]
+    pub(super) fn has_events(&self) -> bool {
+        self.events.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Subtracts one. Two threads at a time may count as one.
+fn less(counter: &AtomicU32) {
+    let value = counter.load(Ordering::Relaxed);
+    counter.store(value.saturating_sub(1), Ordering::Relaxed);
+}
+
+impl CacheSlot {
+    /// A small block of another cache was freed on this one's stream. Says whether it is time for an event.
+    pub(super) fn freed_remote(&self, units: u32) -> bool {
+        if !self.requested.has_events() {
+            return false;
+        }
+        let before = self.unrecorded.fetch_add(units, Ordering::Relaxed);
+        u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
+    }
+
+    /// An event was set.
+    pub(super) fn recorded(&self) {
+        self.unrecorded.store(0, Ordering::Relaxed);
+        less(&self.requested.events);
+    }
+
+    /// The stream was queried.
+    pub(super) fn queried(&self) {
+        less(&self.requested.queries);
+    }
+}
+
+/// Slots found in one step; few programs have more streams.
+const FIRST: usize = 64;
+
+/// Cached large blocks together are at most one part in this many of what the arena holds.
+const CACHED: u64 = 128;
+
+#[derive(Debug)]
+pub(super) struct CacheTable {
+    pub(super) page_map: PageMap,
+    /// Larger blocks are not cached, in units.
+    pub(super) cached_limit: AtomicU32,
+    first: [OnceLock<Box<CacheSlot>>; FIRST],
+    rest: boxcar::Vec<Box<CacheSlot>>,
+}
+
+impl Default for CacheTable {
+    fn default() -> Self {
+        Self {
+            page_map: PageMap::default(),
+            cached_limit: AtomicU32::new(u32::MAX),
+            first: [const { OnceLock::new() }; FIRST],
+            rest: boxcar::Vec::new(),
+        }
+    }
+}
+
+impl CacheTable {
+    /// Adds the next one. By one thread at a time.
+    pub(super) fn push(&self, thread: u64) -> CacheId {
+        let slot = Box::new(CacheSlot {
+            lock: BiasedLock::new(thread, StreamCache::default()),
+            counters: Counters::default(),
+            requested: Requested::default(),
+            unrecorded: AtomicU32::new(0),
+        });
+        let id = self.count();
+        match self.first.get(id) {
+            Some(place) => {
+                let place = place.set(slot);
+                debug_assert!(place.is_ok(), "two threads at a time");
+            }
+            None => {
+                self.rest.push(slot);
+            }
+        }
+        id as CacheId
+    }
+
+    /// Adjusts the size up to which blocks are cached, to the number of caches and the bytes that the arena holds. With
+    /// one cache there is no limit: no other stream could use the block.
+    pub(super) fn update_cached_limit(&self, held: u64) {
+        let caches = self.count() as u64;
+        let limit = if caches <= 1 {
+            u32::MAX
+        } else {
+            u32::try_from(held / UNIT / (caches * CACHED)).unwrap_or(u32::MAX)
+        };
+        self.cached_limit.store(limit.max(SMALL), Ordering::Relaxed);
+    }
+
+    /// Adds pages to a cache and takes a block of them, before another thread can.
+    pub(super) fn add_pages(
+        &self,
+        id: CacheId,
+        pages: FreePages,
+        joins: Joins,
+        size: u32,
+    ) -> Option<u64> {
+        let (start, units) = (pages.start, pages.units);
+        self.page_map.set(start * UNIT, units * UNIT, Some(id));
+        let slot = self.get(id);
+        let mut cache = slot.lock.lock(thread::number());
+        cache.add(start, units, joins, &slot.counters);
+        cache.allocate(size, &slot.counters)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: CacheId) -> &CacheSlot {
+        let id = id as usize;
+        match self.first.get(id).and_then(OnceLock::get) {
+            Some(slot) => slot,
+            None => &self.rest[id - FIRST],
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        let first = self.first.iter().take_while(|place| place.get().is_some());
+        first.count() + self.rest.count()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (CacheId, &CacheSlot)> {
+        let first = self.first.iter().filter_map(|place| place.get());
+        let all = first.chain(self.rest.iter().map(|(_, slot)| slot));
+        all.enumerate().map(|(id, slot)| (id as CacheId, &**slot))
+    }
+}

@@ -1,0 +1,105 @@
+//! What may be handed out to whom, case by case.
+
+use super::*;
+
+/// Of more than one cache.
+fn shared() -> CentralHeap {
+    let mut central = CentralHeap::default();
+    central.share(0, 0);
+    central
+}
+
+#[test]
+fn a_cache_that_nothing_is_known_of_is_not_done() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, PAGE / UNIT, LastUse::new(3, 1), Joins::BOTH);
+    assert_eq!(central.allocate(300, 0, &counters), None);
+    assert!(central.done_pages().is_empty());
+    assert_eq!(central.allocate(300, 3, &counters), Some(0));
+}
+
+/// Two blocks of a stream with one of nobody's between them, and one of another stream behind.
+#[test]
+fn blocks_side_by_side_are_one_for_those_who_may_use_them_all() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let quarter = PAGE_UNITS as u32 / 4;
+    let starts: Vec<u64> = (0..4)
+        .map(|_| central.allocate(quarter, 1, &counters).expect("room"))
+        .collect();
+    for (start, last_use) in starts.iter().zip([
+        LastUse::new(1, 5),
+        LastUse::FREE,
+        LastUse::new(1, 7),
+        LastUse::new(2, 6),
+    ]) {
+        central.free(*start, last_use).expect("it is live");
+    }
+    assert_eq!(central.allocate(quarter + 1, 2, &counters), None);
+    assert_eq!(central.allocate(3 * quarter + 1, 1, &counters), None);
+    let most = central.allocate(3 * quarter - 10, 1, &counters);
+    assert_eq!(most, Some(0));
+    // What is left of the last one is still the stream's.
+    assert_eq!(central.allocate(10, 0, &counters), None);
+    assert_eq!(
+        central.allocate(10, 1, &counters),
+        Some(u64::from(3 * quarter) - 10)
+    );
+}
+
+/// A run may begin with a block of nobody's.
+#[test]
+fn what_several_used_is_found_from_its_first_block_on() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let half = PAGE_UNITS as u32 / 2;
+    let starts = [(); 2].map(|()| central.allocate(half, 1, &counters).expect("room"));
+    central.free(starts[0], LastUse::FREE).expect("it is live");
+    central
+        .free(starts[1], LastUse::new(1, 5))
+        .expect("it is live");
+    let places = central.run_of_all(2 * half).expect("both halves");
+    assert_eq!(places.len(), 2);
+    let start = central.allocate_run_at(&places, 2 * half, &counters);
+    assert_eq!(start, Some(0));
+}
+
+#[test]
+fn what_is_done_is_everybodys_and_one_with_its_neighbours() {
+    let mut central = shared();
+    let counters = Counters::default();
+    central.add(0, 3 * PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let page = PAGE_UNITS as u32;
+    let starts: Vec<u64> = (0..3)
+        .map(|_| central.allocate(page, 0, &counters).expect("room"))
+        .collect();
+    for (start, (cache, epoch)) in starts.iter().zip([(1, 5), (2, 6), (1, 9)]) {
+        central
+            .free(*start, LastUse::new(cache, epoch))
+            .expect("it is live");
+    }
+    central.note_done(2, 6);
+    central.note_done(1, 5);
+    assert_eq!(central.allocate(2 * page + 1, 0, &counters), None);
+    central.note_done(1, 9);
+    assert_eq!(central.allocate(3 * page, 0, &counters), Some(0));
+    // What comes back after that is known to be done.
+    central.free(0, LastUse::new(1, 8)).expect("it is live");
+    assert_eq!(central.allocate(3 * page, 7, &counters), Some(0));
+}
+
+#[test]
+fn what_the_only_cache_freed_is_its_own_when_there_is_a_second() {
+    let mut central = CentralHeap::default();
+    let counters = Counters::default();
+    central.add(0, PAGE_UNITS, LastUse::FREE, Joins::BOTH);
+    let block = central.allocate(100, 0, &counters).expect("room");
+    central.free(block, LastUse::new(0, 5)).expect("it is live");
+    central.share(0, 6);
+    assert_eq!(central.allocate(100, 1, &counters), None);
+    central.note_done(0, 6);
+    assert_eq!(central.allocate(100, 1, &counters), Some(0));
+}

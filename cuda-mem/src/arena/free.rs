@@ -1,0 +1,202 @@
+//! Frees: into the stream's cache, the central heap, or the cache of another stream.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use super::last_freed::{Block, is_small};
+use super::last_use::LastUse;
+use super::page_map::CacheId;
+use super::slow_path::SlowState;
+use super::stream_cache::RemoteFree;
+use super::{Inner, UNIT, UnknownBlock, thread};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::{epoch, report};
+
+/// Remote frees of a cache after which they are looked through, and again whenever their number has doubled.
+const MANY: usize = 64;
+
+impl Inner {
+    /// Frees a large block that another one replaced in the cache.
+    #[inline]
+    fn free_evicted(&self, id: CacheId, block: Block, epoch: u64) -> Result<(), UnknownBlock> {
+        let last_use = LastUse::new(id, epoch);
+        self.central
+            .lock(thread::number())
+            .free(block.start, last_use)
+    }
+
+    /// A free by a stream that has no cache yet, or of a small block of another stream's cache. Not always rare, as
+    /// [`allocate_slowly`](Self::allocate_slowly).
+    #[cold]
+    pub(super) fn deallocate_slowly(&self, address: u64, size: u32, stream: &Stream) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let id = self.cache_of(stream)?;
+        let start = address / UNIT;
+        if !is_small(size) {
+            return self.free_to_cache(id, start, size);
+        }
+        let Some(owner) = self.caches.page_map.cache_of(address) else {
+            return Err(self.unknown(UnknownBlock { start }));
+        };
+        if owner == id {
+            return self.free_to_cache(id, start, size);
+        }
+        let pending = RemoteFree {
+            start,
+            cache: id,
+            epoch: epoch::now(),
+        };
+        let slot = self.slot(owner);
+        let mut cache = slot.lock.lock(thread::number());
+        let freed = cache.free_remote(pending, &slot.counters);
+        let waiting = cache.remote_frees();
+        drop(cache);
+        freed.map_err(|unknown| self.unknown(unknown))?;
+        if self.slot(id).freed_remote(size) {
+            self.record_batch(id);
+        }
+        if waiting >= MANY && waiting.is_power_of_two() {
+            self.reclaim_remote_frees(&mut self.slow_state(), owner, None, false);
+        }
+        Ok(())
+    }
+
+    /// Caches a block, or frees it to the central heap if it is too large for that.
+    #[inline]
+    pub(super) fn free_to_cache(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
+        let (me, slot) = (thread::number(), self.slot(id));
+        if size > self.caches.cached_limit.load(Ordering::Relaxed) {
+            let last_use = LastUse::new(id, epoch::now());
+            let mut central = self.central.lock(me);
+            let freed = central.free(start, last_use);
+            if freed.is_ok() {
+                self.central.counters.count_free(size);
+            }
+            let unrecorded = central.unrecorded(id);
+            drop(central);
+            if slot.requested.has_events() && unrecorded.is_worth_an_event() {
+                self.record_batch(id);
+            } else if self.may_query() && unrecorded.is_worth_a_query(slot.requested.has_queries())
+            {
+                self.query_stream(id);
+            }
+            return freed.map_err(|unknown| self.unknown(unknown));
+        }
+        let mut cache = slot.lock.lock(me);
+        let settled = if is_small(size) {
+            let old = cache.free_small(start, size, &slot.counters);
+            let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
+            // The hook of reports may call into the arena.
+            drop(cache);
+            settled
+        } else {
+            let old = cache.free_large(start, size, epoch::now(), &slot.counters);
+            drop(cache);
+            old.map_or(Ok(()), |(old, epoch)| self.free_evicted(id, old, epoch))
+        };
+        if let Err(unknown) = settled {
+            self.report_unknown(unknown);
+        }
+        Ok(())
+    }
+
+    /// Records an event in a stream on which much was freed, while other streams are short of memory.
+    #[cold]
+    fn record_batch(&self, id: CacheId) {
+        let mut state = self.slow_state();
+        let progress = &mut state.streams[id as usize];
+        progress.record_batch();
+        self.slot(id).recorded();
+        self.note_done(progress, id);
+    }
+
+    /// Queries a stream on which much was freed.
+    #[cold]
+    fn query_stream(&self, id: CacheId) {
+        let mut state = self.slow_state();
+        let newest = self.central.lock(thread::number()).newest(id);
+        let progress = &mut state.streams[id as usize];
+        if progress.query(newest) {
+            self.slot(id).queried();
+            self.note_done(progress, id);
+        }
+    }
+
+    /// A block that was freed earlier turns out to be unknown. The present caller is not to blame, so this goes to the
+    /// hook.
+    #[cold]
+    fn report_unknown(&self, unknown: UnknownBlock) {
+        report::failed("arena", &self.unknown(unknown));
+    }
+
+    #[cold]
+    pub(super) fn unknown(&self, unknown: UnknownBlock) -> Error {
+        Error::invalid(format!(
+            "{:#x} was not allocated from {self}, or was given back already",
+            unknown.start * UNIT
+        ))
+    }
+
+    /// Frees remote blocks of a cache to its heap, as far as they are done. With `stream`, which must be the cache's,
+    /// that is made to wait for the others. Streams that were busy the last time are queried only by force. Returns
+    /// whether any block came free.
+    pub(super) fn reclaim_remote_frees(
+        &self,
+        state: &mut SlowState,
+        id: CacheId,
+        stream: Option<&Stream>,
+        force: bool,
+    ) -> bool {
+        let me = thread::number();
+        let pending = self.slot(id).lock.lock(me).take_remote_frees();
+        if pending.is_empty() {
+            return false;
+        }
+        let mut last: BTreeMap<CacheId, u64> = BTreeMap::new();
+        for block in &pending {
+            let epoch = last.entry(block.cache).or_default();
+            *epoch = block.epoch.max(*epoch);
+        }
+        // Frees of that stream up to this epoch come before what this cache's stream gets from now on.
+        let over: BTreeMap<CacheId, u64> = last
+            .into_iter()
+            .map(|(other, epoch)| {
+                let progress = &mut state.streams[other as usize];
+                if progress.done() < epoch && force {
+                    progress.query_now(epoch);
+                    self.note_done(progress, other);
+                } else if progress.done() < epoch && self.may_query() {
+                    if progress.query(epoch) {
+                        self.note_done(progress, other);
+                    }
+                    self.request_events(other);
+                }
+                let mut over = progress.done();
+                if let Some(stream) = stream
+                    && self.wait_for(state, id, LastUse::new(other, epoch), stream)
+                {
+                    over = over.max(epoch);
+                }
+                (other, over)
+            })
+            .collect();
+        let mut cache = self.slot(id).lock.lock(me);
+        let mut any = false;
+        for block in pending {
+            if over
+                .get(&block.cache)
+                .is_some_and(|over| block.epoch <= *over)
+            {
+                // The block was known when it was freed.
+                let _ = cache.free_to_heap(block.start);
+                any = true;
+            } else {
+                cache.push_remote_free(block);
+            }
+        }
+        any
+    }
+}

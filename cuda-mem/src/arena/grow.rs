@@ -1,0 +1,143 @@
+//! How the arena grows, and what it does when it cannot.
+
+use super::backing::Chunk;
+use super::last_freed::is_small;
+use super::last_use::LastUse;
+use super::page_map::CacheId;
+use super::refill::STEPS_WITHOUT_GROWTH;
+use super::slow_path::count;
+use super::tlsf::FreePages;
+use super::{GRANULE, GRANULE_UNITS, Inner, UNIT, thread};
+use crate::epoch;
+use crate::error::{Error, OutOfMemory, Result};
+use crate::stream::Stream;
+
+/// The arena grows by a sixteenth of what it holds, within these limits, in granules.
+const LEAST_GROWN: u64 = 4;
+const MOST_GROWN: u64 = 16;
+
+/// Bytes up to which an arena of several streams grows before it queries them.
+const SMALL_ARENA: u64 = 32 << 20;
+
+impl Inner {
+    /// While the arena is small, it grows before its streams are queried or made to wait: the driver's pool takes as
+    /// much for its first block.
+    pub(super) fn grows_first(&self, size: u32) -> bool {
+        let held = self.backing.reserved().current();
+        self.caches.count() > 1
+            && held + u64::from(size) * UNIT <= SMALL_ARENA.min(self.backing.max())
+    }
+
+    /// As [`grow`](Self::grow), one thread at a time: what the last one got, and what was freed meanwhile, may be
+    /// enough for the next.
+    pub(super) fn grow_once(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        let _turn = self.backing.growing();
+        if let Some(start) = self.try_allocate(id, size).or_else(|| self.take(id, size)) {
+            return Ok(Some(start));
+        }
+        self.grow(id, size, stream)
+    }
+
+    /// Takes memory from the backing, and a block of it. `None` if another thread took the free memory that the new one
+    /// was to extend.
+    fn grow(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        if is_small(size) {
+            return self.grow_cache(id, size, stream);
+        }
+        let needed = u64::from(size).div_ceil(GRANULE_UNITS);
+        let frontier = self.backing.frontier(needed * GRANULE);
+        let tail = frontier.and_then(|end| {
+            let central = self.central.lock(thread::number());
+            Some(end / UNIT - central.usable_tail(end / UNIT, id)?)
+        });
+        let rest = u64::from(size).saturating_sub(tail.unwrap_or(0));
+        let grown = self.more(frontier, rest.div_ceil(GRANULE_UNITS).max(1), stream)?;
+        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
+        let last_use = self.last_use_of_new(id);
+        let joins = self.joins(start, units);
+        let mut central = self.central.lock(thread::number());
+        central.add(start, units, last_use, joins);
+        Ok(central.allocate(size, id, &self.central.counters))
+    }
+
+    /// Takes memory for the small blocks of a cache. The rest goes to the central heap.
+    fn grow_cache(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        let grown = self.more(self.backing.frontier(GRANULE), 1, stream)?;
+        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
+        let taken = units.min(self.cache_share(id));
+        if units > taken {
+            self.add_to_central(start + taken, units - taken, self.last_use_of_new(id));
+        }
+        let pages = FreePages {
+            start,
+            units: taken,
+        };
+        Ok(self.add_pages(id, pages, size))
+    }
+
+    /// Memory from the backing: this many granules, and more where that succeeds, so that the next growth is far off.
+    fn more(&self, frontier: Option<u64>, granules: u64, stream: &Stream) -> Result<Chunk> {
+        let held = self.backing.reserved().current() / GRANULE;
+        let wanted = granules.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
+        let grown = match self.backing.grow(frontier, wanted * GRANULE, stream) {
+            Err(error) if wanted > granules && error.is_out_of_memory() => {
+                self.backing.grow(frontier, granules * GRANULE, stream)
+            }
+            grown => grown,
+        }?;
+        count(&self.slow_path.counters.grown);
+        self.caches
+            .update_cached_limit(self.backing.reserved().current());
+        Ok(grown)
+    }
+
+    fn last_use_of_new(&self, id: CacheId) -> LastUse {
+        if self.backing.is_ordered() {
+            LastUse::new(id, epoch::now())
+        } else {
+            LastUse::FREE
+        }
+    }
+
+    /// The device has no more memory. What is free and done goes back to it, and the request is tried once more.
+    #[cold]
+    pub(super) fn last_resort(
+        &self,
+        id: CacheId,
+        size: u32,
+        stream: &Stream,
+        error: Error,
+    ) -> Result<u64> {
+        if !error.is_out_of_memory() {
+            return Err(error);
+        }
+        let mut last = error;
+        // Nobody else takes what is released here, and no other thread is in the middle of releasing.
+        let turn = self.backing.growing();
+        // Its errors matter less than the one that is there already.
+        let _ = self.trim(0);
+        // What was busy may be done by now, and the device may give what was released.
+        if let Some(start) = self.find_for(id, size, stream, &STEPS_WITHOUT_GROWTH) {
+            return Ok(start * UNIT);
+        }
+        match self.grow(id, size, stream) {
+            Ok(Some(start)) => return Ok(start * UNIT),
+            Ok(None) => {}
+            Err(error) => last = error,
+        }
+        drop(turn);
+        let device = stream.context().memory_info().ok();
+        let (stats, bytes) = (self.stats(), u64::from(size) * UNIT);
+        Err(last
+            .asked(|| format!("{bytes} bytes from {self}"))
+            .with_memory(OutOfMemory::default)
+            .and_memory(|memory| {
+                memory.asked = bytes;
+                memory.pool_used = Some(stats.live);
+                memory.pool_reserved = Some(stats.reserved);
+                memory.pool_reserved_high = Some(stats.reserved_peak);
+                memory.device_free = device.map(|device| device.free);
+                memory.device_total = device.map(|device| device.total);
+            }))
+    }
+}

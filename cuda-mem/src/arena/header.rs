@@ -1,0 +1,202 @@
+//! The block headers of a heap, numbered and linked to their neighbours by address.
+
+#![forbid(unsafe_code)]
+
+use super::last_use::LastUse;
+
+/// The number of a header. Numbers are given again once a header has gone.
+pub(super) type Id = u32;
+
+/// No header.
+pub(super) const NONE: Id = Id::MAX;
+
+/// What a header describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// A block in use.
+    Used,
+    /// A free block.
+    Free,
+    /// A sentinel at the start or end of a run of memory: no bytes, and never merged.
+    Sentinel,
+    /// Nothing: its number is to be given again.
+    Vacant,
+}
+
+/// A block of memory. Kept to 32 bytes, because there is one for every live block and at most one
+/// more for the gap behind it, and so that none lies across two lines of the processor's cache. The lists of
+/// free blocks have their links elsewhere ([`SizeClasses`](super::size_classes::SizeClasses)).
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
+pub(super) struct Header {
+    /// Where it starts, in units from address 0, times four, and the state.
+    start: u64,
+    /// In units.
+    pub(super) size: u32,
+    /// The neighbours by address.
+    pub(super) before: Id,
+    pub(super) after: Id,
+    /// Of a free block, the user of its last use; of a used one, the next in its chain of the
+    /// [index](super::index::Index).
+    user_or_next: u32,
+    /// Of a free block's last use.
+    epoch: u64,
+}
+
+const _: () = assert!(size_of::<Header>() == 32);
+
+impl Header {
+    #[inline]
+    pub(super) fn new(start: u64, size: u32, state: State, last_use: LastUse) -> Self {
+        Self {
+            start: start << 2 | state as u64,
+            size,
+            before: NONE,
+            after: NONE,
+            user_or_next: last_use.user,
+            epoch: last_use.epoch,
+        }
+    }
+
+    /// Where it starts, in units from address 0.
+    #[inline]
+    pub(super) fn start(&self) -> u64 {
+        self.start >> 2
+    }
+
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        match self.start & 3 {
+            0 => State::Used,
+            1 => State::Free,
+            2 => State::Sentinel,
+            _ => State::Vacant,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_state(&mut self, state: State) {
+        self.start = self.start & !3 | state as u64;
+    }
+
+    /// Its last use, if it is free.
+    #[inline]
+    pub(super) fn last_use(&self) -> LastUse {
+        LastUse {
+            epoch: self.epoch,
+            user: self.user_or_next,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_last_use(&mut self, last_use: LastUse) {
+        self.epoch = last_use.epoch;
+        self.user_or_next = last_use.user;
+    }
+
+    /// The next in the chain of the index, if it is used.
+    #[inline]
+    pub(super) fn next(&self) -> Id {
+        self.user_or_next
+    }
+
+    /// Overwrites the user of its last use.
+    #[inline]
+    pub(super) fn set_next(&mut self, next: Id) {
+        self.user_or_next = next;
+    }
+
+    /// Its first units become another block's.
+    #[inline]
+    pub(super) fn move_start(&mut self, units: u32) {
+        self.start += u64::from(units) << 2;
+        self.size -= units;
+    }
+
+    /// The unit behind its last one.
+    #[inline]
+    pub(super) fn end(&self) -> u64 {
+        self.start() + u64::from(self.size)
+    }
+}
+
+/// All headers of a heap.
+#[derive(Debug, Default)]
+pub(super) struct Headers {
+    all: Vec<Header>,
+    /// Vacant ones, chained by `after`.
+    vacant: Option<Id>,
+}
+
+impl Headers {
+    #[inline]
+    pub(super) fn add(&mut self, header: Header) -> Id {
+        if let Some(id) = self.vacant {
+            let next = self[id].after;
+            self.vacant = (next != NONE).then_some(next);
+            let place = &mut self[id];
+            // One by one: built on the stack and copied it would be read back in wider pieces than it was
+            // written, which processors wait for.
+            place.start = header.start;
+            place.size = header.size;
+            place.before = header.before;
+            place.after = header.after;
+            place.user_or_next = header.user_or_next;
+            place.epoch = header.epoch;
+            return id;
+        }
+        self.push(header)
+    }
+
+    #[cold]
+    fn push(&mut self, header: Header) -> Id {
+        if self.all.len() == self.all.capacity() {
+            // By a sixteenth and not by half, because what is not used counts as bookkeeping.
+            self.all.reserve_exact((self.all.len() / 16).max(64));
+        }
+        self.all.push(header);
+        (self.all.len() - 1) as Id
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, id: Id) {
+        let next = self.vacant.unwrap_or(NONE);
+        let header = &mut self[id];
+        header.set_state(State::Vacant);
+        header.after = next;
+        self.vacant = Some(id);
+    }
+
+    /// Makes two headers neighbours.
+    #[inline]
+    pub(super) fn link(&mut self, before: Id, after: Id) {
+        self[before].after = after;
+        self[after].before = before;
+    }
+
+    /// Numbers are below this for now.
+    pub(super) fn room(&self) -> usize {
+        self.all.capacity()
+    }
+
+    /// Bytes of the host that the headers take.
+    pub(super) fn bytes(&self) -> usize {
+        self.all.capacity() * size_of::<Header>()
+    }
+}
+
+impl std::ops::Index<Id> for Headers {
+    type Output = Header;
+
+    #[inline]
+    fn index(&self, id: Id) -> &Header {
+        &self.all[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<Id> for Headers {
+    #[inline]
+    fn index_mut(&mut self, id: Id) -> &mut Header {
+        &mut self.all[id as usize]
+    }
+}

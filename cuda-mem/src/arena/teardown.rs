@@ -1,0 +1,74 @@
+//! The teardown of an arena.
+
+use std::sync::Arc;
+
+use super::Inner;
+use super::backing::Backing;
+use super::stream_progress::StreamProgress;
+use crate::deferred::{self, Deferred, Outcome};
+use crate::error::{Error, ErrorKind};
+use crate::{epoch, ledger, report};
+
+/// The memory of an arena whose last handle was dropped, and the progress of its streams, which may still use it.
+#[derive(Debug)]
+struct EndedArena {
+    backing: Arc<Backing>,
+    streams: Vec<StreamProgress>,
+    /// When the arena ended.
+    epoch: u64,
+}
+
+impl Deferred for EndedArena {
+    fn name(&self) -> &'static str {
+        "arena"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        // A stream that is over needs no context any more.
+        let ended = self.epoch;
+        self.streams.retain_mut(|progress| !progress.is_over(ended));
+        if !self.streams.is_empty() {
+            return Outcome::NotYet;
+        }
+        let mut failed = None;
+        for chunk in self.backing.chunks_in(0, u64::MAX) {
+            // SAFETY: the arena has no handles and no live blocks, and all its streams are done with it.
+            match unsafe { self.backing.release(chunk) } {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) => Outcome::GivenUp(error),
+            None => Outcome::Done,
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // In a fork it is the parent's.
+        if report::is_forked() {
+            return;
+        }
+        ledger::ended(&self.item());
+        // Streams that end meanwhile wait for this lock, and find an empty state.
+        let state = std::mem::take(&mut *self.slow_path.lock());
+        let stats = self.stats();
+        if stats.live_blocks > 0 {
+            // Somebody kept addresses without a handle. Their memory stays.
+            let blocks = usize::try_from(stats.live_blocks).unwrap_or(usize::MAX);
+            report::failed("arena", &Error::still_allocated(blocks, stats.live));
+            return;
+        }
+        let ended = EndedArena {
+            backing: Arc::clone(&self.backing),
+            streams: state.streams,
+            epoch: epoch::now(),
+        };
+        if let Err(error) = deferred::release_or_defer(Box::new(ended)) {
+            report::failed("arena", &error);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The lists of free blocks by their last user and by size: as [`size_classes`](super::size_classes), once for each
+//! user.
+
+#![forbid(unsafe_code)]
+
+use super::header::{Headers, Id, NONE};
+use super::size_classes::{ALL, ClassIndex, Filled, SizeClasses, place};
+use super::tlsf::FreeLists;
+
+/// The free blocks that one user used last.
+#[derive(Debug)]
+struct Owned {
+    /// The first block of each list.
+    heads: [Id; ALL],
+    filled: Filled,
+    /// Units in its blocks.
+    units: u64,
+    /// No block has an earlier epoch.
+    earliest: u64,
+}
+
+impl Default for Owned {
+    fn default() -> Self {
+        Self {
+            heads: [NONE; ALL],
+            filled: Filled::default(),
+            units: 0,
+            earliest: u64::MAX,
+        }
+    }
+}
+
+/// The neighbours of a block in its list.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    before: Id,
+    after: Id,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct UserSizeClasses {
+    /// Blocks of user 0, which is nobody. While there is one cache there are no others.
+    clean: SizeClasses,
+    links: Vec<Link>,
+    /// By user. Made when a user has its first block.
+    users: Vec<Option<Box<Owned>>>,
+}
+
+impl UserSizeClasses {
+    fn of(&self, user: u32) -> Option<&Owned> {
+        self.users.get(user as usize)?.as_deref()
+    }
+
+    #[inline]
+    fn of_mut(&mut self, user: u32) -> &mut Owned {
+        let user = user as usize;
+        if self.users.len() <= user {
+            self.users.resize_with(user + 1, || None);
+        }
+        self.users[user].get_or_insert_default()
+    }
+
+    /// As [`find`](Self::find), of nobody's.
+    #[inline]
+    pub(super) fn find_clean(&self, headers: &Headers, size: u32) -> Option<Id> {
+        self.clean.find(headers, size)
+    }
+
+    /// A block of this user of at least this size, a small one if there are several.
+    #[inline]
+    pub(super) fn find(&self, headers: &Headers, user: u32, size: u32) -> Option<Id> {
+        if user == 0 {
+            return self.find_clean(headers, size);
+        }
+        let owned = self.of(user)?;
+        let own = place(size);
+        let first = owned.filled.from(own)?;
+        if let Some(found) = self.better(headers, owned, first, size) {
+            return Some(found);
+        }
+        // It was the list of blocks of nearly this size.
+        if let Some(above) = owned.filled.above(own) {
+            return self.better(headers, owned, above, size);
+        }
+        let all = self.list(owned, own).filter(|id| headers[*id].size >= size);
+        all.min_by_key(|id| (headers[*id].size, headers[*id].start()))
+    }
+
+    /// The smallest of the first few blocks of a list that are large enough; of the same size, the lower one.
+    #[inline]
+    fn better(&self, headers: &Headers, owned: &Owned, place: ClassIndex, size: u32) -> Option<Id> {
+        let few = self.list(owned, place).take(4);
+        let large = few.filter(|id| headers[*id].size >= size);
+        large.min_by_key(|id| (headers[*id].size, headers[*id].start()))
+    }
+
+    fn list<'a>(&'a self, owned: &Owned, place: ClassIndex) -> impl Iterator<Item = Id> + use<'a> {
+        let real = |id: Id| (id != NONE).then_some(id);
+        std::iter::successors(real(owned.heads[place.number()]), move |id| {
+            real(self.links[*id as usize].after)
+        })
+    }
+
+    /// All blocks of this user of at least this size, those of the smallest lists first.
+    pub(super) fn at_least<'a>(
+        &'a self,
+        headers: &'a Headers,
+        user: u32,
+        size: u32,
+    ) -> impl Iterator<Item = Id> + 'a {
+        let clean = (user == 0).then(|| self.clean.at_least(headers, size));
+        let owned = self.of(user).into_iter().flat_map(move |owned| {
+            std::iter::successors(owned.filled.from(place(size)), |place| {
+                owned.filled.above(*place)
+            })
+            .flat_map(move |place| self.list(owned, place))
+            .filter(move |id| headers[*id].size >= size)
+        });
+        clean.into_iter().flatten().chain(owned)
+    }
+
+    /// Units in the blocks of this user, who is not nobody.
+    pub(super) fn units(&self, user: u32) -> u64 {
+        self.of(user).map_or(0, |owned| owned.units)
+    }
+
+    /// Users that have blocks. Nobody, who has the clean ones, is not among them.
+    pub(super) fn users(&self) -> impl Iterator<Item = u32> + '_ {
+        let users = self.users.iter().zip(0..);
+        users.filter_map(|(owned, user)| (owned.as_ref()?.units > 0).then_some(user))
+    }
+
+    fn insert_owned(&mut self, headers: &Headers, id: Id) {
+        let at = id as usize;
+        if at >= self.links.len() {
+            let room = headers.room() - self.links.len();
+            self.links.reserve_exact(room);
+            self.links.resize(
+                headers.room(),
+                Link {
+                    before: NONE,
+                    after: NONE,
+                },
+            );
+        }
+        let header = &headers[id];
+        let (last_use, size) = (header.last_use(), header.size);
+        let place = place(size);
+        let owned = self.of_mut(last_use.user);
+        let first = std::mem::replace(&mut owned.heads[place.number()], id);
+        owned.filled.set(place);
+        owned.units += u64::from(size);
+        owned.earliest = owned.earliest.min(last_use.epoch);
+        self.links[at] = Link {
+            before: NONE,
+            after: first,
+        };
+        if first != NONE {
+            self.links[first as usize].before = id;
+        }
+    }
+
+    fn remove_owned(&mut self, headers: &Headers, id: Id) {
+        let header = &headers[id];
+        let (last_use, size) = (header.last_use(), header.size);
+        let place = place(size);
+        let Link { before, after } = self.links[id as usize];
+        if after != NONE {
+            self.links[after as usize].before = before;
+        }
+        if before != NONE {
+            self.links[before as usize].after = after;
+        }
+        let owned = self.of_mut(last_use.user);
+        owned.units -= u64::from(size);
+        if before == NONE {
+            owned.heads[place.number()] = after;
+            owned.filled.clear_if(place, after == NONE);
+        }
+    }
+
+    /// The blocks of this user with this epoch or an earlier one.
+    pub(super) fn until(&mut self, headers: &Headers, user: u32, epoch: u64) -> Vec<Id> {
+        if self.of(user).is_none_or(|owned| owned.earliest > epoch) {
+            return Vec::new();
+        }
+        let mut later = u64::MAX;
+        let mut found = Vec::new();
+        for id in self.at_least(headers, user, 1) {
+            let last = headers[id].last_use().epoch;
+            if last <= epoch {
+                found.push(id);
+            } else {
+                later = later.min(last);
+            }
+        }
+        self.of_mut(user).earliest = later;
+        found
+    }
+}
+
+impl FreeLists for UserSizeClasses {
+    #[inline]
+    fn insert(&mut self, headers: &Headers, id: Id) {
+        if headers[id].last_use().user == 0 {
+            self.clean.insert(headers, id);
+        } else {
+            self.insert_owned(headers, id);
+        }
+    }
+
+    #[inline]
+    fn remove(&mut self, headers: &Headers, id: Id) {
+        if headers[id].last_use().user == 0 {
+            self.clean.remove(headers, id);
+        } else {
+            self.remove_owned(headers, id);
+        }
+    }
+
+    fn largest(&self, headers: &Headers) -> Option<u32> {
+        let users = self.users.iter().flatten();
+        let largest = users.filter_map(|owned| {
+            let blocks = self.list(owned, owned.filled.last()?);
+            blocks.map(|id| headers[id].size).max()
+        });
+        largest.max().max(self.clean.largest(headers))
+    }
+
+    fn bytes(&self) -> usize {
+        let users = self.users.iter().flatten().count();
+        self.clean.bytes()
+            + self.links.capacity() * size_of::<Link>()
+            + self.users.capacity() * size_of::<usize>()
+            + users * size_of::<Owned>()
+    }
+}
