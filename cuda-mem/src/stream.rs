@@ -324,6 +324,11 @@ impl Stream {
 pub(crate) struct WeakStream(Weak<Inner>);
 
 impl WeakStream {
+    /// Whether the stream has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
     /// The stream, if it has not ended.
     pub(crate) fn upgrade(&self) -> Option<Stream> {
         self.0.upgrade().map(Stream)

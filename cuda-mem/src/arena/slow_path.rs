@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
@@ -21,19 +22,36 @@ use crate::stream::{Follower, Reach, Stream};
 /// What a cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    /// A stream, by its number.
-    Stream(u64),
-    /// The legacy default stream of a context, of which there may be many handles.
+    /// A stream, by the driver and its id. Several handles may be of one stream.
+    Id(usize, u64),
+    /// A stream of which the driver tells no id, by the number of its handle.
+    Handle(u64),
+    /// The legacy default stream of a context.
     Legacy(usize),
+    /// The own default stream of a thread in a context.
+    PerThread(usize, ThreadId),
 }
 
 impl Key {
     fn of(stream: &Stream) -> Self {
+        let context = stream.context();
+        let of_context = context.as_raw().addr();
         if stream.as_raw() == CU_STREAM_LEGACY {
-            Self::Legacy(stream.context().as_raw().addr())
-        } else {
-            Self::Stream(stream.number())
+            return Self::Legacy(of_context);
         }
+        if stream.as_raw() == CU_STREAM_PER_THREAD {
+            return Self::PerThread(of_context, std::thread::current().id());
+        }
+        let driver = std::ptr::from_ref(context.driver().table()).addr();
+        match stream.as_ref().id() {
+            Some(id) => Self::Id(driver, id),
+            None => Self::Handle(stream.number()),
+        }
+    }
+
+    /// Whether the stream may come again after its last handle was dropped.
+    fn may_come_again(self) -> bool {
+        !matches!(self, Self::Handle(_))
     }
 }
 
@@ -41,10 +59,26 @@ impl Key {
 #[derive(Debug, Default)]
 pub(super) struct SlowState {
     by_stream: HashMap<Key, CacheId>,
+    /// By the number of each handle of a stream that was seen.
+    by_handle: HashMap<u64, CacheId>,
     /// By cache.
     pub(super) streams: Vec<StreamProgress>,
-    /// Caches whose streams have ended.
+    /// Caches whose streams have no handles.
     abandoned: Vec<CacheId>,
+}
+
+impl SlowState {
+    /// The cache that the stream had before, which nobody else has taken since.
+    fn known(&mut self, key: Key) -> Option<CacheId> {
+        let id = *self.by_stream.get(&key)?;
+        self.abandoned.retain(|abandoned| *abandoned != id);
+        Some(id)
+    }
+
+    /// The stream that had the cache has it no longer.
+    fn forget(&mut self, id: CacheId) {
+        self.by_stream.retain(|_, of_stream| *of_stream != id);
+    }
 }
 
 /// Apart from the rest of the arena, because streams report their end also while the arena is being torn down.
@@ -121,24 +155,14 @@ impl Inner {
             )));
         }
         stream.as_ref().refuse_captured(CAPTURED)?;
-        let key = Key::of(stream);
         let mut state = self.slow_state();
-        let known = state.by_stream.get(&key).copied();
+        let known = state.by_handle.get(&stream.number()).copied();
         let id = match known {
             Some(id) => id,
-            None => {
-                let id = self
-                    .adopt(&mut state, stream)
-                    .unwrap_or_else(|| self.new_cache(&mut state));
-                let progress = &mut state.streams[id as usize];
-                progress.attach(stream);
-                self.note_done(progress, id);
-                state.by_stream.insert(key, id);
-                id
-            }
+            None => self.attach(&mut state, stream),
         };
         drop(state);
-        if known.is_none() && matches!(key, Key::Stream(_)) {
+        if known.is_none() && stream.as_raw() != CU_STREAM_LEGACY {
             let slow_path: Weak<SlowPath> = Arc::downgrade(&self.slow_path);
             stream.follow(slow_path);
         }
@@ -148,6 +172,25 @@ impl Inner {
             stream.slot(self.number).store(note, Ordering::Relaxed);
         }
         Ok(id)
+    }
+
+    /// The cache for a handle that was not seen before.
+    fn attach(&self, state: &mut SlowState, stream: &Stream) -> CacheId {
+        let key = Key::of(stream);
+        let known = state.known(key);
+        let id = known.unwrap_or_else(|| {
+            let adopted = self.adopt(state, stream);
+            adopted.unwrap_or_else(|| self.new_cache(state))
+        });
+        state.by_stream.insert(key, id);
+        let progress = &mut state.streams[id as usize];
+        progress.attach(stream, known.is_some());
+        self.note_done(progress, id);
+        // Of the legacy stream anybody makes handles, and it does not end.
+        if !matches!(key, Key::Legacy(_)) {
+            state.by_handle.insert(stream.number(), id);
+        }
+        id
     }
 
     fn new_cache(&self, state: &mut SlowState) -> CacheId {
@@ -176,6 +219,7 @@ impl Inner {
             }
             if ready {
                 state.abandoned.swap_remove(place);
+                state.forget(id);
                 return Some(id);
             }
         }
@@ -186,11 +230,14 @@ impl Inner {
 impl Follower for SlowPath {
     fn stream_ends(&self, number: u64) {
         let mut state = self.lock();
-        let Some(id) = state.by_stream.remove(&Key::Stream(number)) else {
+        let Some(id) = state.by_handle.remove(&number) else {
             return;
         };
-        let progress = &mut state.streams[id as usize];
-        progress.detach();
-        state.abandoned.push(id);
+        if state.streams[id as usize].detach(number) {
+            state
+                .by_stream
+                .retain(|key, of_stream| *of_stream != id || key.may_come_again());
+            state.abandoned.push(id);
+        }
     }
 }

@@ -22,12 +22,30 @@ struct AttachedStream {
     raw: CUstream,
     /// The only thread that can name it, for a per-thread default stream.
     thread: Option<ThreadId>,
-    /// What waits of the program have shown of it.
-    progress: Arc<Progress>,
     /// When it was attached. Earlier waits for it say nothing of the stream that was attached before.
     since: u64,
-    /// Tells of its end after the arena has ended.
+    /// One or more.
+    handles: Vec<Handle>,
+}
+
+/// A handle of an attached stream.
+#[derive(Debug)]
+struct Handle {
+    number: u64,
+    /// What waits through this handle have shown.
+    progress: Arc<Progress>,
+    /// Keeps the stream while it is queried after the arena has ended.
     weak: WeakStream,
+}
+
+impl Handle {
+    fn new(stream: &Stream) -> Self {
+        Self {
+            number: stream.number(),
+            progress: Arc::clone(stream.progress()),
+            weak: stream.downgrade(),
+        }
+    }
 }
 
 // SAFETY: stream handles may be used from any thread; per-thread default streams are checked in `view`.
@@ -40,8 +58,8 @@ impl AttachedStream {
         if thread.is_some_and(|thread| thread != std::thread::current().id()) {
             return None;
         }
-        // SAFETY: the stream is live, because it is detached before it ends; when the arena has ended, `is_over` keeps
-        // a handle meanwhile.
+        // SAFETY: the stream is live, because its last handle is detached before it is dropped; when the arena has ended,
+        // `is_over` keeps a handle meanwhile.
         let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
         // Any other question would invalidate the capture (R113).
         (!stream.is_captured()).then_some(stream)
@@ -49,7 +67,8 @@ impl AttachedStream {
 
     /// What waits of the program have shown to be done.
     fn seen(&self) -> u64 {
-        let seen = self.progress.done().max(self.context.progress().done());
+        let by_handles = self.handles.iter().map(|handle| handle.progress.done());
+        let seen = by_handles.fold(self.context.progress().done(), u64::max);
         if seen < self.since {
             return 0;
         }
@@ -223,8 +242,19 @@ impl StreamProgress {
         }
     }
 
-    /// Belongs to this stream from now on.
-    pub(super) fn attach(&mut self, stream: &Stream) {
+    /// Belongs to this stream from now on, of which other handles may be attached already. `is_same` says that no other
+    /// stream was attached before.
+    pub(super) fn attach(&mut self, stream: &Stream, is_same: bool) {
+        if let Some(attached) = self.attached.as_mut().filter(|_| is_same) {
+            // Those of a legacy default stream are not told of.
+            attached.handles.retain(|handle| handle.weak.is_alive());
+            attached.handles.push(Handle::new(stream));
+            return;
+        }
+        if is_same {
+            // What is recorded from now on lies behind it.
+            self.unrecorded = None;
+        }
         let raw = stream.as_raw();
         let own = raw == CU_STREAM_PER_THREAD;
         if self.done == u64::MAX {
@@ -236,9 +266,8 @@ impl StreamProgress {
             context: stream.context().clone(),
             raw,
             thread: own.then(|| std::thread::current().id()),
-            progress: Arc::clone(stream.progress()),
             since: epoch::now(),
-            weak: stream.downgrade(),
+            handles: vec![Handle::new(stream)],
         });
         // They belong to a context.
         self.events.spare.clear();
@@ -261,13 +290,27 @@ impl StreamProgress {
         self.after[at] = self.after[at].max(epoch);
     }
 
-    /// The attached stream ends. Nothing is submitted to it after the event that this records.
-    pub(super) fn detach(&mut self) {
+    /// A handle of the attached stream is dropped. Returns whether it was the last: then nothing is submitted after the
+    /// event that this records, unless the stream is attached again.
+    pub(super) fn detach(&mut self, number: u64) -> bool {
+        let Some(attached) = &mut self.attached else {
+            return false;
+        };
+        // The last one is still needed.
+        if attached
+            .handles
+            .iter()
+            .any(|handle| handle.number != number)
+        {
+            attached.handles.retain(|handle| handle.number != number);
+            return false;
+        }
         let before = epoch::now();
         self.reach();
         self.event();
         self.end(before);
         self.poll();
+        true
     }
 
     /// No stream is attached from now on. What was submitted before this epoch is still waited for.
@@ -489,7 +532,8 @@ impl StreamProgress {
     pub(super) fn is_over(&mut self, ended: u64) -> bool {
         if let Some(attached) = self.attached.as_ref().filter(|_| !self.is_recorded(ended)) {
             // Default streams do not end. Others are kept alive by a handle during the query.
-            let kept = attached.weak.upgrade();
+            let mut handles = attached.handles.iter();
+            let kept = handles.find_map(|handle| handle.weak.upgrade());
             if kept.is_some() || is_default(attached.raw) {
                 self.event();
             } else {

@@ -38,6 +38,15 @@ pub(crate) unsafe fn query(queue: Queue<'_>) -> Result<bool> {
 }
 
 /// # Safety
+/// The stream must be live. No other stream of this process has, had or will have this id. CUDA 12.0.
+pub(crate) unsafe fn id(queue: Queue<'_>) -> Result<u64> {
+    let mut id = 0;
+    // SAFETY: the caller vouches for the handle; `id` is valid for a write.
+    unsafe { call!(queue.table, cuStreamGetId(queue.stream, &raw mut id)) }?;
+    Ok(id)
+}
+
+/// # Safety
 /// Both must be live handles. The wait is for the latest recording at this moment, so the event may
 /// be recorded again right away; one that was never recorded is not waited for.
 pub(crate) unsafe fn wait(queue: Queue<'_>, event: CUevent) -> Result<()> {

@@ -160,6 +160,14 @@ impl<'a> StreamRef<'a> {
         Submission::new(self, None, self.enter()?).refuse_captured(why)
     }
 
+    /// The driver's id of the stream, which no other stream of this process has, had or will have; `None` before CUDA
+    /// 12.0. Not for a captured stream.
+    pub(crate) fn id(&self) -> Option<u64> {
+        let submission = Submission::new(self, None, self.enter().ok()?);
+        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+        unsafe { raw::stream::id(submission.queue()) }.ok()
+    }
+
     /// Whether anybody captures the stream, or nobody can say.
     pub(crate) fn is_captured(&self) -> bool {
         self.refuse_captured("").is_err()

@@ -56,7 +56,7 @@ fn all_is_released(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_lane_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
+pub(super) fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
@@ -204,9 +204,9 @@ pub(super) fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Resul
     all_is_released(lab)
 }
 
-/// A stream takes over the lane of one that ended behind work. It was waited for before that, which says nothing of
+/// A stream takes over the cache of one that ended behind work. It was waited for before that, which says nothing of
 /// the other one's work.
-pub(super) fn a_wait_from_before_a_lane_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
+pub(super) fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
     let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
@@ -216,7 +216,7 @@ pub(super) fn a_wait_from_before_a_lane_was_taken_over_shows_nothing(lab: &Lab) 
     drop(block);
     second.synchronize()?;
     drop(first);
-    // Takes over the lane, and comes after the work.
+    // Takes over the cache, and comes after the work.
     drop(resource.alloc::<u8>(&second, 1000)?);
     let mut other = resource.alloc::<u8>(&third, 6 * MIB)?;
     other.fill(7)?;

@@ -9,6 +9,7 @@ mod limits;
 mod log;
 mod program;
 mod rules;
+mod streams;
 mod upstream;
 
 use std::time::{Duration, Instant};
@@ -38,6 +39,10 @@ pub fn all() -> Vec<Test> {
             the_arena_ends_when_its_last_block_does,
             numbers_add_up,
             misuse_is_an_error;
+        streams: handles_of_one_stream_share_its_memory,
+            a_stream_that_is_borrowed_again_finds_its_memory,
+            a_stream_whose_cache_went_to_another_gets_a_new_one,
+            an_idle_stream_keeps_no_more_than_a_page;
         upstream: a_block_lies_in_one_block_of_the_upstream,
             a_block_that_comes_again_at_once_is_not_lost,
             memory_that_the_upstream_refuses_stays_usable,
@@ -52,11 +57,11 @@ pub fn all() -> Vec<Test> {
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
             streams_that_take_turns_hold_no_more_than_the_drivers_pool,
             a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool;
-        ends: a_lane_whose_end_is_unknown_goes_to_nobody,
+        ends: a_cache_whose_end_is_unknown_goes_to_nobody,
             an_arena_dropped_elsewhere_leaves_memory_in_use_alone,
             an_arena_dropped_in_a_capture_gives_its_memory_back,
             buffers_of_other_threads_own_streams_come_back,
-            a_wait_from_before_a_lane_was_taken_over_shows_nothing,
+            a_wait_from_before_a_cache_was_taken_over_shows_nothing,
             streams_may_end_while_their_arena_ends,
             an_arena_keeps_no_context_of_streams_that_ended;
         captures: misses_of_other_streams_do_not_spoil_a_capture,

@@ -1,0 +1,117 @@
+//! Streams that come and go: which memory of an arena they find again, and what others get of it.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Arena, Resource, ReusePolicy, Stream};
+
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+
+/// Another handle of a stream, as a library makes it that is given the raw one.
+fn borrowed(stream: &Stream) -> Stream {
+    // SAFETY: the clone keeps the stream alive.
+    unsafe { Stream::borrow_raw(stream.context(), stream.as_raw(), stream.clone()) }
+}
+
+pub(super) fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
+    // Stream ids.
+    lab.need(12, 0)?;
+    let _calm = lab.calm();
+    let builder = Arena::builder(&lab.device()?).reuse(ReusePolicy::DETERMINISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    drop(resource.alloc::<u8>(&other, MIB)?);
+    let _held = hold(&stream)?;
+    for bytes in [1000, 100 << 10, 8 * MIB] {
+        let first = resource.alloc::<u8>(&stream, bytes)?;
+        let address = first.as_raw();
+        drop(first);
+        let second = resource.alloc::<u8>(&borrowed(&stream), bytes)?;
+        // What is free beside it on the same stream may be one with it.
+        let distance = second.as_raw().abs_diff(address);
+        ensure!(distance < bytes as u64, "{bytes}: {}", arena.stats());
+    }
+    let stats = arena.stats();
+    ensure!(stats.streams == 2, "{} streams", stats.streams);
+    ensure!(stats.waits == 0, "{stats}");
+    Ok(())
+}
+
+pub(super) fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Result<()> {
+    // Stream ids.
+    lab.need(12, 0)?;
+    let _calm = lab.calm();
+    let builder = Arena::builder(&lab.device()?).reuse(ReusePolicy::DETERMINISTIC);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (stream, another) = (lab.stream()?, lab.stream()?);
+    let held = hold(&stream)?;
+    let mut address = None;
+    for turn in 0..100 {
+        let buffer = resource.alloc::<u8>(&borrowed(&stream), 8 * MIB)?;
+        let before = *address.get_or_insert(buffer.as_raw());
+        ensure!(buffer.as_raw() == before, "turn {turn}: {}", arena.stats());
+    }
+    let stats = arena.stats();
+    ensure!(
+        (stats.streams, stats.grown, stats.waits) == (1, 1, 0),
+        "{stats}"
+    );
+    // What it used is busy, and nobody may wait for it.
+    let elsewhere = resource.alloc::<u8>(&another, 8 * MIB)?;
+    ensure!(Some(elsewhere.as_raw()) != address, "it is in use");
+    drop(held);
+    Ok(())
+}
+
+/// Another stream gets the cache of one that ended. The first stream's handle must not lead there any more.
+pub(super) fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (first, second) = (lab.stream()?, lab.stream()?);
+    drop(resource.alloc::<u8>(&borrowed(&first), 8 * MIB)?);
+    first.synchronize()?;
+    // Takes over what `first` left.
+    drop(resource.alloc::<u8>(&second, 8 * MIB)?);
+    ensure!(arena.stats().streams == 1, "{}", arena.stats());
+    let _held = hold(&second)?;
+    let busy = resource.alloc::<u8>(&second, 8 * MIB)?;
+    let address = busy.as_raw();
+    drop(busy);
+    let again = resource.alloc::<u8>(&borrowed(&first), 8 * MIB)?;
+    ensure!(arena.stats().streams == 2, "{}", arena.stats());
+    ensure!(
+        again.as_raw() != address,
+        "it is in use on the other stream"
+    );
+    Ok(())
+}
+
+/// All but a page of what a stream keeps goes to others once its work is done, without a call from it.
+pub(super) fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    const SIZES: [usize; 6] = [256, 1000, 16 << 10, 17 << 10, MIB, 20 * MIB];
+    let max = 64 << 20;
+    let arena = Arena::builder(&lab.device()?).max_bytes(max).build()?;
+    let resource = Resource::from(arena.clone());
+    let (idle, other) = (lab.stream()?, lab.stream()?);
+    // Keeps a page of the stream's cache in use.
+    let _live = resource.alloc::<u8>(&idle, 256)?;
+    for _ in 0..3 {
+        for bytes in SIZES {
+            let many: Vec<_> = (0..(24 * MIB / bytes).min(400))
+                .map(|_| resource.alloc::<u8>(&idle, bytes))
+                .collect::<cuda_mem::Result<_>>()?;
+            drop(many);
+        }
+    }
+    idle.synchronize()?;
+    let all = resource.alloc::<u8>(&other, max as usize - 2 * MIB)?;
+    let stats = arena.stats();
+    ensure!(stats.reserved <= max, "{stats}");
+    ensure!(all.len() as u64 + (2 << 20) == max, "{stats}");
+    Ok(())
+}
