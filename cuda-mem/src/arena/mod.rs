@@ -7,6 +7,7 @@
 //! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`biased_lock`]). The
 //! bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face the driver.
 
+mod attached_stream;
 mod backing;
 mod biased_lock;
 mod builder;
@@ -22,6 +23,7 @@ mod last_use;
 mod page_map;
 #[cfg(test)]
 pub(crate) mod random;
+mod recorded_events;
 mod refill;
 mod size_classes;
 mod slow_path;

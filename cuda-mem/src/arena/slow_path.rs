@@ -10,7 +10,8 @@ use std::thread::ThreadId;
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
 use super::page_map::CacheId;
-use super::stream_progress::{DriverCalls, StreamProgress};
+use super::recorded_events::DriverCalls;
+use super::stream_progress::StreamProgress;
 use super::{Inner, thread};
 use crate::deferred::ResourceCall;
 use crate::device::Device;

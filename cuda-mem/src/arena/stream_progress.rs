@@ -1,211 +1,19 @@
 //! The progress of a stream: events recorded in it, and what the host knows to be done.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::ThreadId;
 
-use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
-
+use super::attached_stream::AttachedStream;
 use super::page_map::CacheId;
-use crate::context::Context;
+use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, harmlessly};
 use crate::epoch::{self, Progress};
 use crate::error::Result;
-use crate::event::Event;
-use crate::recording;
-use crate::stream::{Stream, StreamRef, WeakStream, is_default};
-
-/// The stream that a cache belongs to. It is not kept alive; the cache is told before it ends.
-#[derive(Debug)]
-struct AttachedStream {
-    context: Context,
-    raw: CUstream,
-    /// The only thread that can name it, for a per-thread default stream.
-    thread: Option<ThreadId>,
-    /// When it was attached. Earlier waits for it say nothing of the stream that was attached before.
-    since: u64,
-    /// One or more.
-    handles: Vec<Handle>,
-}
-
-/// A handle of an attached stream.
-#[derive(Debug)]
-struct Handle {
-    number: u64,
-    /// What waits through this handle have shown.
-    progress: Arc<Progress>,
-    /// Keeps the stream while it is queried after the arena has ended.
-    weak: WeakStream,
-}
-
-impl Handle {
-    fn new(stream: &Stream) -> Self {
-        Self {
-            number: stream.number(),
-            progress: Arc::clone(stream.progress()),
-            weak: stream.downgrade(),
-        }
-    }
-}
-
-// SAFETY: stream handles may be used from any thread; per-thread default streams are checked in `view`.
-unsafe impl Send for AttachedStream {}
-
-impl AttachedStream {
-    /// `None` if this thread cannot name it, and while it is captured.
-    fn view(&self) -> Option<StreamRef<'_>> {
-        let thread = self.thread;
-        if thread.is_some_and(|thread| thread != std::thread::current().id()) {
-            return None;
-        }
-        // SAFETY: the stream is live, because its last handle is detached before it is dropped; when the arena has ended,
-        // `is_over` keeps a handle meanwhile.
-        let stream = unsafe { StreamRef::borrow_raw(&self.context, self.raw) };
-        // Any other question would invalidate the capture (R113).
-        (!stream.is_captured()).then_some(stream)
-    }
-
-    /// What waits of the program have shown to be done.
-    fn seen(&self) -> u64 {
-        let by_handles = self.handles.iter().map(|handle| handle.progress.done());
-        let seen = by_handles.fold(self.context.progress().done(), u64::max);
-        if seen < self.since {
-            return 0;
-        }
-        seen
-    }
-}
+use crate::stream::Stream;
 
 /// A stream that ended where no event could be recorded. A later wait for its context shows that it is done.
 #[derive(Debug)]
 struct UnrecordedEnd {
     progress: Arc<Progress>,
     epoch: u64,
-}
-
-/// Driver calls for queries and events.
-#[derive(Debug, Default)]
-pub(super) struct DriverCalls {
-    pub(super) calls: AtomicU64,
-    /// How often a stream was made to wait for another one.
-    pub(super) waits: AtomicU64,
-}
-
-impl DriverCalls {
-    fn count(&self, calls: u64) {
-        self.calls.fetch_add(calls, Ordering::Relaxed);
-    }
-}
-
-/// Runs a call in relaxed capture mode, so that it cannot invalidate a capture of another stream (R110), which may be
-/// another library's.
-fn harmlessly<T>(context: &Context, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    recording::harmlessly(context.driver().table(), call)
-}
-
-/// The answer to a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    Done,
-    /// Not done, or not known.
-    Busy,
-    /// Its context was destroyed, and its work with it.
-    Ended,
-}
-
-fn ask(context: &Context, is_done: impl FnOnce() -> Result<bool>) -> Asked {
-    match harmlessly(context, is_done) {
-        Ok(true) => Asked::Done,
-        Err(error) if error.kind().is_of_ended_context() => Asked::Ended,
-        Ok(false) | Err(_) => Asked::Busy,
-    }
-}
-
-/// An event, and the epoch in which it was recorded.
-#[derive(Debug)]
-struct RecordedEvent {
-    epoch: u64,
-    event: Event,
-    context: Context,
-}
-
-impl RecordedEvent {
-    fn ask(&self) -> Asked {
-        ask(&self.context, || self.event.is_done())
-    }
-
-    fn make_wait(&self, stream: &Stream) -> Result<()> {
-        harmlessly(&self.context, || stream.wait_event(&self.event))
-    }
-}
-
-/// The events recorded in a stream.
-#[derive(Debug, Default)]
-struct RecordedEvents {
-    /// Not known to be reached, by their epochs.
-    out: VecDeque<RecordedEvent>,
-    /// To be recorded again.
-    spare: Vec<Event>,
-}
-
-/// Events that are kept to be recorded again.
-const SPARE: usize = OUT;
-/// Pending events at a time. One more, and every second one is given up.
-const OUT: usize = 64;
-
-impl RecordedEvents {
-    fn set(&mut self, stream: StreamRef<'_>, epoch: u64, calls: &DriverCalls) {
-        if self.out.len() >= OUT {
-            self.thin_out();
-        }
-        let context = stream.context();
-        let ours = |event: &Event| event.context().as_raw() == context.as_raw();
-        let event = match self.spare.pop().filter(ours) {
-            Some(event) => Ok(event),
-            None => harmlessly(context, || context.event()),
-        };
-        calls.count(1);
-        if let Ok(event) = event
-            && harmlessly(context, || event.record(stream)).is_ok()
-        {
-            let context = context.clone();
-            self.out.push_back(RecordedEvent {
-                epoch,
-                event,
-                context,
-            });
-        }
-    }
-
-    /// Gives up every second event; the last one stays.
-    fn thin_out(&mut self) {
-        let len = self.out.len();
-        for (place, event) in std::mem::take(&mut self.out).into_iter().enumerate() {
-            if (len - place) % 2 == 1 {
-                self.out.push_back(event);
-            } else {
-                self.keep(event.event);
-            }
-        }
-    }
-
-    /// The first event is reached.
-    fn reuse_first(&mut self) {
-        if let Some(event) = self.out.pop_front() {
-            self.keep(event.event);
-        }
-    }
-
-    fn keep(&mut self, event: Event) {
-        if self.spare.len() < SPARE {
-            self.spare.push(event);
-        }
-    }
-
-    /// The epoch of the last one.
-    fn last(&self) -> Option<u64> {
-        self.out.back().map(|event| event.epoch)
-    }
 }
 
 #[derive(Debug)]
@@ -246,31 +54,21 @@ impl StreamProgress {
     /// stream was attached before.
     pub(super) fn attach(&mut self, stream: &Stream, is_same: bool) {
         if let Some(attached) = self.attached.as_mut().filter(|_| is_same) {
-            // Those of a legacy default stream are not told of.
-            attached.handles.retain(|handle| handle.weak.is_alive());
-            attached.handles.push(Handle::new(stream));
+            attached.add(stream);
             return;
         }
         if is_same {
             // What is recorded from now on lies behind it.
             self.unrecorded = None;
         }
-        let raw = stream.as_raw();
-        let own = raw == CU_STREAM_PER_THREAD;
         if self.done == u64::MAX {
             // No stream was attached, and all earlier work is done. A new epoch begins, so that blocks freed from now
             // on are told from those freed before.
             self.done = epoch::take();
         }
-        self.attached = Some(AttachedStream {
-            context: stream.context().clone(),
-            raw,
-            thread: own.then(|| std::thread::current().id()),
-            since: epoch::now(),
-            handles: vec![Handle::new(stream)],
-        });
+        self.attached = Some(AttachedStream::new(stream));
         // They belong to a context.
-        self.events.spare.clear();
+        self.events.clear_spare();
         self.after.clear();
     }
 
@@ -296,18 +94,12 @@ impl StreamProgress {
         let Some(attached) = &mut self.attached else {
             return false;
         };
-        // The last one is still needed.
-        if attached
-            .handles
-            .iter()
-            .any(|handle| handle.number != number)
-        {
-            attached.handles.retain(|handle| handle.number != number);
+        if attached.remove(number) {
             return false;
         }
         let before = epoch::now();
         self.reach();
-        self.event();
+        self.query_or_record();
         self.end(before);
         self.poll();
         true
@@ -338,7 +130,7 @@ impl StreamProgress {
         let unrecorded = self.unrecorded.as_ref();
         if unrecorded.is_some_and(|last| last.progress.done() >= last.epoch) {
             self.unrecorded = None;
-            self.events.out.clear();
+            self.events.clear();
             self.done = u64::MAX;
         }
     }
@@ -352,55 +144,17 @@ impl StreamProgress {
         if self.attached.is_none() && self.unrecorded.is_none() {
             self.done = u64::MAX;
             // They would keep their context alive.
-            self.events.spare.clear();
+            self.events.clear_spare();
         }
         self.done
     }
 
     /// Finds the last event that is reached. Returns whether all are.
     fn reach(&mut self) -> bool {
-        while let Some(first) = self.events.out.front() {
-            self.calls.count(1);
-            match first.ask() {
-                Asked::Busy => return false,
-                // Later events may be of another context.
-                Asked::Ended => self.first_is_reached(),
-                Asked::Done => {
-                    let reached = self.reached_behind_first();
-                    (0..reached).for_each(|_| self.first_is_reached());
-                }
-            }
+        if let Some(epoch) = self.events.reach(&self.calls) {
+            self.done = epoch;
         }
-        true
-    }
-
-    fn first_is_reached(&mut self) {
-        if let Some(first) = self.events.out.front() {
-            self.done = first.epoch;
-            self.events.reuse_first();
-        }
-    }
-
-    /// How many events are reached, if the first is. They are reached in order, so few have to be queried.
-    fn reached_behind_first(&self) -> usize {
-        let out = &self.events.out;
-        let is_done = |place: usize| {
-            self.calls.count(1);
-            out[place].ask() == Asked::Done
-        };
-        let (mut reached, mut all) = (1, out.len());
-        if all > 1 && is_done(all - 1) {
-            return all;
-        }
-        while reached + 1 < all {
-            let middle = reached.midpoint(all);
-            if is_done(middle - 1) {
-                reached = middle;
-            } else {
-                all = middle;
-            }
-        }
-        reached
+        self.events.is_empty()
     }
 
     /// What was freed in this epoch or an earlier one is done.
@@ -409,9 +163,7 @@ impl StreamProgress {
             return;
         }
         self.done = epoch;
-        let out = &self.events.out;
-        let reached = out.iter().take_while(|event| event.epoch <= epoch).count();
-        (0..reached).for_each(|_| self.events.reuse_first());
+        self.events.pass(epoch);
     }
 
     /// Finds out what is done, and records an event if none lies behind what was freed in this epoch. Skips most
@@ -437,7 +189,7 @@ impl StreamProgress {
         let look = |progress: &mut Self| {
             progress.poll();
             if !progress.is_recorded(epoch) {
-                progress.event();
+                progress.query_or_record();
             }
         };
         let context = self
@@ -458,20 +210,20 @@ impl StreamProgress {
     pub(super) fn record_batch(&mut self) {
         if let Some(stream) = self.attached.as_ref().and_then(AttachedStream::view) {
             self.calls.count(1);
-            self.events.set(stream, epoch::take(), &self.calls);
+            self.events.record(stream, epoch::take(), &self.calls);
         }
     }
 
     /// Queries the stream, and records an event if it is busy. Where neither is possible, nothing is known.
-    fn event(&mut self) {
+    fn query_or_record(&mut self) {
         let Some(stream) = self.attached.as_ref().and_then(AttachedStream::view) else {
             return;
         };
         let epoch = epoch::take();
-        if !self.events.out.is_empty() {
+        if !self.events.is_empty() {
             // It was busy at the last query.
             self.calls.count(1);
-            self.events.set(stream, epoch, &self.calls);
+            self.events.record(stream, epoch, &self.calls);
             return;
         }
         self.calls.count(2);
@@ -480,11 +232,11 @@ impl StreamProgress {
             Asked::Ended => {
                 self.reach();
                 // The others are of another context, of a stream that was attached before.
-                if self.events.out.is_empty() {
+                if self.events.is_empty() {
                     self.advance(epoch);
                 }
             }
-            Asked::Busy => self.events.set(stream, epoch, &self.calls),
+            Asked::Busy => self.events.record(stream, epoch, &self.calls),
         }
     }
 
@@ -492,30 +244,23 @@ impl StreamProgress {
     /// after this stream, or nothing if it does not.
     pub(super) fn make_wait(&mut self, stream: &Stream, epoch: u64) -> Result<Option<u64>> {
         if !self.is_recorded(epoch) {
-            self.event();
+            self.query_or_record();
         }
         if self.done >= epoch {
             return Ok(Some(epoch));
         }
-        match self.events.out.iter().find(|event| event.epoch >= epoch) {
-            Some(event) => self.wait(event, stream).map(Some),
-            None => Ok(None),
-        }
+        self.events.make_wait(stream, epoch, &self.calls)
     }
 
     /// Makes a stream wait for all work of the stream that ended. Returns whether it comes after that.
     pub(super) fn make_wait_for_end(&self, stream: &Stream) -> Result<bool> {
-        match self.events.out.back() {
-            Some(event) if self.unrecorded.is_none() => self.wait(event, stream).map(|_| true),
+        match self.events.last() {
+            Some(last) if self.unrecorded.is_none() => {
+                let waits = self.events.make_wait(stream, last, &self.calls)?;
+                Ok(waits.is_some())
+            }
             _ => Ok(false),
         }
-    }
-
-    fn wait(&self, event: &RecordedEvent, stream: &Stream) -> Result<u64> {
-        self.calls.count(1);
-        event.make_wait(stream)?;
-        self.calls.waits.fetch_add(1, Ordering::Relaxed);
-        Ok(event.epoch)
     }
 
     pub(super) fn done(&self) -> u64 {
@@ -531,13 +276,10 @@ impl StreamProgress {
     /// made now is made the next time.
     pub(super) fn is_over(&mut self, ended: u64) -> bool {
         if let Some(attached) = self.attached.as_ref().filter(|_| !self.is_recorded(ended)) {
-            // Default streams do not end. Others are kept alive by a handle during the query.
-            let mut handles = attached.handles.iter();
-            let kept = handles.find_map(|handle| handle.weak.upgrade());
-            if kept.is_some() || is_default(attached.raw) {
-                self.event();
-            } else {
-                self.end(ended);
+            // A handle keeps the stream while it is queried.
+            match attached.keep() {
+                Some(_kept) => self.query_or_record(),
+                None => self.end(ended),
             }
         }
         self.poll() >= ended

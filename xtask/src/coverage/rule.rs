@@ -236,7 +236,6 @@ pub(super) const REASONS: &[(&str, &str)] = &[
     ("cuStreamGetCtx", KNOWN),
     ("cuStreamGetDevice", KNOWN),
     ("cuStreamGetFlags", KNOWN),
-    ("cuStreamGetId", KNOWN),
     ("cuStreamBatchMemOp", VALUES),
     ("cuStreamWaitValue*", VALUES),
     ("cuStreamWriteValue*", VALUES),
