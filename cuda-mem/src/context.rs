@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::lock::Lock;
 use crate::stage::Stage;
-use crate::{deferred, raw, report};
+use crate::{after_wait, deferred, raw, report};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
 /// else made ([`Driver::context_from_raw`]).
@@ -270,6 +270,7 @@ impl Context {
         }
         self.0.progress.advance(epoch);
         deferred::poll_all();
+        after_wait::tell();
         Ok(())
     }
 

@@ -166,7 +166,7 @@ fn poll_entries(all: bool) {
 }
 
 /// Whether this thread may release anything now.
-fn may_release() -> bool {
+pub(crate) fn may_release() -> bool {
     // In a fork no thread may be left to unlock the queue.
     !report::is_forked() && !ResourceCall::is_running() && !IS_TRYING.get()
 }

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
-use crate::{deferred, raw, report};
+use crate::{after_wait, deferred, raw, report};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -161,6 +161,7 @@ impl Event {
         // SAFETY: the event is live.
         unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
         deferred::poll();
+        after_wait::tell();
         Ok(())
     }
 

@@ -45,6 +45,7 @@
 //! [hook](on_drop_failure).
 
 mod adaptor;
+mod after_wait;
 mod arena;
 mod barrier;
 mod buffer;

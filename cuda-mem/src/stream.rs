@@ -21,7 +21,7 @@ use crate::device::Device;
 use crate::epoch::{self, Progress};
 use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::{deferred, raw, report};
+use crate::{after_wait, deferred, raw, report};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -287,8 +287,10 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         self.release_deferred();
         let epoch = epoch::take();
-        self.as_ref().synchronize()?;
+        self.as_ref().wait()?;
         self.0.progress.advance(epoch);
+        deferred::poll();
+        after_wait::tell();
         Ok(())
     }
 
@@ -415,6 +417,7 @@ impl<'a> StreamRef<'a> {
     pub fn synchronize(&self) -> Result<()> {
         self.wait()?;
         deferred::poll();
+        after_wait::tell();
         Ok(())
     }
 

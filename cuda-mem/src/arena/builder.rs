@@ -1,7 +1,7 @@
 //! Making an arena.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
 use crate::ledger;
-use crate::pool::ReusePolicy;
+use crate::pool::{ReleaseThreshold, ReusePolicy};
 use crate::resource::{MemoryProperties, MemoryResource, Resource};
 
 /// Describes an arena; [`build`](Self::build) makes it. From [`Arena::builder`].
@@ -33,6 +33,7 @@ pub struct ArenaBuilder {
     device: Device,
     reuse: ReusePolicy,
     max: u64,
+    threshold: ReleaseThreshold,
     peers: Vec<Device>,
     fallback: Fallback,
 }
@@ -43,6 +44,7 @@ impl ArenaBuilder {
             device,
             reuse: ReusePolicy::DRIVER_DEFAULT,
             max: u64::MAX,
+            threshold: ReleaseThreshold::default(),
             peers: Vec::new(),
             fallback: Fallback::default(),
         }
@@ -65,6 +67,13 @@ impl ArenaBuilder {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max = bytes;
+        self
+    }
+
+    /// How much memory the arena keeps when streams, events or contexts are synchronised; everything, unless told
+    /// otherwise. See [`Arena::set_release_threshold`].
+    pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
+        self.threshold = threshold;
         self
     }
 
@@ -96,6 +105,7 @@ impl ArenaBuilder {
             device,
             reuse,
             max,
+            threshold,
             mut peers,
             fallback,
         } = self;
@@ -109,7 +119,9 @@ impl ArenaBuilder {
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            return Ok(assemble(Backing::Vmm(vmm), properties, reuse));
+            let arena = assemble(Backing::Vmm(vmm), properties, reuse);
+            arena.set_release_threshold(threshold);
+            return Ok(arena);
         }
         if fallback == Fallback::Refuse || !peers.is_empty() {
             return Err(Error::not_supported(format!(
@@ -120,7 +132,9 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
-        Ok(assemble(backing, properties, reuse))
+        let arena = assemble(backing, properties, reuse);
+        arena.set_release_threshold(threshold);
+        Ok(arena)
     }
 
     #[track_caller]
@@ -140,6 +154,7 @@ fn assemble(backing: Backing, properties: MemoryProperties, reuse: ReusePolicy) 
         device: properties.device,
         properties,
         reuse,
+        threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
         backing: Arc::new(backing),
         caches: CacheTable::default(),
         central: Central::new(),

@@ -7,6 +7,7 @@ use super::page_map::CacheId;
 use super::refill::STEPS_WITHOUT_GROWTH;
 use super::slow_path::count;
 use super::tlsf::FreePages;
+use super::trim::Search;
 use super::{GRANULE, GRANULE_UNITS, Inner, UNIT, thread};
 use crate::epoch;
 use crate::error::{Error, OutOfMemory, Result};
@@ -115,7 +116,7 @@ impl Inner {
         // Nobody else takes what is released here, and no other thread is in the middle of releasing.
         let turn = self.backing.growing();
         // Its errors matter less than the one that is there already.
-        let _ = self.trim(0);
+        let _ = self.trim(0, Search::Thorough);
         // What was busy may be done by now, and the device may give what was released.
         if let Some(start) = self.find_for(id, size, stream, &STEPS_WITHOUT_GROWTH) {
             return Ok(start * UNIT);

@@ -60,8 +60,8 @@ pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -69,10 +69,10 @@ use crate::barrier;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ledger::{Item, LedgerKind};
-use crate::pool::{Pool, ReusePolicy};
-use crate::report;
+use crate::pool::{Pool, ReleaseThreshold, ReusePolicy};
 use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
 use crate::stream::Stream;
+use crate::{after_wait, report};
 
 use backing::Backing;
 use biased_lock::BiasedLock;
@@ -141,6 +141,8 @@ struct Inner {
     device: Option<Device>,
     properties: MemoryProperties,
     reuse: ReusePolicy,
+    /// Bytes that are kept when the program waits.
+    threshold: AtomicU64,
     backing: Arc<Backing>,
     caches: CacheTable,
     central: Central,
@@ -244,6 +246,39 @@ impl Arena {
     #[track_caller]
     pub fn over(upstream: impl MemoryResource + 'static) -> Self {
         ArenaBuilder::over(Resource::new(upstream))
+    }
+
+    /// How much memory the arena keeps when the program waits.
+    #[must_use]
+    pub fn release_threshold(&self) -> ReleaseThreshold {
+        ReleaseThreshold::from_bytes(self.0.threshold.load(Ordering::Relaxed))
+    }
+
+    /// Sets how much memory the arena keeps. What is beyond and done goes back to the device at the next
+    /// synchronisation of a stream, an event or a context through this crate, not now; see
+    /// [`trim_to`](MemoryResource::trim_to). A pool's threshold works [the same](crate::Pool::set_release_threshold).
+    ///
+    /// Memory goes back in whole pieces, as the arena grew, so a block that is in use keeps its piece.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, ReleaseThreshold, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).build()?;
+    /// drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 100 << 20)?);
+    /// arena.set_release_threshold(ReleaseThreshold::Bytes(0));
+    /// stream.synchronize()?;
+    /// assert_eq!(arena.stats().reserved, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) {
+        self.0.threshold.store(threshold.bytes(), Ordering::Relaxed);
+        if threshold != ReleaseThreshold::Never {
+            let inner: Weak<Inner> = Arc::downgrade(&self.0);
+            after_wait::add(inner);
+        }
     }
 
     /// Two handles are of one arena.

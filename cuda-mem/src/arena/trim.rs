@@ -1,12 +1,40 @@
 //! Giving memory back while the arena lives.
 
+use std::sync::atomic::Ordering;
+
 use super::backing::Chunk;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
-use super::{Inner, UNIT, thread};
+use super::{GRANULE, Inner, UNIT, thread};
+use crate::after_wait::AfterWait;
 use crate::error::{Error, Result, took_effect};
 use crate::{epoch, report};
+
+/// What is searched for memory to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    /// Everything.
+    Thorough,
+    /// Not the caches that had nothing the last time, so that waits cost their threads little.
+    Quick,
+}
+
+impl AfterWait for Inner {
+    fn after_wait(&self) {
+        let keep = self.threshold.load(Ordering::Relaxed);
+        let held = self.backing.reserved().current();
+        // Without a granule of free memory there is nothing that could go back.
+        if held <= keep || held.saturating_sub(self.stats().live) < GRANULE {
+            return;
+        }
+        // Who has the turn grows or gives back already.
+        let Some(_turn) = self.backing.try_growing() else {
+            return;
+        };
+        report::release("arena", || self.trim(keep, Search::Quick));
+    }
+}
 
 impl Inner {
     /// Queries every stream.
@@ -25,13 +53,13 @@ impl Inner {
             return Err(Error::forked());
         }
         let _turn = self.backing.growing();
-        self.trim(keep)
+        self.trim(keep, Search::Thorough)
     }
 
     /// As [`trim_to`](Self::trim_to), for the thread that holds the turn to grow: another one that finds too little
     /// waits, and does not miss what is on its way back.
-    pub(super) fn trim(&self, keep: u64) -> Result<()> {
-        let chunks = self.take_chunks(keep);
+    pub(super) fn trim(&self, keep: u64, search: Search) -> Result<()> {
+        let chunks = self.take_chunks(keep, search);
         // No lock is held with an upstream, which may call back.
         let mut failed = Ok(());
         for chunk in chunks {
@@ -48,7 +76,7 @@ impl Inner {
     }
 
     /// Removes chunks that can be given back from the bookkeeping.
-    fn take_chunks(&self, keep: u64) -> Vec<Chunk> {
+    fn take_chunks(&self, keep: u64, search: Search) -> Vec<Chunk> {
         let me = thread::number();
         let mut state = self.slow_state();
         let mut held = self.backing.reserved().current();
@@ -59,11 +87,14 @@ impl Inner {
         // Memory may go only once the host knows that its use is done.
         self.central.lock(me).share(0, epoch::now());
         self.query_all(&mut state);
-        for (id, _) in self.caches.iter() {
-            self.reclaim_remote_frees(&mut state, id, None, true);
+        let is_thorough = search == Search::Thorough;
+        if is_thorough {
+            for (id, _) in self.caches.iter() {
+                self.reclaim_remote_frees(&mut state, id, None, true);
+            }
         }
         // What is scavenged may have been in use until now, so all streams are queried again.
-        self.scavenge(true);
+        self.scavenge(is_thorough);
         self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
         if self.caches.count() <= 1 {

@@ -31,14 +31,14 @@ pub enum ReleaseThreshold {
 }
 
 impl ReleaseThreshold {
-    pub(super) fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         match self {
             Self::Never => u64::MAX,
             Self::Bytes(bytes) => bytes,
         }
     }
 
-    pub(super) fn from_bytes(bytes: u64) -> Self {
+    pub(crate) fn from_bytes(bytes: u64) -> Self {
         if bytes == u64::MAX {
             Self::Never
         } else {

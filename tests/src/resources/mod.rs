@@ -10,6 +10,7 @@ mod bodies;
 mod containers;
 mod counting;
 mod current_resource;
+mod keeping;
 mod ladder;
 mod misuse;
 mod own;
@@ -54,6 +55,8 @@ pub fn all() -> Vec<Test> {
             a_log_ends_with_the_request_that_failed, a_log_that_cannot_be_written_stops_nothing,
             a_callback_is_asked_until_it_gives_up, alignments_are_kept_and_the_memory_comes_back,
             managed_memory_is_moved_and_other_memory_is_not;
+        keeping: what_is_beyond_the_threshold_goes_back_at_a_wait,
+            peaks_and_trims_are_those_of_a_pool;
         ladder: every_remedy_is_tried_in_order, flushing_and_trimming_give_back,
             a_callback_may_free_and_may_give_up, other_errors_are_not_climbed_for;
         counting: a_statistic_never_exceeds_a_limit,

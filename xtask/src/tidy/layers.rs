@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 44] = [
+const LAYERS: [&str; 45] = [
     "error",
     "report",
     "lock",
@@ -17,6 +17,7 @@ const LAYERS: [&str; 44] = [
     "table",
     "epoch",
     "deferred",
+    "after_wait",
     "barrier",
     "raw",
     "recording",

@@ -26,6 +26,12 @@ impl Chunk {
     }
 }
 
+/// While it lives no other thread grows. Nothing with an upstream, which may make its callers wait for each other.
+#[must_use]
+pub(super) struct Growing<'a>(
+    #[expect(dead_code, reason = "it is only held")] Option<MutexGuard<'a, ()>>,
+);
+
 #[derive(Debug)]
 pub(super) enum Backing {
     Vmm(Vmm),
@@ -54,12 +60,19 @@ impl Backing {
         matches!(self, Self::Upstream(_))
     }
 
-    /// While the guard lives no other thread grows. None with an upstream, which may make its callers wait for each
-    /// other.
-    pub(super) fn growing(&self) -> Option<MutexGuard<'_, ()>> {
+    /// The turn to grow, or to give memory back: one thread has it at a time.
+    pub(super) fn growing(&self) -> Growing<'_> {
         match self {
-            Self::Vmm(vmm) => Some(vmm.growing()),
-            Self::Upstream(_) => None,
+            Self::Vmm(vmm) => Growing(Some(vmm.growing())),
+            Self::Upstream(_) => Growing(None),
+        }
+    }
+
+    /// As [`growing`](Self::growing), unless another thread has it, or this one.
+    pub(super) fn try_growing(&self) -> Option<Growing<'_>> {
+        match self {
+            Self::Vmm(vmm) => vmm.try_growing().map(|guard| Growing(Some(guard))),
+            Self::Upstream(_) => Some(Growing(None)),
         }
     }
 

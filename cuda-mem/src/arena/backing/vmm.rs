@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cuda_driver_sys::{
     CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp,
@@ -124,6 +124,14 @@ impl Vmm {
 
     pub(super) fn growing(&self) -> MutexGuard<'_, ()> {
         self.growing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn try_growing(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.growing.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
