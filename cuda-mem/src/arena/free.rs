@@ -128,7 +128,7 @@ impl Inner {
     /// A block that was freed earlier turns out to be unknown. The present caller is not to blame, so this goes to the
     /// hook.
     #[cold]
-    fn report_unknown(&self, unknown: UnknownBlock) {
+    pub(super) fn report_unknown(&self, unknown: UnknownBlock) {
         report::failed("arena", &self.unknown(unknown));
     }
 

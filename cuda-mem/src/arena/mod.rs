@@ -21,6 +21,7 @@ mod index;
 mod last_freed;
 mod last_use;
 mod page_map;
+mod parked;
 #[cfg(test)]
 pub(crate) mod random;
 mod recorded_events;
@@ -331,6 +332,23 @@ unsafe impl MemoryResource for Arena {
             return inner.free_to_cache(id, address / UNIT, size);
         }
         inner.deallocate_slowly(address, size, stream)
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        if address == 0 {
+            return Ok(());
+        }
+        let Some(size) = units(layout.size()) else {
+            let start = address / UNIT;
+            return Err(self.0.unknown(UnknownBlock { start }));
+        };
+        self.0.deallocate_after(address, size, stream, others)
     }
 
     fn memory_properties(&self) -> MemoryProperties {

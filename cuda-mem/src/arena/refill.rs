@@ -177,13 +177,17 @@ impl Inner {
         }
         let mut state = self.slow_state();
         match step {
-            Step::NoteWaits => self.note_waits(&mut state),
+            Step::NoteWaits => {
+                self.note_waits(&mut state);
+                self.release_parked(&mut state);
+            }
             Step::Scavenge => {
                 count(&self.slow_path.counters.refills);
                 self.scavenge(false);
             }
             Step::QueryAll => {
                 self.query_all(&mut state);
+                self.query_parked(&mut state, true);
                 // From now on streams are queried as they free: memory that is not known to be done does not merge
                 // with that of other streams.
                 for (cache, slot) in self.caches.iter() {
@@ -191,7 +195,16 @@ impl Inner {
                     self.request_events(cache);
                 }
             }
-            Step::Grow | Step::Query | Step::Wait | Step::WaitForAll => {}
+            Step::Query | Step::Wait => {
+                let came_free = match step {
+                    Step::Wait => self.wait_for_parked(&mut state, id, stream),
+                    _ => self.query_parked(&mut state, false),
+                };
+                if came_free && let Some(start) = self.take(id, size) {
+                    return Found::Block(start);
+                }
+            }
+            Step::Grow | Step::WaitForAll => {}
         }
         if is_small(size) {
             let wait = (step == Step::Wait).then_some(stream);

@@ -10,6 +10,7 @@ use std::thread::ThreadId;
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
 use super::page_map::CacheId;
+use super::parked::ParkedFree;
 use super::recorded_events::DriverCalls;
 use super::stream_progress::StreamProgress;
 use super::{Inner, thread};
@@ -66,6 +67,8 @@ pub(super) struct SlowState {
     pub(super) streams: Vec<StreamProgress>,
     /// Caches whose streams have no handles.
     abandoned: Vec<CacheId>,
+    /// Blocks that several streams used.
+    pub(super) parked: Vec<ParkedFree>,
 }
 
 impl SlowState {

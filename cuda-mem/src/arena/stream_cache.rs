@@ -84,18 +84,20 @@ impl StreamCache {
         }
     }
 
+    /// Counts a block as freed that stays where it is.
+    pub(super) fn note_free(&self, start: u64, counters: &Counters) -> Result<(), UnknownBlock> {
+        let size = self.heap.size_of(start).ok_or(UnknownBlock { start })?;
+        counters.count_free(size);
+        Ok(())
+    }
+
     /// Frees a small block of this cache in the order of another stream.
     pub(super) fn free_remote(
         &mut self,
         pending: RemoteFree,
         counters: &Counters,
     ) -> Result<(), UnknownBlock> {
-        let Some(size) = self.heap.size_of(pending.start) else {
-            return Err(UnknownBlock {
-                start: pending.start,
-            });
-        };
-        counters.count_free(size);
+        self.note_free(pending.start, counters)?;
         self.remote_frees.push(pending);
         Ok(())
     }

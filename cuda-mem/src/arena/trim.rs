@@ -93,6 +93,7 @@ impl Inner {
                 self.reclaim_remote_frees(&mut state, id, None, true);
             }
         }
+        self.query_parked(&mut state, true);
         // What is scavenged may have been in use until now, so all streams are queried again.
         self.scavenge(is_thorough);
         self.query_all(&mut state);

@@ -11,6 +11,7 @@ use super::DeviceBuffer;
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
+use crate::ledger;
 use crate::resource::{Handle, MemoryResource};
 use crate::stream::{Stream, StreamRef};
 
@@ -131,6 +132,37 @@ impl<T: Pod> DeviceBuffer<T> {
                 freed
             }
         }
+    }
+
+    /// Gives the memory back to its resource in the order of the buffer's stream, and after what is in others.
+    pub(super) fn release_after(&mut self, others: &[&Stream]) -> Result<()> {
+        if self.address == 0 {
+            return Ok(());
+        }
+        self.settle()?;
+        self.stream.as_ref().refuse_recorded()?;
+        let item = if ledger::is_on() { self.item() } else { None };
+        let Home::Resource(resource, layout) = std::mem::replace(&mut self.home, Home::Driver)
+        else {
+            return Ok(());
+        };
+        // As in `release_home` and `release_listed`.
+        let ended = item.as_ref().map(ledger::ended);
+        let address = std::mem::take(&mut self.address);
+        // SAFETY: the memory came from there as this layout. Streams that used it through this crate were made to be waited
+        // for by the buffer's own; the caller of unsafe code names the others.
+        let call = || unsafe { resource.deallocate_after(address, layout, &self.stream, others) };
+        let freed = apart(&*resource, call);
+        if took_effect(&freed) {
+            self.stream.release_deferred();
+            return freed;
+        }
+        self.address = address;
+        self.home = Home::Resource(resource, layout);
+        if let (Some(item), Some(ended)) = (item, ended) {
+            ledger::again(&item, ended);
+        }
+        freed
     }
 
     /// Nothing here can be ordered with another thread's own stream, so the host waits, and then any stream

@@ -52,6 +52,45 @@ impl<T: Pod> DeviceBuffer<T> {
         })
     }
 
+    /// Frees the memory in the order of its own stream and after all that is in `others` now, for memory that they used
+    /// too. The host does not wait. The buffer's stream is made to wait for them, unless its resource
+    /// [does better](crate::MemoryResource::deallocate_after): an arena makes no stream wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`free`](Self::free).
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # use cuda_mem::{Arena, Resource};
+    /// # let device = cuda_mem::Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let (stream, copies) = (context.stream()?, context.stream()?);
+    /// let resource = Resource::from(Arena::builder(&device).build()?);
+    /// let weights = resource.alloc_zeroed::<f32>(&stream, 100)?;
+    /// // … a library uses `weights.as_raw()` in `copies` …
+    /// weights.free_after([&copies])?; // `stream` does not wait for `copies`
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("record_stream", "cuMemFreeAsync"))]
+    pub fn free_after<'a>(
+        mut self,
+        others: impl IntoIterator<Item = &'a Stream>,
+    ) -> Result<(), Failed<Self>> {
+        let others: Vec<&Stream> = others.into_iter().collect();
+        if !matches!(self.home, Home::Resource(..)) || self.stream.is_elsewhere() {
+            return match self.stream.join(others) {
+                Ok(()) => self.free(),
+                Err(error) => Err(Failed::new(error, self)),
+            };
+        }
+        match self.release_after(&others) {
+            Ok(()) => Ok(()),
+            Err(error) if self.address == 0 => Err(Failed::lost(error)),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
     /// Gives the buffer to another stream for good: that first waits for the buffer's own, and the memory
     /// is used and freed in its order from now on. The host does not wait. For pipelines, where [`on`](Self::on)
     /// would order the old stream behind the new one again.

@@ -116,6 +116,17 @@ unsafe impl MemoryResource for Resource {
         unsafe { self.inner.deallocate(address, layout, stream) }
     }
 
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.inner.deallocate_after(address, layout, stream, others) }
+    }
+
     fn memory_properties(&self) -> MemoryProperties {
         self.inner.memory_properties()
     }

@@ -115,6 +115,31 @@ pub unsafe trait MemoryResource: Debug + Send + Sync {
         stream: &Stream,
     ) -> Result<()>;
 
+    /// As [`deallocate`](Self::deallocate), for memory that several streams used: it is taken back in the order of
+    /// `stream` and after all that is in `others` now. By default `stream` is made to wait for them. A resource that keeps
+    /// memory for reuse can do better: [`Arena`](crate::Arena) makes no stream wait, and the memory is not handed out
+    /// before all of them are done. It is what PyTorch's `record_stream` is for.
+    ///
+    /// # Errors
+    ///
+    /// As there; also if the streams cannot be ordered, which has no effect.
+    ///
+    /// # Safety
+    ///
+    /// As there, but that `stream` need not have been made to wait for `others`.
+    #[doc(alias = "record_stream")]
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        stream.join(others.iter().copied())?;
+        // SAFETY: the caller's; the other streams are waited for now.
+        unsafe { self.deallocate(address, layout, stream) }
+    }
+
     /// What kind of memory it is, and who reaches it.
     fn memory_properties(&self) -> MemoryProperties;
 
@@ -162,6 +187,17 @@ macro_rules! forward {
             ) -> $crate::error::Result<()> {
                 // SAFETY: the caller keeps the contract of this function, which is the same.
                 unsafe { (**self).deallocate(address, layout, stream) }
+            }
+
+            unsafe fn deallocate_after(
+                &self,
+                address: ::cuda_driver_sys::CUdeviceptr,
+                layout: ::std::alloc::Layout,
+                stream: &$crate::stream::Stream,
+                others: &[&$crate::stream::Stream],
+            ) -> $crate::error::Result<()> {
+                // SAFETY: as for `deallocate`.
+                unsafe { (**self).deallocate_after(address, layout, stream, others) }
             }
 
             fn memory_properties(&self) -> $crate::resource::MemoryProperties {

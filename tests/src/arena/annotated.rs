@@ -36,6 +36,24 @@ unsafe impl MemoryResource for Annotated {
         unsafe { self.arena.deallocate(address, layout, stream) }
     }
 
+    unsafe fn deallocate_after(
+        &self,
+        address: u64,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        // The programs use a block on one stream after the other, so the last one is the end.
+        let last = others.last().copied().unwrap_or(stream);
+        if let Some(control) = self.control
+            && address != 0
+        {
+            let _ = control.annotate_free(address, layout.size() as u64, last.as_raw());
+        }
+        // SAFETY: the caller's.
+        unsafe { self.arena.deallocate_after(address, layout, stream, others) }
+    }
+
     fn memory_properties(&self) -> MemoryProperties {
         self.arena.memory_properties()
     }

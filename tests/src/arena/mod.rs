@@ -7,6 +7,7 @@ mod ends;
 mod footprint;
 mod limits;
 mod log;
+mod parked;
 mod program;
 mod rules;
 mod streams;
@@ -43,6 +44,9 @@ pub fn all() -> Vec<Test> {
             a_stream_that_is_borrowed_again_finds_its_memory,
             a_stream_whose_cache_went_to_another_gets_a_new_one,
             an_idle_stream_keeps_no_more_than_a_page;
+        parked: memory_of_several_streams_goes_to_nobody_before_they_are_done,
+            no_stream_waits_for_memory_of_several_streams,
+            misuse_of_a_parked_block_is_an_error;
         upstream: a_block_lies_in_one_block_of_the_upstream,
             a_block_that_comes_again_at_once_is_not_lost,
             memory_that_the_upstream_refuses_stays_usable,
@@ -54,6 +58,7 @@ pub fn all() -> Vec<Test> {
     };
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
+        parked: an_arena_ends_after_all_users_of_its_memory;
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
             streams_that_take_turns_hold_no_more_than_the_drivers_pool,
             a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool;

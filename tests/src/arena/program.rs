@@ -328,13 +328,16 @@ impl<'a> Worker<'a> {
 
     /// Looks at a block and frees it, in one of the ways that there are.
     fn end(&mut self, mut block: Block) -> Result<()> {
-        let way = self.draw.below(5);
+        let way = self.draw.below(6);
         if way == 0 {
             let other = self.stream();
             self.tally.foreign += u64::from(other != *block.buffer.stream());
             block.buffer.set_stream(&other)?;
         }
         block.buffer.settle()?;
+        if way == 2 {
+            return self.end_after_another(block);
+        }
         let buffer = &block.buffer;
         let seen =
             self.shared
@@ -352,6 +355,25 @@ impl<'a> Worker<'a> {
         } else {
             drop(block.buffer);
         }
+        Ok(())
+    }
+}
+
+impl Worker<'_> {
+    /// Another library uses the block on another stream, which the block's own does not wait for.
+    fn end_after_another(&mut self, block: Block) -> Result<()> {
+        let (other, tag) = (self.stream(), self.tag());
+        let buffer = block.buffer;
+        other.wait_for(buffer.stream())?;
+        fill(&other, buffer.as_raw(), buffer.len(), tag)?;
+        let seen = self
+            .shared
+            .log
+            .note(&other, buffer.as_raw(), buffer.len(), tag)?;
+        self.tally.checked += u64::from(seen.is_some());
+        self.tally.foreign += u64::from(other != *buffer.stream());
+        self.expected.extend(seen);
+        buffer.free_after([&other]).map_err(|failed| failed.error)?;
         Ok(())
     }
 }

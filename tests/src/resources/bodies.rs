@@ -274,6 +274,10 @@ pub(super) fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
         ensure!(*buffer.stream() == other);
         ensure!(buffer.to_vec()? == [3; 1000]);
         buffer.free_on(&stream)?;
+        let mut buffer = resource.alloc_zeroed::<u32>(&stream, 1000)?;
+        buffer.on(&other)?.fill(4)?;
+        ensure!(buffer.to_vec()? == [4; 1000]);
+        buffer.free_after([&other, &stream])?;
         let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[1_u64, 2])?;
         vec.extend_from_slice(&[3])?;
         vec.set_stream(&other)?;

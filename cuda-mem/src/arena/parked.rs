@@ -1,0 +1,185 @@
+//! Frees of blocks that several streams used: they are parked until all streams but the freeing one are done.
+
+use std::collections::BTreeMap;
+
+use super::last_freed::is_small;
+use super::last_use::LastUse;
+use super::page_map::CacheId;
+use super::slow_path::SlowState;
+use super::stream_cache::RemoteFree;
+use super::{Inner, UNIT, UnknownBlock, thread};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::{epoch, report};
+
+/// A block that was freed and is parked.
+#[derive(Debug)]
+pub(super) struct ParkedFree {
+    start: u64,
+    size: u32,
+    /// The stream that freed it, and when.
+    last_use: LastUse,
+    /// The other streams that used it until then and are not known to be done.
+    others: Vec<CacheId>,
+}
+
+impl Inner {
+    /// Frees a block in the order of a stream, and after what is in other streams now. No stream is made to wait.
+    pub(super) fn deallocate_after(
+        &self,
+        address: u64,
+        size: u32,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        let id = self.cache_of(stream)?;
+        // All are asked before anything is done.
+        let others = others.iter().map(|other| self.cache_of(other));
+        let mut others: Vec<CacheId> = others.collect::<Result<_>>()?;
+        others.sort_unstable();
+        others.dedup();
+        others.retain(|other| *other != id);
+        let epoch = epoch::now();
+        let mut state = self.slow_state();
+        state
+            .streams
+            .iter_mut()
+            .for_each(|progress| progress.note_waits());
+        others.retain(|other| state.streams[*other as usize].done() < epoch);
+        if others.is_empty() {
+            drop(state);
+            return self.deallocate_slowly(address, size, stream);
+        }
+        let start = address / UNIT;
+        self.note_free(start, size)
+            .map_err(|unknown| self.unknown(unknown))?;
+        state.parked.push(ParkedFree {
+            start,
+            size,
+            last_use: LastUse::new(id, epoch),
+            others,
+        });
+        Ok(())
+    }
+
+    /// Counts a block as freed that stays where it is.
+    fn note_free(&self, start: u64, size: u32) -> Result<(), UnknownBlock> {
+        let me = thread::number();
+        if !is_small(size) {
+            let central = self.central.lock(me);
+            let size = central
+                .heap()
+                .size_of(start)
+                .ok_or(UnknownBlock { start })?;
+            self.central.counters.count_free(size);
+            return Ok(());
+        }
+        let owner = self.caches.page_map.cache_of(start * UNIT);
+        let slot = self.slot(owner.ok_or(UnknownBlock { start })?);
+        slot.lock.lock(me).note_free(start, &slot.counters)
+    }
+
+    /// Frees what is parked and done by now, as far as is known. Returns whether there was any.
+    pub(super) fn release_parked(&self, state: &mut SlowState) -> bool {
+        let SlowState {
+            parked, streams, ..
+        } = state;
+        let mut done = Vec::new();
+        for block in parked.iter_mut() {
+            let until = block.last_use.epoch;
+            block
+                .others
+                .retain(|other| streams[*other as usize].done() < until);
+        }
+        parked.retain_mut(|block| {
+            let is_done = block.others.is_empty();
+            if is_done {
+                done.push((block.start, block.size, block.last_use));
+            }
+            !is_done
+        });
+        let any = !done.is_empty();
+        for (start, size, last_use) in done {
+            self.free_parked(start, size, last_use);
+        }
+        any
+    }
+
+    fn free_parked(&self, start: u64, size: u32, last_use: LastUse) {
+        let me = thread::number();
+        let freed = if !is_small(size) {
+            self.central.lock(me).free(start, last_use)
+        } else if let (Some(owner), Some(cache)) = (
+            self.caches.page_map.cache_of(start * UNIT),
+            last_use.cache(),
+        ) {
+            let mut lock = self.slot(owner).lock.lock(me);
+            if owner == cache {
+                lock.free_to_heap(start)
+            } else {
+                lock.push_remote_free(RemoteFree {
+                    start,
+                    cache,
+                    epoch: last_use.epoch,
+                });
+                Ok(())
+            }
+        } else {
+            Err(UnknownBlock { start })
+        };
+        if let Err(unknown) = freed {
+            self.report_unknown(unknown);
+        }
+    }
+
+    /// Queries the streams that parked blocks wait for, and frees what is done. Streams that were busy the last time are
+    /// queried only by force.
+    pub(super) fn query_parked(&self, state: &mut SlowState, force: bool) -> bool {
+        let mut until: BTreeMap<CacheId, u64> = BTreeMap::new();
+        for block in &state.parked {
+            for other in &block.others {
+                let epoch = until.entry(*other).or_default();
+                *epoch = block.last_use.epoch.max(*epoch);
+            }
+        }
+        for (other, epoch) in until {
+            let progress = &mut state.streams[other as usize];
+            if force {
+                progress.query_now(epoch);
+            } else if !progress.query(epoch) {
+                continue;
+            }
+            self.note_done(progress, other);
+        }
+        self.release_parked(state)
+    }
+
+    /// Makes the stream wait for the other users of blocks that it freed, which are its own then.
+    pub(super) fn wait_for_parked(
+        &self,
+        state: &mut SlowState,
+        id: CacheId,
+        stream: &Stream,
+    ) -> bool {
+        let mut parked = std::mem::take(&mut state.parked);
+        for block in &mut parked {
+            if block.last_use.cache() != Some(id) {
+                continue;
+            }
+            let until = block.last_use.epoch;
+            block.others.retain(|other| {
+                let of_other = LastUse::new(*other, until);
+                !self.wait_for(state, id, of_other, stream)
+            });
+            if block.others.is_empty() {
+                // What the stream waited for comes before its next allocation, not before that free.
+                block.last_use = LastUse::new(id, epoch::now());
+            }
+        }
+        state.parked = parked;
+        self.release_parked(state)
+    }
+}

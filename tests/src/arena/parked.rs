@@ -1,0 +1,141 @@
+//! Blocks that several streams used, freed without that any stream waits.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource, ReusePolicy};
+
+use super::log::fill;
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+
+/// Small ones, those of the central heap, and ones that are not cached.
+const SIZES: [usize; 4] = [1000, 100 << 10, 8 * MIB, 40 * MIB];
+
+const POLICIES: [ReusePolicy; 4] = [
+    ReusePolicy::DRIVER_DEFAULT,
+    ReusePolicy::ALLOW_OPPORTUNISTIC,
+    ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES,
+    ReusePolicy::DETERMINISTIC,
+];
+
+pub(super) fn memory_of_several_streams_goes_to_nobody_before_they_are_done(
+    lab: &Lab,
+) -> Result<()> {
+    let _calm = lab.calm();
+    for (policy, bytes) in POLICIES
+        .iter()
+        .flat_map(|policy| SIZES.map(|bytes| (*policy, bytes)))
+    {
+        let arena = Arena::builder(&lab.device()?).reuse(policy).build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, user, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let block = resource.alloc::<u8>(&own, bytes)?;
+        user.wait_for(&own)?;
+        let held = hold(&user)?;
+        // As another library uses it, behind the held work: it must not run into somebody else's memory.
+        fill(&user, block.as_raw(), bytes / 4, 7)?;
+        let live = arena.stats().live;
+        block.free_after([&user, &user, &own])?;
+        let stats = arena.stats();
+        ensure!(stats.live < live, "{policy:?}: it counts as freed: {stats}");
+        let mut others = Vec::new();
+        for stream in [&own, &third, &user, &own] {
+            let mut other = resource.alloc::<u8>(stream, bytes)?;
+            other.fill(9)?;
+            others.push(other);
+        }
+        drop(held);
+        for other in others {
+            let seen = other.to_vec()?;
+            ensure!(
+                seen.iter().all(|byte| *byte == 9),
+                "{policy:?}, {bytes} bytes: written by a stream that used it before"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// As [`cuda_mem::DeviceBuffer::free_after`] is meant: another library used the memory.
+pub(super) fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for (policy, bytes) in POLICIES
+        .iter()
+        .flat_map(|policy| SIZES.map(|bytes| (*policy, bytes)))
+    {
+        let arena = Arena::builder(&lab.device()?).reuse(policy).build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, user) = (lab.stream()?, lab.stream()?);
+        let mut reserved = 0;
+        for round in 0..20 {
+            let block = resource.alloc::<u8>(&own, bytes)?;
+            user.wait_for(&own)?;
+            let held = hold(&user)?;
+            block.free_after([&user])?;
+            // It would never return if `own` waited for the held stream.
+            own.synchronize()?;
+            drop(held);
+            user.synchronize()?;
+            let stats = arena.stats();
+            ensure!((stats.live, stats.waits) == (0, 0), "{policy:?}: {stats}");
+            if round == 0 {
+                reserved = stats.reserved;
+            }
+            ensure!(
+                stats.reserved <= reserved + 8 * MIB as u64,
+                "{policy:?}, {bytes} bytes, round {round}: {stats}"
+            );
+        }
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{policy:?}: {}", arena.stats());
+    }
+    Ok(())
+}
+
+pub(super) fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let context = lab.context()?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, user) = (context.stream()?, context.stream()?);
+    let block = resource.alloc::<u8>(&own, 8 * MIB)?;
+    let address = block.as_raw();
+    let held = hold(&user)?;
+    block.free_after([&user])?;
+    drop((resource, arena, own));
+    ensure!(lab.driver.pointer_info(address)?.is_some(), "it is in use");
+    drop(held);
+    context.synchronize()?;
+    ensure!(
+        lab.driver.pointer_info(address)?.is_none(),
+        "nobody uses it any more"
+    );
+    Ok(())
+}
+
+pub(super) fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let (own, user) = (lab.stream()?, lab.stream()?);
+    let _held = hold(&user)?;
+    for bytes in [1000, MIB] {
+        let layout = std::alloc::Layout::from_size_align(bytes, 256)?;
+        let address = arena.allocate(layout, &own)?;
+        let wrong = address + 512 * 1024 * 1024;
+        // SAFETY: nothing was allocated there, which is the question.
+        let refused = unsafe { arena.deallocate_after(wrong, layout, &own, &[&user]) };
+        ensure!(
+            refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue),
+            "{bytes} bytes"
+        );
+        let live = arena.stats().live_blocks;
+        ensure!(live == 1, "{live} blocks");
+        // SAFETY: allocated above, and used by nobody.
+        unsafe { arena.deallocate_after(address, layout, &own, &[&user]) }?;
+        ensure!(arena.stats().live_blocks == 0, "{}", arena.stats());
+    }
+    // SAFETY: no bytes.
+    unsafe { arena.deallocate_after(0, std::alloc::Layout::new::<()>(), &own, &[&user]) }?;
+    Ok(())
+}
