@@ -335,27 +335,6 @@ impl CentralHeap {
         }
     }
 
-    /// All runs of memory that a stream may use, as start and end.
-    #[cfg(test)]
-    fn usable_runs(&self, own: CacheId) -> Vec<(u64, u64)> {
-        let headers = &self.heap.headers;
-        let blocks = [0, own + 1].map(|user| self.heap.classes.at_least(headers, user, 1));
-        let mut blocks: Vec<(u64, u64)> = blocks
-            .into_iter()
-            .flatten()
-            .map(|id| (headers[id].start(), headers[id].end()))
-            .collect();
-        blocks.sort_unstable();
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for (start, end) in blocks {
-            match runs.last_mut() {
-                Some(last) if last.1 == start => last.1 = end,
-                _ => runs.push((start, end)),
-            }
-        }
-        runs
-    }
-
     pub(super) fn heap(&self) -> &Tlsf<UserSizeClasses> {
         &self.heap
     }

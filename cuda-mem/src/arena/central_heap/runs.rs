@@ -20,7 +20,10 @@ impl CentralHeap {
     /// Takes a block of several that lie side by side.
     #[cold]
     pub(super) fn allocate_run(&mut self, size: u32, own: CacheId) -> Option<u64> {
-        let run = self.run(own, |run| run.end - run.start >= u64::from(size))?;
+        let Some(run) = self.run(own, |run| run.end - run.start >= u64::from(size)) else {
+            self.assert_none(own, |start, end| end - start >= u64::from(size));
+            return None;
+        };
         self.merge(run.first, size);
         Some(self.heap.take(run.first, size))
     }
@@ -155,10 +158,50 @@ impl CentralHeap {
     #[cold]
     pub(super) fn page_of_run(&mut self, own: CacheId) -> Option<(Id, FreePages)> {
         let page = |run: &Run| pages_in(run.start, run.end, PAGE_UNITS);
-        let run = self.run(own, |run| page(run).units > 0)?;
+        let Some(run) = self.run(own, |run| page(run).units > 0) else {
+            self.assert_none(own, |start, end| pages_in(start, end, PAGE_UNITS).units > 0);
+            return None;
+        };
         let pages = page(&run);
         let size = u32::try_from(pages.start + pages.units - run.start).ok()?;
         self.merge(run.first, size);
         Some((run.first, pages))
+    }
+
+    /// The precondition of growth, in debug builds: a request misses only if no run of memory that its stream may use
+    /// would do.
+    #[cfg(debug_assertions)]
+    fn assert_none(&self, own: CacheId, would_do: impl Fn(u64, u64) -> bool) {
+        for (start, end) in self.usable_runs(own) {
+            let is_missed = would_do(start, end);
+            assert!(
+                !is_missed,
+                "a request missed {start}..{end}, which would hold it"
+            );
+        }
+    }
+
+    #[cfg(not(debug_assertions))]
+    fn assert_none(&self, _: CacheId, _: impl Fn(u64, u64) -> bool) {}
+
+    /// All runs of memory that a stream may use, as start and end.
+    #[cfg(debug_assertions)]
+    pub(super) fn usable_runs(&self, own: CacheId) -> Vec<(u64, u64)> {
+        let headers = &self.heap.headers;
+        let blocks = [0, own + 1].map(|user| self.heap.classes.at_least(headers, user, 1));
+        let mut blocks: Vec<Id> = blocks.into_iter().flatten().collect();
+        blocks.sort_unstable_by_key(|id| headers[*id].start());
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut before = None;
+        for id in blocks {
+            let (start, end) = (headers[id].start(), headers[id].end());
+            match runs.last_mut() {
+                // Blocks of two runs of memory may touch too.
+                Some(last) if Some(headers[id].before) == before => last.1 = end,
+                _ => runs.push((start, end)),
+            }
+            before = Some(id);
+        }
+        runs
     }
 }
