@@ -38,7 +38,9 @@ impl Mapping {
             memory,
             is_mapped: true,
         };
-        ledger::born(mapping.item());
+        if mapping.memory.is_listed() {
+            ledger::born(mapping.item());
+        }
         let (driver, traffic) = (
             mapping.range.driver(),
             Traffic::of_map(mapping.size_bytes()),
@@ -150,17 +152,18 @@ impl Mapping {
     }
 
     fn take_apart(&mut self) -> Result<()> {
-        if self.is_mapped {
-            let item = self.item();
-            let ended = ledger::ended(&item);
-            // SAFETY: addresses are used by unsafe code only, which vouches for its end before this.
-            let unmapped = unsafe { self.range.unmap(self.offset) };
-            if unmapped.is_err() {
-                ledger::again(&item, ended);
-            }
-            unmapped?;
-            self.is_mapped = false;
+        if !self.is_mapped {
+            return Ok(());
         }
+        let item = self.memory.is_listed().then(|| self.item());
+        let ended = item.as_ref().map(ledger::ended);
+        // SAFETY: addresses are used by unsafe code only, which vouches for its end before this.
+        let unmapped = unsafe { self.range.unmap(self.offset) };
+        if let (Err(_), Some(item), Some(ended)) = (&unmapped, item, ended) {
+            ledger::again(&item, ended);
+        }
+        unmapped?;
+        self.is_mapped = false;
         Ok(())
     }
 }

@@ -40,6 +40,8 @@ struct Inner {
     raw: CUmemGenericAllocationHandle,
     bytes: u64,
     location: Location,
+    /// Not what another object of this crate is made of, which is listed itself.
+    is_listed: bool,
 }
 
 impl Inner {
@@ -54,10 +56,14 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         report::release("physical memory", || {
+            // SAFETY: made by `create` or `import`, and released once.
+            let release = || unsafe { release(self.driver, self.raw) };
+            if !self.is_listed {
+                return release();
+            }
             let item = self.item();
             let ended = ledger::ended(&item);
-            // SAFETY: made by `create` or `import`, and released once.
-            let released = unsafe { release(self.driver, self.raw) };
+            let released = release();
             if !took_effect(&released) {
                 ledger::again(&item, ended);
             }
@@ -175,6 +181,19 @@ impl PhysicalMemoryBuilder {
         };
         self.driver.require_version(what, since)?;
         let bytes = whole(bytes, self.granularity()?.minimum)?;
+        let mut memory = self.create_unlisted(bytes)?;
+        memory.is_listed = true;
+        ledger::born(memory.item());
+        Ok(PhysicalMemory(Arc::new(memory)))
+    }
+
+    /// As [`create`](Self::create), for a multiple of the granularity of a driver that has physical memory there, and for
+    /// another object of this crate.
+    pub(crate) fn create_part(&self, bytes: u64) -> Result<PhysicalMemory> {
+        Ok(PhysicalMemory(Arc::new(self.create_unlisted(bytes)?)))
+    }
+
+    fn create_unlisted(&self, bytes: u64) -> Result<Inner> {
         let (table, prop) = (self.driver.table(), self.prop());
         let raw = recording::kept_out(table, || {
             // SAFETY: the driver is initialised, and the size is whole granules (R139).
@@ -183,14 +202,13 @@ impl PhysicalMemoryBuilder {
         .map_err(|error| {
             error.asked(|| format!("{} of physical memory, {}", Bytes(bytes), self.location))
         })?;
-        let inner = Inner {
+        Ok(Inner {
             driver: self.driver,
             raw,
             bytes,
             location: self.location,
-        };
-        ledger::born(inner.item());
-        Ok(PhysicalMemory(Arc::new(inner)))
+            is_listed: false,
+        })
     }
 }
 
@@ -295,9 +313,15 @@ impl PhysicalMemory {
             raw,
             bytes,
             location: Location::from_raw(driver, kind, id),
+            is_listed: true,
         };
         ledger::born(inner.item());
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// Whether the ledger lists it and its mappings.
+    pub(super) fn is_listed(&self) -> bool {
+        self.0.is_listed
     }
 
     pub(super) fn require_driver(&self, driver: Driver) -> Result<()> {

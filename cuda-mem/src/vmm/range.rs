@@ -43,6 +43,8 @@ struct Inner {
     address: CUdeviceptr,
     bytes: u64,
     granule: u64,
+    /// Not what another object of this crate is made of, which is listed itself.
+    is_listed: bool,
     /// What is mapped: offset → bytes.
     mapped: Lock<BTreeMap<u64, u64>>,
 }
@@ -62,12 +64,18 @@ impl Drop for Inner {
             return;
         }
         report::release("address range", || {
+            let release = || {
+                recording::kept_out(table, || {
+                    // SAFETY: reserved as a whole, and nothing is mapped there (R142).
+                    unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
+                })
+            };
+            if !self.is_listed {
+                return release();
+            }
             let item = self.item();
             let ended = ledger::ended(&item);
-            let released = recording::kept_out(table, || {
-                // SAFETY: reserved as a whole, and nothing is mapped there (R142).
-                unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
-            });
+            let released = release();
             if !took_effect(&released) {
                 ledger::again(&item, ended);
             }
@@ -101,6 +109,19 @@ impl AddressRange {
         align: u64,
         granule: u64,
     ) -> Result<Self> {
+        let mut inner = Self::reserve_unlisted(driver, bytes, align, granule)?;
+        inner.is_listed = true;
+        ledger::born(inner.item());
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Addresses in steps of this granule, which are aligned to it, for another object of this crate.
+    pub(crate) fn reserve_part(driver: Driver, bytes: u64, granule: u64) -> Result<Self> {
+        let inner = Self::reserve_unlisted(driver, bytes, granule, granule)?;
+        Ok(Self(Arc::new(inner)))
+    }
+
+    fn reserve_unlisted(driver: Driver, bytes: u64, align: u64, granule: u64) -> Result<Inner> {
         let bytes = whole(bytes, granule)?;
         let align_size = usize::try_from(align).ok();
         let Some(align_size) = align_size.filter(|align| *align == 0 || align.is_power_of_two())
@@ -113,15 +134,14 @@ impl AddressRange {
         // SAFETY: the driver is initialised, and the size is whole granules (R138).
         let address = unsafe { raw::vmm::reserve(table, bytes as usize, align_size) }
             .map_err(|error| error.asked(|| format!("addresses for {}", Bytes(bytes))))?;
-        let inner = Inner {
+        Ok(Inner {
             driver,
             address,
             bytes,
             granule,
+            is_listed: false,
             mapped: Lock::default(),
-        };
-        ledger::born(inner.item());
-        Ok(Self(Arc::new(inner)))
+        })
     }
 
     /// The first address.

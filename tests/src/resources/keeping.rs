@@ -86,6 +86,8 @@ impl Kept {
 }
 
 pub(super) fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
+    // Statistics of pools.
+    lab.need(11, 3)?;
     let _calm = lab.calm();
     for kept in Kept::both(lab)? {
         let resource = kept.resource();
@@ -146,6 +148,8 @@ pub(super) fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Res
 }
 
 pub(super) fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
+    // Statistics of pools.
+    lab.need(11, 3)?;
     let _calm = lab.calm();
     for kept in Kept::both(lab)? {
         let resource = kept.resource();

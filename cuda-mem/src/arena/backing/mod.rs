@@ -192,12 +192,17 @@ impl Drop for Claim<'_> {
 }
 
 /// The chunks of a map by address that lie wholly between two addresses.
-fn chunks_in(chunks: &BTreeMap<u64, u64>, from: u64, to: u64) -> Vec<Chunk> {
+fn chunks_in<T>(
+    chunks: &BTreeMap<u64, T>,
+    from: u64,
+    to: u64,
+    bytes: impl Fn(&T) -> u64,
+) -> Vec<Chunk> {
     let found = chunks.range(from..to);
     found
-        .map(|(address, bytes)| Chunk {
+        .map(|(address, chunk)| Chunk {
             address: *address,
-            bytes: *bytes,
+            bytes: bytes(chunk),
         })
         .filter(|chunk| chunk.end() <= to)
         .collect()

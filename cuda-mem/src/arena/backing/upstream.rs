@@ -50,7 +50,7 @@ impl Upstream {
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
-        chunks_in(&self.state().chunks, from, to)
+        chunks_in(&self.state().chunks, from, to, |bytes| *bytes)
     }
 
     fn own_stream(&self, stream: &Stream) -> Result<Stream> {

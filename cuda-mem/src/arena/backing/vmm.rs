@@ -1,13 +1,10 @@
-//! Physical memory behind addresses of our own choice, so that it grows without gaps.
+//! Backing by physical memory at addresses of our own choice, so that it grows without gaps.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use cuda_driver_sys::{
-    CUdevice_attribute, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemAllocationType,
-};
+use cuda_driver_sys::CUdevice_attribute;
 
 use super::{Chunk, Reserved, chunks_in};
 use crate::arena::GRANULE;
@@ -15,19 +12,17 @@ use crate::arena::page_map::PageMap;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::Location;
-use crate::raw::{self, Table};
-use crate::recording;
-use crate::report;
+use crate::pool::Access;
 use crate::stream::Stream;
-use crate::traffic::{self, Traffic};
+use crate::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
 
 #[derive(Debug)]
 pub(in crate::arena) struct Vmm {
     device: Device,
-    prop: CUmemAllocationProp,
-    access: Vec<CUmemAccessDesc>,
+    memory: PhysicalMemoryBuilder,
+    access: Vec<(Location, Access)>,
     /// How many addresses are reserved at a time, in bytes: for all memory of the device. Memory that goes back
-    /// from the middle leaves addresses unused, and then there will be a second zone.
+    /// from the middle leaves addresses unused, and then there will be a second reservation.
     reservation: u64,
     pub(super) max: u64,
     /// Held by the thread that grows, from when it finds that there is not enough.
@@ -37,31 +32,29 @@ pub(in crate::arena) struct Vmm {
     calls: AtomicU64,
 }
 
-// SAFETY: the pointer in `prop` is null; it is for Windows handles.
-unsafe impl Send for Vmm {}
-// SAFETY: as for `Send`; nothing is changed without the lock.
-unsafe impl Sync for Vmm {}
-
 #[derive(Debug, Default)]
 struct State {
-    /// All reservations. There is a second one only when the first is used up.
+    /// There is a second one only when the first is used up.
     reservations: Vec<Reservation>,
-    /// What is mapped: address → bytes.
-    chunks: BTreeMap<u64, u64>,
+    /// What is mapped, by address.
+    chunks: BTreeMap<u64, Mapping>,
 }
 
 #[derive(Debug)]
 struct Reservation {
-    address: u64,
-    bytes: u64,
-    /// Nothing is mapped from here on.
+    range: AddressRange,
+    /// Nothing is mapped from this address on.
     frontier: u64,
 }
 
 impl Reservation {
+    fn end(&self) -> u64 {
+        self.range.address() + self.range.size_bytes()
+    }
+
     /// Bytes from the frontier on.
     fn room(&self) -> u64 {
-        self.address + self.bytes - self.frontier
+        self.end() - self.frontier
     }
 }
 
@@ -73,41 +66,26 @@ impl Vmm {
         max: u64,
     ) -> Result<Option<Self>> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        let table = device.driver().table();
         if !device.has_attribute(attribute)? || !device.driver().has("cuMemMap") {
             return Ok(None);
         }
-        let location = Location::Device(device).to_raw();
-        let prop = CUmemAllocationProp {
-            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location,
-            ..CUmemAllocationProp::default()
-        };
-        // SAFETY: a device came from this driver, so it is initialised.
-        let granularity = unsafe { raw::vmm::granularity(table, &prop) }?;
-        if granularity == 0 || !GRANULE.is_multiple_of(granularity as u64) {
+        let memory = PhysicalMemory::builder(&device);
+        if !GRANULE.is_multiple_of(memory.granularity()?.minimum) {
             return Ok(None);
         }
         let who = std::iter::once(&device).chain(peers);
-        let access = who.map(|device| CUmemAccessDesc {
-            location: Location::Device(*device).to_raw(),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        });
+        let access = who.map(|device| (Location::Device(*device), Access::ReadWrite));
         Ok(Some(Self {
             device,
-            prop,
             access: access.collect(),
+            memory,
             reservation: device.total_memory()?.next_multiple_of(GRANULE),
             max,
             growing: Mutex::default(),
             state: Mutex::default(),
             reserved: Reserved::default(),
-            calls: AtomicU64::new(1),
+            calls: AtomicU64::new(2),
         }))
-    }
-
-    fn table(&self) -> &'static Table {
-        self.device.driver().table()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -136,15 +114,13 @@ impl Vmm {
 
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
         let state = self.state();
-        let reservation = state
-            .reservations
-            .iter()
-            .find(|reservation| reservation.room() >= bytes)?;
-        Some(reservation.frontier)
+        let mut reservations = state.reservations.iter();
+        let roomy = reservations.find(|reservation| reservation.room() >= bytes)?;
+        Some(roomy.frontier)
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
-        chunks_in(&self.state().chunks, from, to)
+        chunks_in(&self.state().chunks, from, to, Mapping::size_bytes)
     }
 
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
@@ -165,132 +141,79 @@ impl Vmm {
             Some(index) => index,
             None => self.reservation_for(&mut state, bytes)?,
         };
-        let address = state.reservations[index].frontier;
-        let chunk = Chunk { address, bytes };
-        self.kept_out_of_captures(|| self.map(chunk))?;
-        state.reservations[index].frontier += bytes;
-        state.chunks.insert(address, bytes);
-        Ok(chunk)
+        let Reservation { range, frontier } = &mut state.reservations[index];
+        self.count(3);
+        let memory = self.memory.create_part(bytes)?;
+        let mapping = range.map(*frontier - range.address(), &memory)?;
+        // What fails here takes the mapping apart again.
+        mapping.set_accesses(&self.access)?;
+        let address = *frontier;
+        *frontier += bytes;
+        state.chunks.insert(address, mapping);
+        Ok(Chunk { address, bytes })
     }
 
-    /// A zone with so much room.
+    /// A reservation with this much room.
     fn reservation_for(&self, state: &mut State, bytes: u64) -> Result<usize> {
-        if let Some(index) = state
-            .reservations
-            .iter()
-            .position(|reservation| reservation.room() >= bytes)
-        {
+        let mut reservations = state.reservations.iter();
+        if let Some(index) = reservations.position(|reservation| reservation.room() >= bytes) {
             return Ok(index);
         }
         let size = self.reservation.max(bytes);
-        let length = usize::try_from(size).map_err(|_| too_many(size))?;
         self.count(1);
-        // SAFETY: the driver is initialised; the zone is whole granules.
-        let address = unsafe { raw::vmm::reserve(self.table(), length, GRANULE as usize) }?;
+        let range = AddressRange::reserve_part(self.device.driver(), size, GRANULE)?;
         let reservation = Reservation {
-            address,
-            bytes: size,
-            frontier: address,
+            frontier: range.address(),
+            range,
         };
-        if !PageMap::can_hold(address + size) {
-            self.unreserve(&reservation);
-            return Err(too_many(address));
+        if !PageMap::can_hold(reservation.end()) {
+            let end = reservation.end();
+            return Err(Error::invalid(format!(
+                "an arena cannot keep account of addresses up to {end:#x}"
+            )));
         }
         state.reservations.push(reservation);
         Ok(state.reservations.len() - 1)
     }
 
-    /// What happens to memory while this crate captures a stream is no business of the capture's.
-    fn kept_out_of_captures(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
-        recording::kept_out(self.table(), call)
-    }
-
-    /// Puts new physical memory there, or leaves everything as it was.
-    fn map(&self, chunk: Chunk) -> Result<()> {
-        let (table, bytes) = (self.table(), chunk.bytes as usize);
-        self.count(4);
-        // SAFETY: the driver is initialised; chunks are whole granules.
-        let handle = unsafe { raw::vmm::create(table, bytes, &self.prop) }?;
-        // SAFETY: nothing is mapped behind the frontier, and the handle is of this size.
-        let mapped = unsafe { raw::vmm::map(table, chunk.address, bytes, handle) };
-        // SAFETY: made just now. What is mapped stays without it (V6).
-        report::release("memory", || unsafe { raw::vmm::release(table, handle) });
-        mapped?;
-        // SAFETY: this is one whole mapping.
-        let allowed = unsafe { raw::vmm::allow(table, chunk.address, bytes, &self.access) };
-        if allowed.is_err() {
-            self.count(1);
-            // SAFETY: mapped just now, and nobody knows of it.
-            report::release("mapping", || unsafe {
-                raw::vmm::unmap(table, chunk.address, bytes)
-            });
-        } else {
-            let here = Location::Device(self.device);
-            traffic::note(self.device.driver(), here, Traffic::of_map(chunk.bytes));
-        }
-        allowed
-    }
-
     /// # Safety
     ///
-    /// As [`Backing::release`](super::Backing::release).
+    /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
-        self.count(1);
-        // SAFETY: chunks are mappings, and the caller vouches that nothing uses it (V8).
-        self.kept_out_of_captures(|| unsafe {
-            raw::vmm::unmap(self.table(), chunk.address, chunk.bytes as usize)
-        })?;
-        state.chunks.remove(&chunk.address);
-        self.reserved.subtract(chunk.bytes);
         let State {
             reservations,
             chunks,
-            ..
         } = &mut *state;
+        let Some(mapping) = chunks.remove(&chunk.address) else {
+            return Ok(());
+        };
+        self.count(2);
+        if let Err(failed) = mapping.unmap() {
+            if let Some(mapping) = failed.object {
+                chunks.insert(chunk.address, mapping);
+            }
+            return Err(failed.error);
+        }
+        self.reserved.subtract(chunk.bytes);
         for reservation in reservations {
-            if (reservation.address..reservation.address + reservation.bytes)
-                .contains(&chunk.address)
-            {
-                let last = chunks
-                    .range(reservation.address..reservation.frontier)
-                    .next_back();
+            let (first, end) = (reservation.range.address(), reservation.end());
+            if (first..end).contains(&chunk.address) {
+                let last = chunks.range(first..reservation.frontier).next_back();
                 reservation.frontier =
-                    last.map_or(reservation.address, |(address, bytes)| address + bytes);
+                    last.map_or(first, |(address, last)| address + last.size_bytes());
             }
         }
         Ok(())
     }
-
-    fn unreserve(&self, reservation: &Reservation) {
-        self.count(1);
-        // SAFETY: a reservation of ours, with nothing mapped in it.
-        report::release("addresses", || unsafe {
-            raw::vmm::unreserve(
-                self.table(),
-                reservation.address,
-                reservation.bytes as usize,
-            )
-        });
-    }
-}
-
-#[cold]
-fn too_many(bytes: u64) -> Error {
-    Error::invalid(format!(
-        "{bytes} is beyond the addresses that an arena can keep account of"
-    ))
 }
 
 impl Drop for Vmm {
     fn drop(&mut self) {
-        let state = std::mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // What was not released may still be in use. It stays, and its addresses with it.
-        for reservation in &state.reservations {
-            let end = reservation.address + reservation.bytes;
-            if chunks_in(&state.chunks, reservation.address, end).is_empty() {
-                self.unreserve(reservation);
-            }
-        }
+        std::mem::take(&mut state.chunks)
+            .into_values()
+            .for_each(std::mem::forget);
     }
 }
