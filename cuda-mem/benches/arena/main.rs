@@ -5,8 +5,9 @@
 //! no part of. On the simulated driver the arena's figures are
 //! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
 //!
-//! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of programs, and
-//! `-- --growth [--operations N]` whether that grows with the operations.
+//! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of
+//! programs, `-- --growth [--operations N]` whether that grows with the operations, and `-- --calls [--operations N]` the
+//! driver calls of a warm arena by the number of streams.
 
 #[path = "../common/busy/mod.rs"]
 mod busy;
@@ -21,6 +22,7 @@ mod mix;
 #[path = "../common/subjects.rs"]
 mod subjects;
 
+mod calls;
 mod footprint;
 mod pairs;
 mod replay;
@@ -58,7 +60,7 @@ fn main() -> Result<()> {
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
     let cores = std::thread::available_parallelism()?.get();
-    if has("--footprint") || has("--growth") {
+    if has("--footprint") || has("--growth") || has("--calls") {
         println!("{backend}, {}, {}, {cores} cores", device.name()?, cpu());
         if has("--footprint") {
             let first = number("--first")?.unwrap_or(0);
@@ -67,6 +69,9 @@ fn main() -> Result<()> {
         }
         if has("--growth") {
             footprint::growth(&device, number("--operations")?.unwrap_or(20_000))?;
+        }
+        if has("--calls") {
+            calls::measure(&device, number("--operations")?.unwrap_or(20_000))?;
         }
         return Ok(());
     }
