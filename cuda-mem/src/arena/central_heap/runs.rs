@@ -185,7 +185,7 @@ impl CentralHeap {
     fn assert_none(&self, _: CacheId, _: impl Fn(u64, u64) -> bool) {}
 
     /// All runs of memory that a stream may use, as start and end.
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, test))]
     pub(super) fn usable_runs(&self, own: CacheId) -> Vec<(u64, u64)> {
         let headers = &self.heap.headers;
         let blocks = [0, own + 1].map(|user| self.heap.classes.at_least(headers, user, 1));
