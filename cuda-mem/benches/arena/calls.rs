@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 
 use anyhow::Result;
-use cuda_mem::{Arena, Device, DeviceBuffer, Resource, ReusePolicy, Stream};
+use cuda_mem::{
+    Arena, Context, Device, DeviceBuffer, MemoryPool, ReleaseThreshold, Resource, ReusePolicy,
+    Stream,
+};
 
 use crate::draws::Draws;
 
@@ -23,9 +26,22 @@ struct Program {
     resource: Resource,
     streams: Vec<(Stream, VecDeque<DeviceBuffer<u8>>)>,
     draws: Draws,
+    asked: usize,
+    most_asked: usize,
 }
 
 impl Program {
+    fn new(context: &Context, count: usize, resource: Resource) -> cuda_mem::Result<Self> {
+        let streams = (0..count).map(|_| Ok((context.stream()?, VecDeque::new())));
+        Ok(Self {
+            resource,
+            streams: streams.collect::<cuda_mem::Result<_>>()?,
+            draws: Draws::new(1),
+            asked: 0,
+            most_asked: 0,
+        })
+    }
+
     /// One block is allocated and filled, and the oldest of the stream freed, this many times.
     fn run(&mut self, operations: usize) -> Result<()> {
         for operation in 1..=operations {
@@ -35,9 +51,12 @@ impl Program {
             let bytes = power + self.draws.next() as usize % power;
             let mut block = self.resource.alloc::<u8>(stream, bytes)?;
             block.fill(1)?;
+            self.asked += block.len();
+            self.most_asked = self.most_asked.max(self.asked);
             alive.push_back(block);
             if alive.len() > ALIVE {
-                alive.pop_front();
+                let oldest = alive.pop_front();
+                self.asked -= oldest.map_or(0, |oldest| oldest.len());
             }
             if operation % WAIT == 0 {
                 stream.synchronize()?;
@@ -50,27 +69,33 @@ impl Program {
 pub(crate) fn measure(device: &Device, operations: usize) -> Result<()> {
     println!(
         "\ncalls: one thread, streams that take turns, blocks of 256 B to 1 MiB (log-uniform), each filled, at most \
-         {ALIVE} kept by each stream, freed in order on their stream; a wait every {WAIT} operations. Driver calls of the \
+         {ALIVE} kept by each stream, freed in order on their stream; a wait every {WAIT} operations. The most that was asked \
+         for and reserved, over the driver's pool, which keeps what it has, and over an arena; the driver calls of the \
          arena over operations, of {operations} operations after as many\n"
     );
-    println!("streams  calls/op  reserved   policy");
+    println!("streams     asked      pool     arena  calls/op   policy");
     let context = device.primary_context()?;
+    let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     for (name, reuse) in POLICIES {
         for count in STREAMS {
+            let pool = MemoryPool::builder(device)
+                .reuse(reuse)
+                .release_threshold(ReleaseThreshold::Never)
+                .build()?;
+            let mut program = Program::new(&context, count, Resource::from(pool.clone()))?;
+            program.run(2 * operations)?;
+            let in_pool = pool.stats()?.reserved.high;
+            drop(program);
             let arena = Arena::builder(device).reuse(reuse).build()?;
-            let streams = (0..count).map(|_| Ok((context.stream()?, VecDeque::new())));
-            let mut program = Program {
-                resource: Resource::from(arena.clone()),
-                streams: streams.collect::<cuda_mem::Result<_>>()?,
-                draws: Draws::new(1),
-            };
+            let mut program = Program::new(&context, count, Resource::from(arena.clone()))?;
             program.run(operations)?;
             let before = arena.stats().driver_calls;
             program.run(operations)?;
             let stats = arena.stats();
             let calls = (stats.driver_calls - before) as f64 / operations as f64;
-            let reserved = stats.reserved >> 20;
-            println!("{count:7}  {calls:8.4}  {reserved:4} MiB   {name}");
+            let (asked, in_pool) = (mib(program.most_asked as u64), mib(in_pool));
+            let in_arena = mib(stats.reserved_peak);
+            println!("{count:7}  {asked:>8}  {in_pool:>8}  {in_arena:>8}  {calls:8.4}   {name}");
         }
     }
     Ok(())

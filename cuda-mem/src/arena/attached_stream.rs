@@ -58,8 +58,12 @@ impl AttachedStream {
         }
     }
 
-    /// Another handle of the same stream.
+    /// Another handle of the same stream, or one that is there already.
     pub(super) fn add(&mut self, stream: &Stream) {
+        let mut handles = self.handles.iter();
+        if handles.any(|handle| handle.number == stream.number()) {
+            return;
+        }
         // Those of a legacy default stream do not say when they are dropped.
         self.handles.retain(|handle| handle.weak.is_alive());
         self.handles.push(Handle::new(stream));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::last_freed::{Block, is_small};
 use super::last_use::LastUse;
 use super::page_map::CacheId;
-use super::slow_path::SlowState;
+use super::slow_path::{For, SlowState};
 use super::stream_cache::RemoteFree;
 use super::{Inner, UNIT, UnknownBlock, thread};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let id = self.cache_of(stream)?;
+        let id = self.cache_of(stream, For::Free)?;
         let start = address / UNIT;
         if !is_small(size) {
             return self.free_to_cache(id, start, size);
@@ -130,6 +130,14 @@ impl Inner {
     #[cold]
     pub(super) fn report_unknown(&self, unknown: UnknownBlock) {
         report::failed("arena", &self.unknown(unknown));
+    }
+
+    /// As [`report_unknown`](Self::report_unknown), of parked blocks. No lock may be held.
+    pub(super) fn report_unknown_blocks(&self) {
+        let unknown = std::mem::take(&mut *self.slow_path.unknown());
+        for block in unknown {
+            self.report_unknown(block);
+        }
     }
 
     #[cold]

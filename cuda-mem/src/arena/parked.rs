@@ -1,11 +1,12 @@
 //! Frees of blocks that several streams used: they are parked until all streams but the freeing one are done.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::last_freed::is_small;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
-use super::slow_path::SlowState;
+use super::slow_path::{For, SlowState};
 use super::stream_cache::RemoteFree;
 use super::{Inner, UNIT, UnknownBlock, thread};
 use crate::error::{Error, Result};
@@ -23,6 +24,24 @@ pub(super) struct ParkedFree {
     others: Vec<CacheId>,
 }
 
+/// Units in parked blocks.
+#[derive(Debug, Default)]
+pub(super) struct ParkedUnits(AtomicU64);
+
+impl ParkedUnits {
+    fn add(&self, units: u32) {
+        self.0.fetch_add(units.into(), Ordering::Relaxed);
+    }
+
+    fn subtract(&self, units: u32) {
+        self.0.fetch_sub(units.into(), Ordering::Relaxed);
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Inner {
     /// Frees a block in the order of a stream, and after what is in other streams now. No stream is made to wait.
     pub(super) fn deallocate_after(
@@ -35,9 +54,9 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let id = self.cache_of(stream)?;
+        let id = self.cache_of(stream, For::Free)?;
         // All are asked before anything is done.
-        let others = others.iter().map(|other| self.cache_of(other));
+        let others = others.iter().map(|other| self.cache_of(other, For::Free));
         let mut others: Vec<CacheId> = others.collect::<Result<_>>()?;
         others.sort_unstable();
         others.dedup();
@@ -56,6 +75,16 @@ impl Inner {
         let start = address / UNIT;
         self.note_free(start, size)
             .map_err(|unknown| self.unknown(unknown))?;
+        for other in &others {
+            // So that what comes later on that stream need not be done for this block. Where no event can be recorded
+            // now, the next query or wait does it.
+            let progress = &mut state.streams[*other as usize];
+            if progress.recorded() < epoch {
+                progress.record_batch();
+                self.note_done(progress, *other);
+            }
+        }
+        self.slow_path.parked.add(size);
         state.parked.push(ParkedFree {
             start,
             size,
@@ -90,9 +119,8 @@ impl Inner {
         let mut done = Vec::new();
         for block in parked.iter_mut() {
             let until = block.last_use.epoch;
-            block
-                .others
-                .retain(|other| streams[*other as usize].done() < until);
+            let others = &mut block.others;
+            others.retain(|other| streams[*other as usize].done() < until);
         }
         parked.retain_mut(|block| {
             let is_done = block.others.is_empty();
@@ -130,8 +158,9 @@ impl Inner {
         } else {
             Err(UnknownBlock { start })
         };
+        self.slow_path.parked.subtract(size);
         if let Err(unknown) = freed {
-            self.report_unknown(unknown);
+            self.slow_path.unknown().push(unknown);
         }
     }
 
@@ -170,11 +199,12 @@ impl Inner {
                 continue;
             }
             let until = block.last_use.epoch;
+            let before = block.others.len();
             block.others.retain(|other| {
                 let of_other = LastUse::new(*other, until);
                 !self.wait_for(state, id, of_other, stream)
             });
-            if block.others.is_empty() {
+            if block.others.len() < before {
                 // What the stream waited for comes before its next allocation, not before that free.
                 block.last_use = LastUse::new(id, epoch::now());
             }

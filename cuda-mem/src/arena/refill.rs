@@ -6,7 +6,7 @@ use std::alloc::Layout;
 use super::last_freed::is_small;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
-use super::slow_path::{SlowState, count};
+use super::slow_path::{For, SlowState, count};
 use super::stream_progress::StreamProgress;
 use super::tlsf::{FreePages, Joins};
 use super::{Inner, PAGE_UNITS, UNIT, thread, units};
@@ -100,13 +100,20 @@ impl Inner {
     #[cold]
     #[track_caller]
     pub(super) fn allocate_slowly(&self, layout: Layout, stream: &Stream) -> Result<u64> {
+        let allocated = self.find_or_grow(layout, stream);
+        self.report_unknown_blocks();
+        allocated
+    }
+
+    #[track_caller]
+    fn find_or_grow(&self, layout: Layout, stream: &Stream) -> Result<u64> {
         if report::is_forked() {
             return Err(Error::forked());
         }
         if layout.size() == 0 {
             return Ok(0);
         }
-        let id = self.cache_of(stream)?;
+        let id = self.cache_of(stream, For::Allocation)?;
         let bytes = layout.size() as u64;
         let Some(size) = units(layout.size()) else {
             let text = "a block of an arena has less than 1 TiB";

@@ -10,10 +10,10 @@ use std::thread::ThreadId;
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD};
 
 use super::page_map::CacheId;
-use super::parked::ParkedFree;
+use super::parked::{ParkedFree, ParkedUnits};
 use super::recorded_events::DriverCalls;
 use super::stream_progress::StreamProgress;
-use super::{Inner, thread};
+use super::{Inner, UnknownBlock, thread};
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::epoch;
@@ -57,6 +57,14 @@ impl Key {
     }
 }
 
+/// What a cache is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// The stream may be made to wait for memory.
+    Allocation,
+    Free,
+}
+
 /// Used by one thread at a time.
 #[derive(Debug, Default)]
 pub(super) struct SlowState {
@@ -91,6 +99,9 @@ pub(super) struct SlowPath {
     state: Mutex<SlowState>,
     pub(super) calls: Arc<DriverCalls>,
     pub(super) counters: SlowCounters,
+    pub(super) parked: ParkedUnits,
+    /// Parked blocks that turned out to be freed twice, and are not reported yet.
+    unknown: Mutex<Vec<UnknownBlock>>,
 }
 
 /// What is counted on the slow path.
@@ -112,6 +123,11 @@ impl SlowPath {
             _call: ResourceCall::enter(),
             state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
         }
+    }
+
+    /// Not for long: the state may be locked meanwhile.
+    pub(super) fn unknown(&self) -> MutexGuard<'_, Vec<UnknownBlock>> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -150,7 +166,7 @@ impl Reach for Inner {
 impl Inner {
     /// The stream's cache. A new stream adopts an abandoned cache with all memory in it, if there is one. Streams that
     /// may not use the arena are refused here.
-    pub(super) fn cache_of(&self, stream: &Stream) -> Result<CacheId> {
+    pub(super) fn cache_of(&self, stream: &Stream, wanted: For) -> Result<CacheId> {
         stream.as_ref().require_reach(self)?;
         if !stream.context().is_primary() {
             // An arena keeps events, and with them their contexts, for longer than the owner of this one can know.
@@ -163,7 +179,7 @@ impl Inner {
         let known = state.by_handle.get(&stream.number()).copied();
         let id = match known {
             Some(id) => id,
-            None => self.attach(&mut state, stream),
+            None => self.attach(&mut state, stream, wanted),
         };
         drop(state);
         if known.is_none() && stream.as_raw() != CU_STREAM_LEGACY {
@@ -179,11 +195,11 @@ impl Inner {
     }
 
     /// The cache for a handle that was not seen before.
-    fn attach(&self, state: &mut SlowState, stream: &Stream) -> CacheId {
+    fn attach(&self, state: &mut SlowState, stream: &Stream, wanted: For) -> CacheId {
         let key = Key::of(stream);
         let known = state.known(key);
         let id = known.unwrap_or_else(|| {
-            let adopted = self.adopt(state, stream);
+            let adopted = self.adopt(state, stream, wanted);
             adopted.unwrap_or_else(|| self.new_cache(state))
         });
         state.by_stream.insert(key, id);
@@ -212,8 +228,8 @@ impl Inner {
     }
 
     /// An abandoned cache whose stream's work is done, or comes before what `stream` gets from now on.
-    fn adopt(&self, state: &mut SlowState, stream: &Stream) -> Option<CacheId> {
-        let may_wait = self.may_wait();
+    fn adopt(&self, state: &mut SlowState, stream: &Stream, wanted: For) -> Option<CacheId> {
+        let may_wait = wanted == For::Allocation && self.may_wait();
         for place in 0..state.abandoned.len() {
             let id = state.abandoned[place];
             let progress = &mut state.streams[id as usize];

@@ -96,7 +96,8 @@ pub struct FreeSpace {
     pub bytes: u64,
     /// Of these, bytes of blocks that were freed last and wait for requests of their size.
     pub cached: u64,
-    /// Of these, bytes of small blocks that were freed on another stream than their own, and wait for that.
+    /// Of these, bytes that wait for streams: of small blocks that were freed on another stream than their own, and of
+    /// blocks that [several streams](crate::DeviceBuffer::free_after) used.
     pub pending: u64,
     /// Bytes of the largest free block.
     pub largest: u64,
@@ -188,6 +189,9 @@ impl Arena {
             space.largest = space.largest.max(cache.heap().largest_free() * UNIT);
             space.bookkeeping += cache.bytes() as u64;
         }
+        let parked = self.0.slow_path.parked.now() * UNIT;
+        space.pending += parked;
+        space.bytes += parked;
         let central = self.0.central.lock(me);
         space.bytes += central.heap().free_units() * UNIT;
         space.largest = space.largest.max(central.heap().largest_free() * UNIT);

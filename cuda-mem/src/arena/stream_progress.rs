@@ -272,6 +272,14 @@ impl StreamProgress {
         self.events.last().unwrap_or(0).max(self.done)
     }
 
+    /// Finds out whether what was submitted before this epoch is done, or records an event behind it.
+    pub(super) fn record_before(&mut self, epoch: u64) {
+        self.note_waits();
+        if !self.is_recorded(epoch) {
+            self.query_or_record();
+        }
+    }
+
     /// Whether all work is done that was submitted before this epoch, in which the arena ended. A query that cannot be
     /// made now is made the next time.
     pub(super) fn is_over(&mut self, ended: u64) -> bool {

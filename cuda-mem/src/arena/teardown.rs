@@ -53,8 +53,13 @@ impl Drop for Inner {
             return;
         }
         ledger::ended(&self.item());
-        // Streams that end meanwhile wait for this lock, and find an empty state.
-        let state = std::mem::take(&mut *self.slow_path.lock());
+        // Streams that end meanwhile wait for this lock, and find an empty state. They do not record their end then.
+        let mut guard = self.slow_path.lock();
+        let ended = epoch::now();
+        let streams = guard.streams.iter_mut();
+        streams.for_each(|progress| progress.record_before(ended));
+        let state = std::mem::take(&mut *guard);
+        drop(guard);
         let stats = self.stats();
         if stats.live_blocks > 0 {
             // Somebody kept addresses without a handle. Their memory stays.
@@ -65,7 +70,7 @@ impl Drop for Inner {
         let ended = EndedArena {
             backing: Arc::clone(&self.backing),
             streams: state.streams,
-            epoch: epoch::now(),
+            epoch: ended,
         };
         if let Err(error) = deferred::release_or_defer(Box::new(ended)) {
             report::failed("arena", &error);

@@ -8,7 +8,7 @@ use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::after_wait::AfterWait;
-use crate::error::{Error, Result, took_effect};
+use crate::error::{Error, Result};
 use crate::{epoch, report};
 
 /// What is searched for memory to give back.
@@ -29,10 +29,14 @@ impl AfterWait for Inner {
             return;
         }
         // Who has the turn grows or gives back already.
-        let Some(_turn) = self.backing.try_growing() else {
+        let Some(turn) = self.backing.try_growing() else {
             return;
         };
-        report::release("arena", || self.trim(keep, Search::Quick));
+        let trimmed = self.trim(keep, Search::Quick);
+        // The hook of reports may call into the arena.
+        drop(turn);
+        report::release("arena", || trimmed);
+        self.report_unknown_blocks();
     }
 }
 
@@ -52,8 +56,11 @@ impl Inner {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        let _turn = self.backing.growing();
-        self.trim(keep, Search::Thorough)
+        let turn = self.backing.growing();
+        let trimmed = self.trim(keep, Search::Thorough);
+        drop(turn);
+        self.report_unknown_blocks();
+        trimmed
     }
 
     /// As [`trim_to`](Self::trim_to), for the thread that holds the turn to grow: another one that finds too little
@@ -65,10 +72,11 @@ impl Inner {
         for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
             let released = unsafe { self.backing.release(chunk) };
-            if took_effect(&released) {
-                count(&self.slow_path.counters.released);
-            } else {
+            self.backing.reserved().has_left(chunk.bytes);
+            if self.backing.is_kept(&released) {
                 self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
+            } else {
+                count(&self.slow_path.counters.released);
             }
             failed = failed.and(released);
         }
@@ -79,7 +87,7 @@ impl Inner {
     fn take_chunks(&self, keep: u64, search: Search) -> Vec<Chunk> {
         let me = thread::number();
         let mut state = self.slow_state();
-        let mut held = self.backing.reserved().current();
+        let mut held = self.backing.reserved().staying();
         let mut chunks = Vec::new();
         if held <= keep {
             return chunks;
@@ -88,12 +96,13 @@ impl Inner {
         self.central.lock(me).share(0, epoch::now());
         self.query_all(&mut state);
         let is_thorough = search == Search::Thorough;
+        // Small ones may be remote frees then.
+        self.query_parked(&mut state, true);
         if is_thorough {
             for (id, _) in self.caches.iter() {
                 self.reclaim_remote_frees(&mut state, id, None, true);
             }
         }
-        self.query_parked(&mut state, true);
         // What is scavenged may have been in use until now, so all streams are queried again.
         self.scavenge(is_thorough);
         self.query_all(&mut state);
@@ -123,6 +132,7 @@ impl Inner {
                     break;
                 }
                 *held = held.saturating_sub(chunk.bytes);
+                self.backing.reserved().leaves(chunk.bytes);
                 chunks.push(chunk);
             }
         }

@@ -46,6 +46,9 @@ pub fn all() -> Vec<Test> {
             an_idle_stream_keeps_no_more_than_a_page;
         parked: memory_of_several_streams_goes_to_nobody_before_they_are_done,
             no_stream_waits_for_memory_of_several_streams,
+            a_wait_for_one_of_two_users_does_not_free_a_block,
+            a_stream_that_is_named_first_waits_for_nothing,
+            one_trim_gives_all_back,
             misuse_of_a_parked_block_is_an_error;
         upstream: a_block_lies_in_one_block_of_the_upstream,
             a_block_that_comes_again_at_once_is_not_lost,

@@ -1,9 +1,12 @@
 //! Blocks that several streams used, freed without that any stream waits.
 
+use std::alloc::Layout;
+
 use anyhow::{Result, ensure};
-use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource, ReusePolicy};
+use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
 use super::log::fill;
+use super::streams::borrowed;
 use crate::hold::hold;
 use crate::lab::Lab;
 
@@ -37,8 +40,12 @@ pub(super) fn memory_of_several_streams_goes_to_nobody_before_they_are_done(
         fill(&user, block.as_raw(), bytes / 4, 7)?;
         let live = arena.stats().live;
         block.free_after([&user, &user, &own])?;
-        let stats = arena.stats();
+        let (stats, space) = (arena.stats(), arena.free_space());
         ensure!(stats.live < live, "{policy:?}: it counts as freed: {stats}");
+        ensure!(
+            (space.bytes, space.pending) == (stats.free(), live),
+            "{policy:?}: {space:?}, {stats}"
+        );
         let mut others = Vec::new();
         for stream in [&own, &third, &user, &own] {
             let mut other = resource.alloc::<u8>(stream, bytes)?;
@@ -120,7 +127,7 @@ pub(super) fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
     let (own, user) = (lab.stream()?, lab.stream()?);
     let _held = hold(&user)?;
     for bytes in [1000, MIB] {
-        let layout = std::alloc::Layout::from_size_align(bytes, 256)?;
+        let layout = Layout::from_size_align(bytes, 256)?;
         let address = arena.allocate(layout, &own)?;
         let wrong = address + 512 * 1024 * 1024;
         // SAFETY: nothing was allocated there, which is the question.
@@ -136,6 +143,89 @@ pub(super) fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
         ensure!(arena.stats().live_blocks == 0, "{}", arena.stats());
     }
     // SAFETY: no bytes.
-    unsafe { arena.deallocate_after(0, std::alloc::Layout::new::<()>(), &own, &[&user]) }?;
+    unsafe { arena.deallocate_after(0, Layout::new::<()>(), &own, &[&user]) }?;
+    Ok(())
+}
+
+/// The freeing stream is made to wait for one of two users. The other one cannot be waited for, and is done first.
+pub(super) fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for bytes in SIZES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, busy, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let third = lab.stream()?;
+        let block = resource.alloc::<u8>(&own, bytes)?;
+        busy.wait_for(&own)?;
+        let held = hold(&busy)?;
+        fill(&busy, block.as_raw(), bytes / 4, 7)?;
+        fill(&captured, block.as_raw(), bytes / 4, 6)?;
+        block.free_after([&busy, &captured])?;
+        own.synchronize()?;
+        // Enough that the arena would rather have the stream wait than grow.
+        let (_, _kept) = captured.capture(CaptureMode::Relaxed, |_| {
+            let sizes = [40 * MIB, 40 * MIB, 40 * MIB, bytes];
+            let kept = sizes.map(|bytes| resource.alloc::<u8>(&own, bytes));
+            kept.into_iter().collect::<cuda_mem::Result<Vec<_>>>()
+        })?;
+        captured.synchronize()?;
+        let mut filled = Vec::new();
+        for _ in 0..4 {
+            let mut other = resource.alloc::<u8>(&third, bytes)?;
+            other.fill(9)?;
+            filled.push(other);
+        }
+        drop(held);
+        for other in filled {
+            let seen = other.to_vec()?;
+            ensure!(
+                seen.iter().all(|byte| *byte == 9),
+                "{bytes} bytes: written by a stream that used it before"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A stream that the arena does not know is named, while what a stream left that ended is busy.
+pub(super) fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (left, own) = (lab.stream()?, lab.stream()?);
+    drop(resource.alloc::<u8>(&borrowed(&left), 8 * MIB)?);
+    let block = resource.alloc::<u8>(&own, MIB)?;
+    let held = hold(&left)?;
+    drop(resource.alloc::<u8>(&borrowed(&left), 8 * MIB)?);
+    let (other, new) = (lab.stream()?, lab.stream()?);
+    block.free_after([&other])?;
+    resource.alloc::<u8>(&own, MIB)?.free_on(&new)?;
+    // They would never return if these waited for the held stream.
+    other.synchronize()?;
+    new.synchronize()?;
+    drop(held);
+    ensure!(arena.stats().waits == 0, "{}", arena.stats());
+    Ok(())
+}
+
+/// A small block in a page of one stream, freed by another one and after a third.
+pub(super) fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for bytes in SIZES {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        let (own, freeing, user) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let mut block = resource.alloc::<u8>(&own, bytes)?;
+        block.set_stream(&freeing)?;
+        user.wait_for(&own)?;
+        let held = hold(&user)?;
+        block.free_after([&user])?;
+        drop(held);
+        for stream in [&own, &freeing, &user] {
+            stream.synchronize()?;
+        }
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{bytes}: {}", arena.stats());
+    }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::lab::Lab;
 const MIB: usize = 1 << 20;
 
 /// Another handle of a stream, as a library makes it that is given the raw one.
-fn borrowed(stream: &Stream) -> Stream {
+pub(super) fn borrowed(stream: &Stream) -> Stream {
     // SAFETY: the clone keeps the stream alive.
     unsafe { Stream::borrow_raw(stream.context(), stream.as_raw(), stream.clone()) }
 }

@@ -2,6 +2,7 @@
 //! that the other tests use. No crash, no hang, no panic, and what could not be freed is counted.
 
 mod deferred;
+mod hooks;
 
 use std::cell::RefCell;
 use std::process::{Command, ExitCode};
@@ -89,6 +90,10 @@ mod process {
     pub(crate) fn a_panic_in_a_hook_does_not_spread(lab: &Lab) -> Result<()> {
         ends_well(lab, "hook", "0 panics came out")
     }
+
+    pub(crate) fn a_hook_may_use_the_arena_that_it_is_told_of(lab: &Lab) -> Result<()> {
+        ends_well(lab, "arena_in_a_hook", "told: true, trimmed: true")
+    }
 }
 
 mod others {
@@ -166,7 +171,8 @@ mod scenes {
             "after_the_driver" => drop_after_the_driver(lab),
             "busy_threads" => leave_in_the_middle(lab),
             "panic" => panic_with_a_buffer(lab),
-            "hook" => panic_in_a_hook(lab),
+            "hook" => hooks::panic_in_a_hook(lab),
+            "arena_in_a_hook" => hooks::use_an_arena_in_a_hook(lab),
             "reset" => lose_the_context(lab, true),
             "released" => lose_the_context(lab, false),
             "resources_reset" => lose_the_context_of_resources(lab),
@@ -267,18 +273,6 @@ mod scenes {
         let other = lab.stream()?;
         let _lent = buffer.on(&other)?;
         panic!("on purpose");
-    }
-
-    fn panic_in_a_hook(lab: &Lab) -> Result<()> {
-        let stream = lab.stream()?;
-        // SAFETY: not so: the address is nobody's, and the driver refuses to free it.
-        let wrong = unsafe { DeviceBuffer::<u8>::from_raw(&stream, 0x10, 1) };
-        std::panic::set_hook(Box::new(|_| {}));
-        cuda_mem::on_drop_failure(|_| panic!("in the hook"));
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(wrong)));
-        ensure!(drop_counts().failures == 1, "{:?}", drop_counts());
-        println!("{} panics came out", u8::from(caught.is_err()));
-        Ok(())
     }
 
     /// The arena has marked the place up to which a busy stream uses a block, and has not seen it reached.
@@ -394,7 +388,7 @@ fn main() -> ExitCode {
             a_thread_local_of_a_thread_frees_when_that_ends,
             a_drop_after_the_driver_has_shut_down_is_harmless,
             leaving_while_threads_allocate_does_not_hang, a_panic_frees_what_it_unwinds,
-            a_panic_in_a_hook_does_not_spread;
+            a_panic_in_a_hook_does_not_spread, a_hook_may_use_the_arena_that_it_is_told_of;
         others: a_context_that_somebody_reset_is_a_typed_error,
             a_context_that_somebody_released_is_a_typed_error;
         waiting: an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::stream::Stream;
 
 /// Memory of the arena in whole granules.
@@ -92,6 +92,14 @@ impl Backing {
         }
     }
 
+    /// Whether the chunk is still there, after it was to be released.
+    pub(super) fn is_kept(&self, released: &Result<()>) -> bool {
+        match self {
+            Self::Vmm(_) => released.is_err(),
+            Self::Upstream(_) => !took_effect(released),
+        }
+    }
+
     /// Gives a chunk back.
     ///
     /// # Safety
@@ -135,6 +143,8 @@ impl Backing {
 pub(super) struct Reserved {
     current: AtomicU64,
     peak: AtomicU64,
+    /// In chunks that are on their way back.
+    leaving: AtomicU64,
 }
 
 impl Reserved {
@@ -160,6 +170,22 @@ impl Reserved {
 
     pub(super) fn current(&self) -> u64 {
         self.current.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are not on their way back.
+    pub(super) fn staying(&self) -> u64 {
+        self.current()
+            .saturating_sub(self.leaving.load(Ordering::Relaxed))
+    }
+
+    /// A chunk is to be given back.
+    pub(super) fn leaves(&self, bytes: u64) {
+        self.leaving.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// It was given back, or could not be.
+    pub(super) fn has_left(&self, bytes: u64) {
+        self.leaving.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn peak(&self) -> u64 {
