@@ -14,8 +14,8 @@ pub(super) struct UnrecordedFrees {
 
 /// Units of an arena in which memory in pieces costs much: 1 GiB.
 const LARGE: u64 = 4096 * PAGE_UNITS;
-/// Units for which a stream is asked at least: 4 MiB.
-const LEAST: u64 = 16 * PAGE_UNITS;
+/// Units for which a stream is asked at least: 1 MiB.
+const LEAST: u64 = 4 * PAGE_UNITS;
 
 impl UnrecordedFrees {
     /// Whether it is time to ask how far the stream is. What is not known to be done lies in pieces between that of
