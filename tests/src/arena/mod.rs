@@ -38,6 +38,7 @@ pub fn all() -> Vec<Test> {
             trimming_gives_back_what_is_done,
             a_full_arena_gives_back_before_it_fails,
             the_arena_ends_when_its_last_block_does,
+            a_block_takes_little_of_the_host,
             numbers_add_up,
             misuse_is_an_error;
         streams: handles_of_one_stream_share_its_memory,

@@ -321,6 +321,23 @@ pub(super) fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Blocks cut from pages, and blocks of the central heap.
+pub(super) fn a_block_takes_little_of_the_host(lab: &Lab) -> Result<()> {
+    let (stream, others) = (lab.stream()?, [lab.stream()?, lab.stream()?]);
+    for (bytes, count) in [(256, 50_000), (17 << 10, 10_000)] {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        for other in &others {
+            drop(resource.alloc::<u8>(other, bytes)?);
+        }
+        let blocks = (0..count).map(|_| resource.alloc::<u8>(&stream, bytes));
+        let blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
+        let each = arena.free_space().bookkeeping / blocks.len() as u64;
+        ensure!(each <= 96, "{bytes} bytes: {each} of the host for a block");
+    }
+    Ok(())
+}
+
 pub(super) fn numbers_add_up(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     let sizes = [1, 256, 257, 70_000, MIB, 5 * MIB];
