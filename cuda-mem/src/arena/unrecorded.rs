@@ -23,7 +23,8 @@ impl UnrecordedFrees {
     /// nobody is asked while nobody is short of memory.
     #[inline]
     pub(super) fn is_worth_a_query(self, is_short: bool) -> bool {
-        (is_short || self.of_all >= LARGE) && self.units >= (self.of_all / 128 / self.caches).max(LEAST)
+        (is_short || self.of_all >= LARGE)
+            && self.units >= (self.of_all / 128 / self.caches).max(LEAST)
     }
 
     /// Whether it is time for an event while other streams are short of memory.
