@@ -235,7 +235,8 @@ fn spawn(name: &str) -> Result<()> {
     }
     ensure!(
         output.status.success() && text.contains("1 passed"),
-        "in its own process:\n{text}{}",
+        "in its own process, {}:\n{text}{}",
+        output.status,
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(())

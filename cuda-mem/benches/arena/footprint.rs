@@ -179,6 +179,7 @@ pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
         "reserved over asked after {operations} operations a thread, and after ten times as many\n"
     );
     println!("    pool         arena          of the pool's change  calls/op  program");
+    let (mut programs, mut grow) = (0, 0);
     for (name, cell) in named() {
         let length = |operations| Length {
             operations,
@@ -193,11 +194,15 @@ pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
         let (pool_short, pool_long) = (of(&pool_short?), of(&pool_long?));
         let (long, calls) = arena_long?;
         let (arena_short, arena_long) = (of(&arena_short?.0), of(&long));
+        let change = arena_long / arena_short;
+        let of_the_pools = change / (pool_long / pool_short);
         println!(
-            "{pool_short:>5.2} {pool_long:>5.2}   {arena_short:>5.2} {arena_long:>5.2}   {:>10.2}   {:>18.4}  {name}",
-            arena_long / arena_short / (pool_long / pool_short),
+            "{pool_short:>5.2} {pool_long:>5.2}   {arena_short:>5.2} {arena_long:>5.2}   {of_the_pools:>10.2}   {:>18.4}  {name}",
             calls as f64 / long.done.operations as f64,
         );
+        programs += 1;
+        grow += usize::from(change > 1.05 && of_the_pools > 1.05);
     }
+    println!("\n{grow} of {programs} grow by more than 1.05, and by more than 1.05 of the pool's change");
     Ok(())
 }

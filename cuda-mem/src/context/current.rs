@@ -115,22 +115,30 @@ impl Context {
     /// }
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
-    #[doc(alias("cuCtxGetCurrent", "cuCtxSetCurrent"))]
+    #[doc(alias("cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxSetCurrent"))]
     pub fn bind(&self) -> Result<Current<'_>> {
         let table = self.driver().table();
         // Before the context that is current now is asked for.
         let releases = RELEASES.load(Ordering::Relaxed);
         // SAFETY: the driver is initialised.
         let before = unsafe { raw::context::current(table) }?;
-        let wanted = made(table, self.as_raw());
-        if before != wanted.context || LAST.get() != Some(wanted) {
-            // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
-            // `self`.
-            unsafe { set_current(table, wanted) }?;
+        let (wanted, last) = (made(table, self.as_raw()), LAST.get());
+        let is_pushed = !before.is_null() && before != wanted.context;
+        // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows `self`.
+        unsafe {
+            if is_pushed {
+                // What was current stays on the thread's stack, where its owner may destroy it.
+                raw::context::push(table, wanted.context)?;
+                LAST.set(Some(wanted));
+            } else if before.is_null() || last != Some(wanted) {
+                set_current(table, wanted)?;
+            }
         }
         Ok(Current {
             context: self,
             before,
+            is_pushed,
+            last,
             releases,
             not_send: PhantomData,
         })
@@ -142,7 +150,9 @@ impl Context {
 /// Guards are dropped in the reverse order of their making, as scopes do by themselves. One that is
 /// leaked leaves its context current, also after its last handle is gone. That does no harm to this crate.
 ///
-/// A primary context that has ended since the guard was made is not put back: no context is current then.
+/// A primary context that has ended since the guard was made is not put back: no context is current then. One that
+/// another library has destroyed meanwhile is put back; calls that use it answer the kind
+/// [`ContextDestroyed`](crate::ErrorKind::ContextDestroyed).
 ///
 /// Current is a state of the thread, so the guard stays on it:
 ///
@@ -157,6 +167,10 @@ impl Context {
 pub struct Current<'a> {
     context: &'a Context,
     before: CUcontext,
+    /// Whether `before` is under it on the thread's stack.
+    is_pushed: bool,
+    /// What this crate had made current last when the guard was made.
+    last: Option<Made>,
     /// Releases before this guard was made.
     releases: u64,
     not_send: PhantomData<*mut ()>,
@@ -164,28 +178,27 @@ pub struct Current<'a> {
 
 impl Current<'_> {
     fn put_back(&self) -> Result<()> {
-        let (driver, none) = (self.context.driver(), std::ptr::null_mut());
+        let driver = self.context.driver();
         let table = driver.table();
         // SAFETY: the driver is initialised.
         let now = unsafe { raw::context::current(table) }?;
         if now == self.before {
             return Ok(());
         }
-        let is_as_it_was = RELEASES.load(Ordering::Relaxed) == self.releases;
-        let before = if is_as_it_was || !has_ended(driver, self.before) {
-            self.before
-        } else {
-            none
-        };
-        // SAFETY: it was current when the guard was made. If somebody has destroyed it since, the driver makes it
-        // current all the same (R84, measured) or answers an error.
-        match unsafe { set_current(table, made(table, before)) } {
-            Err(error) if !before.is_null() && error.kind().is_of_ended_context() => {
-                // SAFETY: null is always allowed.
-                unsafe { set_current(table, made(table, none)) }
-            }
-            set => set,
+        if !self.is_pushed {
+            // SAFETY: null, or the context that the guard borrows.
+            return unsafe { set_current(table, made(table, self.before)) };
         }
+        // SAFETY: the driver is initialised.
+        unsafe { raw::context::pop(table) }?;
+        // Of guards that are dropped out of order each takes the uppermost context away, whichever it is.
+        let in_order = now == self.context.as_raw();
+        LAST.set(self.last.filter(|_| in_order));
+        if RELEASES.load(Ordering::Relaxed) != self.releases && has_ended(driver, self.before) {
+            // SAFETY: null is always allowed.
+            unsafe { set_current(table, made(table, std::ptr::null_mut())) }?;
+        }
+        Ok(())
     }
 }
 

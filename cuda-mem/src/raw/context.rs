@@ -48,11 +48,30 @@ pub(crate) unsafe fn current(table: &Table) -> Result<CUcontext> {
 }
 
 /// # Safety
-/// `context` must be null or a context of the same driver. One that is gone answers an error.
+/// `context` must be null or a live context of the same driver: one that was destroyed is freed twice (R84).
 pub(crate) unsafe fn set_current(table: &Table, context: CUcontext) -> Result<()> {
-    // SAFETY: the driver looks the handle up before it uses it (measured with a released primary
-    // context); null leaves the thread without a context.
+    // SAFETY: the caller's; null leaves the thread without a context.
     unsafe { call!(table, cuCtxSetCurrent(context)) }
+}
+
+/// Makes `context` current, with what was current before under it.
+///
+/// # Safety
+/// `context` must be a live context of the same driver.
+pub(crate) unsafe fn push(table: &Table, context: CUcontext) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { call!(table, cuCtxPushCurrent_v2(context)) }
+}
+
+/// Takes the current context away. What is under it is current then, also if it was destroyed meanwhile: the driver
+/// keeps what is left of it for as long as it is on a thread's stack (R84).
+///
+/// # Safety
+/// The driver must be initialised.
+pub(crate) unsafe fn pop(table: &Table) -> Result<()> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` is valid for a write of one handle; an empty stack answers an error.
+    unsafe { call!(table, cuCtxPopCurrent_v2(&raw mut context)) }
 }
 
 /// The device of the current context.

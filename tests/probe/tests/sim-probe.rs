@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const CRASH: &str = "the driver crashes; the simulator answers an error, which a test can see";
+/// The driver takes the context, and frees it again later (R84).
+const TWICE: &str = "the simulator refuses what the driver frees twice";
 const RANGE: &str = "the driver answers the start of something larger than the block; unexplained";
 
 /// Where the simulator is not as the hardware is: the beginning of the question, and why. With its colon
 /// it is all of the question.
-const KNOWN_DIFFERENCES: [(&str, &str); 57] = [
+const KNOWN_DIFFERENCES: [(&str, &str); 59] = [
     ("ipc.both_kinds 8 as 8, then used", CRASH),
     ("ipc.both_kinds 9 as 1, then used", CRASH),
     (
@@ -21,6 +23,8 @@ const KNOWN_DIFFERENCES: [(&str, &str); 57] = [
     ("init.fork_after cuMemAllocFromPoolAsync", CRASH),
     ("init.fork_after cuMemFreeAsync", CRASH),
     ("init.fork_after the child ends", CRASH),
+    ("contexts.after_destroy cuCtxSetCurrent", TWICE),
+    ("contexts.after_destroy cuCtxPushCurrent", TWICE),
     ("contexts.after_destroy cuStream", CRASH),
     ("contexts.after_destroy cuEventRecord", CRASH),
     ("contexts.after_destroy cuMemFreeAsync", CRASH),

@@ -197,11 +197,14 @@ pub(super) fn a_guard_survives_the_end_of_a_foreign_context(lab: &Lab) -> Result
     let (pool, context) = (lab.pool()?, lab.context()?);
     let foreign = Foreign::new(lab)?;
     ensure!(current(lab.driver)? == foreign.1);
-    let guard = context.bind()?;
+    let (guard, destroyed) = (context.bind()?, foreign.1);
     drop(foreign);
+    ensure!(current(lab.driver)? == context.as_raw());
     use_context(&pool, &context)?;
     drop(guard);
+    ensure!(current(lab.driver)? == destroyed);
     use_context(&pool, &context)?;
+    ensure!(current(lab.driver)? == destroyed);
     use_context(&pool, &lab.context()?)?;
     set_current(lab.driver, null_mut())
 }

@@ -100,7 +100,6 @@ pub(super) fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()>
 
 /// The free waits for what the buffer's thread has submitted, and the memory is not lost.
 pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
     let pool = lab.pool()?;
     let before = cuda_mem::drop_counts().failures;
     let buffer = std::thread::scope(|scope| {
@@ -125,7 +124,6 @@ pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &La
 }
 
 pub(super) fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
     let pool = lab.pool()?;
     let make = || -> Result<_> {
         let stream = lab.context()?.per_thread_stream();

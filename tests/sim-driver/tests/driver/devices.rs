@@ -155,9 +155,17 @@ fn contexts_stack_on_each_thread() {
     assert_eq!(handle!(cuCtxGetCurrent(_)), turn.context);
     assert_eq!(cu!(cuCtxDestroy_v2(mine)), INVALID_CONTEXT);
     let destroyed = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    assert_eq!(cu!(cuCtxSetCurrent(mine)), OK, "it was one once");
+    assert_eq!(cu!(cuCtxSetCurrent(mine)), destroyed);
+    assert_eq!(cu!(cuCtxPushCurrent_v2(mine)), destroyed);
+    assert_eq!(handle!(cuCtxGetCurrent(_)), turn.context);
+
+    let under = get!(cuCtxCreate_v2(_, 0, 0));
+    assert_eq!(cu!(cuCtxPushCurrent_v2(turn.context)), OK);
+    assert_eq!(cu!(cuCtxDestroy_v2(under)), OK);
+    assert_eq!(handle!(cuCtxPopCurrent_v2(_)), turn.context);
+    assert_eq!(handle!(cuCtxGetCurrent(_)), under);
     assert_eq!(cu!(cuCtxSynchronize()), destroyed);
-    assert_eq!(cu!(cuCtxSetCurrent(turn.context)), OK);
+    assert_eq!(handle!(cuCtxPopCurrent_v2(_)), under);
     let null = std::ptr::null_mut();
     assert_eq!(cu!(cuCtxPushCurrent_v2(null)), INVALID_VALUE);
     assert_eq!(cu!(cuCtxDestroy_v2(null)), INVALID_VALUE);
