@@ -203,6 +203,8 @@ pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
         programs += 1;
         grow += usize::from(change > 1.05 && of_the_pools > 1.05);
     }
-    println!("\n{grow} of {programs} grow by more than 1.05, and by more than 1.05 of the pool's change");
+    println!(
+        "\n{grow} of {programs} grow by more than 1.05, and by more than 1.05 of the pool's change"
+    );
     Ok(())
 }

@@ -124,15 +124,15 @@ impl Context {
         let before = unsafe { raw::context::current(table) }?;
         let (wanted, last) = (made(table, self.as_raw()), LAST.get());
         let is_pushed = !before.is_null() && before != wanted.context;
-        // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows `self`.
-        unsafe {
-            if is_pushed {
-                // What was current stays on the thread's stack, where its owner may destroy it.
-                raw::context::push(table, wanted.context)?;
-                LAST.set(Some(wanted));
-            } else if before.is_null() || last != Some(wanted) {
-                set_current(table, wanted)?;
-            }
+        if is_pushed {
+            // What was current stays on the thread's stack, where its owner may destroy it.
+            // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
+            // `self`.
+            unsafe { raw::context::push(table, wanted.context) }?;
+            LAST.set(Some(wanted));
+        } else if before.is_null() || last != Some(wanted) {
+            // SAFETY: as above.
+            unsafe { set_current(table, wanted) }?;
         }
         Ok(Current {
             context: self,
