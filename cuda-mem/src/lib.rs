@@ -48,6 +48,7 @@ mod adaptor;
 mod after_wait;
 mod arena;
 mod barrier;
+mod biased;
 mod buffer;
 mod container;
 mod context;

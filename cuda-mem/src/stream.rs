@@ -11,11 +11,12 @@ pub(crate) use ordered::OrderedRelease;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_flags};
 
+use crate::biased::{Hold, Shared, WeakShared};
 use crate::context::Context;
 use crate::device::Device;
 use crate::epoch::{self, Progress};
@@ -38,7 +39,10 @@ use crate::{after_wait, deferred, raw, report};
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Stream(Arc<Inner>);
+pub struct Stream(Shared<Inner, THREADS>);
+
+/// So many threads count the buffers of a stream without getting into each other's way.
+const THREADS: usize = 4;
 
 struct Inner {
     raw: CUstream,
@@ -181,7 +185,7 @@ impl Context {
     }
 
     fn default_stream(&self, raw: CUstream, thread: Option<ThreadId>) -> Stream {
-        Stream(Arc::new(Inner {
+        Stream(Shared::new(Inner {
             context: self.clone(),
             raw,
             deferred: ordered::Count::default(),
@@ -205,7 +209,7 @@ impl Stream {
             owner: Owner::Us,
         };
         ledger::born(inner.item());
-        Self(Arc::new(inner))
+        Self(Shared::new(inner))
     }
 
     /// Takes over a stream that was made elsewhere; it is destroyed with the last handle.
@@ -234,7 +238,7 @@ impl Stream {
         raw: CUstream,
         owner: impl Any + Send + Sync,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Shared::new(Inner {
             context: context.clone(),
             raw,
             deferred: ordered::Count::default(),
@@ -254,6 +258,7 @@ impl Stream {
     }
 
     /// Whether this is another thread's own stream, which nothing can be ordered with.
+    #[inline]
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.as_ref().is_elsewhere()
     }
@@ -317,23 +322,35 @@ impl Stream {
 
     /// A handle that does not keep the stream.
     pub(crate) fn downgrade(&self) -> WeakStream {
-        WeakStream(Arc::downgrade(&self.0))
+        WeakStream(self.0.downgrade())
     }
 }
 
 /// A handle that does not keep its stream.
 #[derive(Clone)]
-pub(crate) struct WeakStream(Weak<Inner>);
+pub(crate) struct WeakStream(WeakShared<Inner, THREADS>);
 
 impl WeakStream {
     /// Whether the stream has not ended.
     pub(crate) fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
+        self.0.is_alive()
     }
 
     /// The stream, if it has not ended.
     pub(crate) fn upgrade(&self) -> Option<Stream> {
         self.0.upgrade().map(Stream)
+    }
+}
+
+impl Hold for Stream {
+    #[inline]
+    fn hold(&self) -> Self {
+        Self(self.0.hold())
+    }
+
+    #[inline]
+    fn release(self) {
+        self.0.release();
     }
 }
 

@@ -32,7 +32,6 @@ mod stats;
 mod stream_cache;
 mod stream_progress;
 mod teardown;
-mod thread;
 mod tlsf;
 mod trim;
 mod unrecorded;
@@ -44,16 +43,7 @@ mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard};
 
-    /// One round of waiting for another thread.
-    pub(super) fn relax(tries: &mut u32) {
-        *tries += 1;
-        // Whoever is waited for may have been put to sleep.
-        if *tries < 64 {
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
-    }
+    pub(super) use crate::biased::sync::relax;
 }
 
 pub use builder::ArenaBuilder;
@@ -67,6 +57,7 @@ use std::sync::{Arc, Weak};
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::barrier;
+use crate::biased::thread;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ledger::{Item, LedgerKind};

@@ -8,6 +8,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::DeviceBuffer;
 use super::home::Home;
 use super::listed;
+use crate::biased::Held;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
 use crate::lock::Lock;
@@ -50,7 +51,7 @@ impl Pool {
         Ok(DeviceBuffer {
             address,
             len,
-            stream: stream.clone(),
+            stream: Held::new(stream),
             device: self.device(),
             home: Home::Driver,
             owed: Lock::default(),

@@ -10,6 +10,7 @@ use super::DeviceBuffer;
 use super::alloc::{bytes_of, too_large};
 use super::home::Home;
 use super::listed;
+use crate::biased::Held;
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -45,9 +46,25 @@ impl Resource {
     /// buffer.fill(7)?;
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
+    #[inline(always)]
     #[track_caller]
     pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
         let layout = layout_of::<T>(len)?;
+        let address = self.alloc_bytes(stream, layout)?;
+        Ok(DeviceBuffer {
+            address,
+            len,
+            stream: Held::new(stream),
+            device: self.device,
+            home: Home::Resource(Held::new(&self.inner), layout),
+            owed: Lock::default(),
+            element: PhantomData,
+        })
+    }
+
+    /// The memory of a buffer, without the buffer. Compiled once, with all that it is made of.
+    #[track_caller]
+    fn alloc_bytes(&self, stream: &Stream, layout: Layout) -> Result<CUdeviceptr> {
         let address = if layout.size() == 0 {
             0
         } else {
@@ -61,15 +78,7 @@ impl Resource {
             let kind = listed::kind_from(&*self.inner);
             listed::born(kind, (address, layout.size()), stream, self.device);
         }
-        Ok(DeviceBuffer {
-            address,
-            len,
-            stream: stream.clone(),
-            device: self.device,
-            home: Home::Resource(self.inner.clone(), layout),
-            owed: Lock::default(),
-            element: PhantomData,
-        })
+        Ok(address)
     }
 
     /// Allocates `len` elements and fills them with zero bytes, both in the order of `stream`.
@@ -100,6 +109,7 @@ impl Resource {
 }
 
 /// The layout of so many elements.
+#[inline]
 fn layout_of<T>(len: usize) -> Result<Layout> {
     let alignment = align_of::<T>().max(RESOURCE_ALIGNMENT);
     Layout::from_size_align(bytes_of::<T>(len)?, alignment)

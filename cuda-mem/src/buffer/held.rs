@@ -102,7 +102,7 @@ impl DroppedBuffer {
             (Home::Resource(resource, layout), Some(after)) => {
                 // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
                 // stream waits for its own.
-                let freed = unsafe { give_back(&*resource, self.address, layout, &after) };
+                let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
                 let left = (!took_effect(&freed)).then_some(Home::Resource(resource, layout));
                 (freed, left)
             }

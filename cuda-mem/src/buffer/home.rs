@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
+use crate::biased::Held;
 use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
@@ -20,7 +21,7 @@ pub(super) enum Home {
     /// The driver, in the order of the stream.
     Driver,
     /// The resource that it came from, as this layout.
-    Resource(Handle, Layout),
+    Resource(Held<Handle>, Layout),
     /// An owner who is told that the buffer is at its end.
     Kept(Box<dyn Keep>),
 }
@@ -122,7 +123,7 @@ impl<T: Pod> DeviceBuffer<T> {
                 let address = std::mem::take(&mut self.address);
                 // SAFETY: the memory came from there as this layout, and every stream that used it was
                 // made to be waited for by the buffer's own, which this is or which was waited for.
-                let freed = unsafe { give_back(&*resource, address, layout, stream) };
+                let freed = unsafe { give_back(&**resource, address, layout, stream) };
                 if took_effect(&freed) {
                     stream.release_deferred();
                 } else {
@@ -152,7 +153,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // SAFETY: the memory came from there as this layout. Streams that used it through this crate were made to be waited
         // for by the buffer's own; the caller of unsafe code names the others.
         let call = || unsafe { resource.deallocate_after(address, layout, &self.stream, others) };
-        let freed = apart(&*resource, call);
+        let freed = apart(&&**resource, call);
         if took_effect(&freed) {
             self.stream.release_deferred();
             return freed;

@@ -33,7 +33,7 @@ pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
 /// What memory with this home is listed as. The driver's own is a buffer, also that of a managed pool.
 pub(super) fn kind_of(home: &Home) -> LedgerKind {
     match home {
-        Home::Resource(resource, _) => kind_from(&**resource),
+        Home::Resource(resource, _) => kind_from(&***resource),
         _ => LedgerKind::Buffer,
     }
 }

@@ -58,7 +58,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
         self.require_reach(other)?;
         self.settle()?;
-        if *other != self.stream && self.address != 0 {
+        if *other != *self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
             self.note_debt(other, false);
         }

@@ -26,6 +26,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
+use crate::biased::Held;
 use crate::context::Context;
 use crate::copy::Span;
 use crate::device::Device;
@@ -77,7 +78,7 @@ pub struct DeviceBuffer<T: Pod> {
     /// 0 if there are no bytes.
     address: CUdeviceptr,
     len: usize,
-    stream: Stream,
+    stream: Held<Stream>,
     /// The device whose memory it is; `None` for memory of the host and where it is not known.
     device: Option<Device>,
     /// Who takes the memory back.
@@ -343,7 +344,7 @@ impl<T: Pod> fmt::Debug for DeviceBuffer<T> {
             .field("address", &format_args!("{:#x}", self.address))
             .field("len", &self.len)
             .field("element", &std::any::type_name::<T>())
-            .field("stream", &self.stream)
+            .field("stream", &*self.stream)
             .finish_non_exhaustive()
     }
 }

@@ -9,6 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 use super::DeviceBuffer;
 use super::home::{Home, Keep};
 use super::listed;
+use crate::biased::Held;
 use crate::device::Device;
 use crate::error::{Error, Failed, Result};
 use crate::join::order;
@@ -43,7 +44,7 @@ impl<T: Pod> DeviceBuffer<T> {
             return Err(Failed::new(error, self));
         }
         // Freed there like its own: the order has just been made.
-        let home = std::mem::replace(&mut self.stream, other.clone());
+        let home = std::mem::replace(&mut self.stream, Held::new(other));
         self.free().map_err(|mut failed| {
             if let Some(buffer) = &mut failed.object {
                 buffer.stream = home;
@@ -127,7 +128,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.require_reach(other)?;
         self.settle()?;
         order(self.stream.as_ref(), other.as_ref())?;
-        self.stream = other.clone();
+        self.stream = Held::new(other);
         Ok(())
     }
 
@@ -223,7 +224,7 @@ impl<T: Pod> DeviceBuffer<T> {
             } else {
                 len
             },
-            stream: stream.clone(),
+            stream: Held::new(stream),
             device: None,
             home: Home::Driver,
             owed: Lock::default(),

@@ -54,7 +54,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub fn read_on<'a>(&'a self, other: &'a Stream) -> Result<ReadLoan<'a, T>> {
         self.require_reach(other)?;
         self.wait_for_writers()?;
-        if *other != self.stream && self.address != 0 {
+        if *other != *self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
             self.note_debt(other, true);
         }
@@ -120,7 +120,7 @@ impl<T: Pod> Drop for ReadLoan<'_, T> {
     fn drop(&mut self) {
         report::release("loan", || {
             let home = &self.buffer.stream;
-            if self.stream == home || self.buffer.address == 0 {
+            if *self.stream == **home || self.buffer.address == 0 {
                 return Ok(());
             }
             // On failure the buffer still owes the wait, and pays before its next use.

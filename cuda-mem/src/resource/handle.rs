@@ -3,11 +3,13 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cuda_driver_sys::CUdeviceptr;
 
 use super::{MemoryProperties, MemoryResource};
+use crate::biased::{Hold, Shared};
 use crate::device::Device;
 use crate::error::Result;
 use crate::origin;
@@ -38,9 +40,54 @@ pub struct Resource {
 
 /// How a resource is kept.
 #[derive(Clone)]
-pub(crate) enum Handle {
-    Shared(Arc<dyn MemoryResource>),
-    Static(&'static dyn MemoryResource),
+pub(crate) struct Handle {
+    /// Lives as long as `kept`, or the program.
+    resource: NonNull<dyn MemoryResource>,
+    kept: Option<Kept>,
+}
+
+/// So many threads count the buffers of a resource without getting into each other's way.
+const THREADS: usize = 32;
+
+type Kept = Shared<Arc<dyn MemoryResource>, THREADS>;
+
+// SAFETY: resources are `Send` and `Sync`, and the pointer is only used to borrow one.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    fn shared(resource: Arc<dyn MemoryResource>) -> Self {
+        Self {
+            // SAFETY: an `Arc` is not null.
+            resource: unsafe { NonNull::new_unchecked(Arc::as_ptr(&resource).cast_mut()) },
+            kept: Some(Shared::new(resource)),
+        }
+    }
+
+    fn of_static(resource: &'static dyn MemoryResource) -> Self {
+        Self {
+            resource: NonNull::from(resource),
+            kept: None,
+        }
+    }
+}
+
+impl Hold for Handle {
+    #[inline]
+    fn hold(&self) -> Self {
+        Self {
+            resource: self.resource,
+            kept: self.kept.as_ref().map(Shared::hold),
+        }
+    }
+
+    #[inline]
+    fn release(self) {
+        if let Some(kept) = self.kept {
+            kept.release();
+        }
+    }
 }
 
 impl Deref for Handle {
@@ -48,10 +95,8 @@ impl Deref for Handle {
 
     #[inline]
     fn deref(&self) -> &(dyn MemoryResource + 'static) {
-        match self {
-            Self::Shared(resource) => &**resource,
-            Self::Static(resource) => *resource,
-        }
+        // SAFETY: it is kept, and an `Arc` does not move what it points to.
+        unsafe { self.resource.as_ref() }
     }
 }
 
@@ -67,7 +112,7 @@ impl Resource {
     /// matters where many threads allocate from one resource.
     #[must_use]
     pub fn from_static(resource: &'static dyn MemoryResource) -> Self {
-        Self::from(Handle::Static(resource))
+        Self::from(Handle::of_static(resource))
     }
 
     /// The device whose memory it is; `None` for memory of the host and managed memory.
@@ -86,13 +131,13 @@ impl From<Handle> for Resource {
 
 impl<R: MemoryResource + 'static> From<Arc<R>> for Resource {
     fn from(resource: Arc<R>) -> Self {
-        Self::from(Handle::Shared(resource))
+        Self::from(Handle::shared(resource))
     }
 }
 
 impl From<Arc<dyn MemoryResource>> for Resource {
     fn from(resource: Arc<dyn MemoryResource>) -> Self {
-        Self::from(Handle::Shared(resource))
+        Self::from(Handle::shared(resource))
     }
 }
 

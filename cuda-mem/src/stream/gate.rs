@@ -12,6 +12,7 @@
 //! The functions of `raw` that take a stream take it as a [`Queue`], which is made here and nowhere else.
 
 use std::marker::PhantomData;
+use std::thread::ThreadId;
 
 use cuda_driver_sys::{CUgraph, CUstreamCaptureMode};
 
@@ -238,8 +239,12 @@ impl<'a> StreamRef<'a> {
 
     #[inline]
     pub(crate) fn is_elsewhere(&self) -> bool {
-        self.thread
-            .is_some_and(|thread| thread != std::thread::current().id())
+        /// Seldom asked: only default streams are a thread's own.
+        #[cold]
+        fn is_other(thread: ThreadId) -> bool {
+            thread != std::thread::current().id()
+        }
+        self.thread.is_some_and(is_other)
     }
 
     /// What a call with this stream needs: nothing, unless it is a default stream. Then its context

@@ -2,9 +2,8 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
-use super::{Inner, Owner, Stream, StreamRef};
+use super::{Inner, Owner, Stream, StreamRef, WeakStream};
 use crate::context::Context;
 use crate::deferred::{self, Deferred, Outcome, ResourceCall};
 use crate::error::{ErrorKind, Result};
@@ -26,7 +25,7 @@ impl Stream {
         self.0.deferred.fetch_add(1, Ordering::Relaxed);
         let deferred = Ordered {
             object: Box::new(object),
-            stream: Arc::downgrade(&self.0),
+            stream: self.downgrade(),
             context: self.context().clone(),
             since: epoch::now(),
         };
@@ -48,7 +47,7 @@ pub(super) type Count = AtomicUsize;
 /// What waits in the queue.
 struct Ordered {
     object: Box<dyn OrderedRelease>,
-    stream: Weak<Inner>,
+    stream: WeakStream,
     context: Context,
     /// Since when nothing uses it that the stream did not have then.
     since: u64,
@@ -95,12 +94,12 @@ impl Deferred for Ordered {
     }
 
     fn try_release(&mut self) -> Outcome {
-        let Some(inner) = self.stream.upgrade() else {
+        let Some(stream) = self.stream.upgrade() else {
             return self.release_past_stream();
         };
-        let outcome = self.try_in_order(inner.view());
+        let outcome = self.try_in_order(stream.as_ref());
         if matches!(outcome, Outcome::Done | Outcome::GivenUp(_)) {
-            inner.deferred.fetch_sub(1, Ordering::Relaxed);
+            stream.0.deferred.fetch_sub(1, Ordering::Relaxed);
         }
         outcome
     }

@@ -1,7 +1,7 @@
-//! Runs the lock of the arena under every order of its steps that the memory model allows, with
-//! [loom](https://docs.rs/loom).
+//! Runs the lock of the arena, and the reference count of streams and resources, under every order of their steps that
+//! the memory model allows, with [loom](https://docs.rs/loom).
 //!
-//! The source of the lock is compiled a second time here, over atomics, cells and barriers of loom. Without
+//! Their source is compiled a second time here, over atomics, cells and barriers of loom. Without
 //! `--cfg loom` this package is empty:
 //!
 //! ```sh
@@ -15,11 +15,16 @@
 #[path = "../../../cuda-mem/src/arena/biased_lock.rs"]
 mod biased_lock;
 
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "../../../cuda-mem/src/biased/count.rs"]
+mod count;
+
+mod count_tests;
 mod tests;
 
-/// What the lock is made of.
+/// What they are made of.
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
     pub(super) use loom::sync::{Mutex, MutexGuard};
 
     use loom::cell;

@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 45] = [
+const LAYERS: [&str; 46] = [
     "error",
     "report",
     "lock",
@@ -19,6 +19,7 @@ const LAYERS: [&str; 45] = [
     "deferred",
     "after_wait",
     "barrier",
+    "biased",
     "raw",
     "recording",
     "driver",

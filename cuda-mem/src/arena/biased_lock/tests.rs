@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicUsize;
 use std::thread;
 
-use super::super::thread::number;
 use super::*;
+use crate::biased::thread::number;
 
 /// Counts in many words at once, so that two at a time would be seen.
 fn count(lock: &BiasedLock<[u64; 4]>, times: u64) {

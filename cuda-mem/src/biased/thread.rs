@@ -14,7 +14,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 /// The calling thread's number, counted from 1. It is never given to another thread, so the owner of a lock
 /// cannot be taken for another thread.
 #[inline]
-pub(super) fn number() -> u64 {
+pub(crate) fn number() -> u64 {
     let number = NUMBER.get();
     if number != 0 { number } else { first() }
 }

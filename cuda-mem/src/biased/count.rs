@@ -1,0 +1,198 @@
+//! A reference count that costs the threads that use it most no locked instruction.
+//!
+//! Each of the first threads has a slot, which it alone writes; the references of all others are counted in one word,
+//! as usual. A reference that was taken on one thread may be released on another, from whose slot it is subtracted, or
+//! from the word if that slot has none. So no slot counts less than none, and the word no more than there are.
+//!
+//! When the word says that its last reference is being released, the slots are merged into it: no thread may use its
+//! slot any more ([`barrier::heavy`]), and from then on the word counts all. Until then the word counts one at least,
+//! so that whoever merges has a reference of its own, and there are no others if the slots count none.
+//!
+//! Known as biased reference counting.
+
+#![forbid(unsafe_code)]
+
+use super::barrier;
+use super::sync::{AtomicU64, Ordering, fence, relax};
+
+/// The slots count too.
+const SLOTTED: u64 = 1;
+/// The slots are being merged.
+const MERGING: u64 = 2;
+/// One reference in the word.
+const ONE: u64 = 4;
+
+/// The slot is free; threads count from 1.
+const NOBODY: u64 = 0;
+/// The slot is nobody's any more.
+const CLOSED: u64 = u64::MAX;
+
+/// Everything is atomic, also what is between: a thread that has released its reference may be stopped before it
+/// returns, while another one ends what it had borrowed.
+#[derive(Debug)]
+pub(crate) struct Count<const SLOTS: usize> {
+    word: AtomicU64,
+    _apart: [AtomicU64; 15],
+    slots: [Slot; SLOTS],
+}
+
+/// As long as two cache lines, which processors fetch together.
+#[derive(Debug)]
+struct Slot {
+    owner: AtomicU64,
+    /// Not 0 while the owner is at the count. Only the owner writes it.
+    busy: AtomicU64,
+    count: AtomicU64,
+    _apart: [AtomicU64; 13],
+}
+
+const _: () = assert!(cfg!(loom) || size_of::<Slot>() == 128);
+
+impl<const SLOTS: usize> Count<SLOTS> {
+    /// One reference, counted in the word.
+    pub(super) fn new() -> Self {
+        let is_slotted = barrier::is_there();
+        let owner = if is_slotted { NOBODY } else { CLOSED };
+        Self {
+            word: AtomicU64::new(if is_slotted { ONE | SLOTTED } else { ONE }),
+            _apart: apart(),
+            slots: std::array::from_fn(|_| Slot {
+                owner: AtomicU64::new(owner),
+                busy: AtomicU64::new(0),
+                count: AtomicU64::new(0),
+                _apart: apart(),
+            }),
+        }
+    }
+
+    /// One more reference, by somebody who has one. To overflow the count would take centuries.
+    #[inline]
+    pub(super) fn retain(&self) {
+        self.word.fetch_add(ONE, Ordering::Relaxed);
+    }
+
+    /// As [`retain`](Self::retain), in the slot of the calling thread, which has this number.
+    #[inline]
+    pub(super) fn retain_by(&self, thread: u64) {
+        if !self.change(thread, |count| Some(count + 1)) {
+            self.retain();
+        }
+    }
+
+    /// One more reference, by somebody who has none but keeps the memory, unless all are gone.
+    pub(super) fn try_retain(&self) -> bool {
+        let retain = |word: u64| (word != 0).then(|| word.wrapping_add(ONE));
+        let retained = self
+            .word
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, retain);
+        retained.is_ok()
+    }
+
+    /// One reference less. Returns whether it was the last of all; if not, the count may be gone already. Is told the
+    /// calling thread's number if it has to know.
+    #[inline]
+    pub(super) fn release(&self, thread: impl FnOnce() -> u64) -> bool {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            if word == ONE | SLOTTED {
+                let merging = word | MERGING;
+                match self.exchange(word, merging) {
+                    Ok(_) => return self.merge(thread()),
+                    Err(now) => word = now,
+                }
+                continue;
+            }
+            let less = word.wrapping_sub(ONE);
+            match self.exchange(word, less) {
+                Ok(_) => return was_last(less),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    #[inline]
+    fn exchange(&self, from: u64, to: u64) -> Result<u64, u64> {
+        self.word
+            .compare_exchange_weak(from, to, Ordering::Release, Ordering::Relaxed)
+    }
+
+    /// As [`release`](Self::release), in the slot of the calling thread, which has this number.
+    #[inline]
+    pub(super) fn release_by(&self, thread: u64) -> bool {
+        // While slots count it is not the last: the word counts one at least.
+        !self.change(thread, |count| count.checked_sub(1)) && self.release(|| thread)
+    }
+
+    /// Changes the slot of this thread, if it has one that still counts, and if there is a change. Says whether it did.
+    #[inline]
+    fn change(&self, thread: u64, change: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let slot = &self.slots[thread as usize % SLOTS];
+        if slot.owner.load(Ordering::Relaxed) != thread && !slot.claim(thread) {
+            return false;
+        }
+        slot.busy.store(1, Ordering::Relaxed);
+        barrier::light();
+        // Either this sees that the slot is closed, or whoever closed it sees that it is busy.
+        let is_open = slot.owner.load(Ordering::Relaxed) == thread;
+        let changed = change(slot.count.load(Ordering::Relaxed)).filter(|_| is_open);
+        if let Some(count) = changed {
+            slot.count.store(count, Ordering::Relaxed);
+        }
+        slot.busy.store(0, Ordering::Release);
+        changed.is_some()
+    }
+
+    /// Merges the slots into the word, and releases the caller's reference. Returns whether it was the last.
+    #[cold]
+    fn merge(&self, thread: u64) -> bool {
+        let mut is_used_elsewhere = false;
+        for slot in &self.slots {
+            let owner = slot.owner.swap(CLOSED, Ordering::Relaxed);
+            is_used_elsewhere |= owner != NOBODY && owner != thread;
+        }
+        // It takes microseconds.
+        if is_used_elsewhere {
+            barrier::heavy();
+        }
+        let mut sum = 0;
+        for slot in &self.slots {
+            let mut tries = 0;
+            while slot.busy.load(Ordering::Acquire) != 0 {
+                relax(&mut tries);
+            }
+            sum += slot.count.load(Ordering::Relaxed);
+        }
+        let change = (sum * ONE).wrapping_sub(ONE | SLOTTED | MERGING);
+        let word = self.word.fetch_add(change, Ordering::AcqRel);
+        was_last(word.wrapping_add(change))
+    }
+}
+
+fn apart<const WORDS: usize>() -> [AtomicU64; WORDS] {
+    std::array::from_fn(|_| AtomicU64::new(0))
+}
+
+/// Whether nothing is counted any more. What others did with the object comes before its end then.
+#[inline]
+fn was_last(word: u64) -> bool {
+    if word == 0 {
+        fence(Ordering::Acquire);
+    }
+    word == 0
+}
+
+impl Slot {
+    /// Makes the slot this thread's, if it is free.
+    #[cold]
+    fn claim(&self, thread: u64) -> bool {
+        let claimed =
+            self.owner
+                .compare_exchange(NOBODY, thread, Ordering::Relaxed, Ordering::Relaxed);
+        claimed.is_ok()
+    }
+}
+
+// Loom compiles this file too, and has tests of its own.
+#[cfg(all(test, not(loom)))]
+#[path = "count/tests.rs"]
+mod tests;
