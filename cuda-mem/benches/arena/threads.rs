@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{Device, Stream};
+use cuda_mem::{Device, Resource, Stream};
 use serde_json::{Value, json};
 
 use crate::common::middle;
@@ -18,7 +18,8 @@ pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads to
      over the arena, 1,000,000 in all where arena threads share a stream or mix sizes, 20,000 in all over the pool; the slowest \
      thread counts; 5 rounds, each with every number of threads, and the median of them. 'own': a stream \
      for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
-     to 32 blocks alive. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
+     to 32 blocks alive, 'buffers': own streams, and a DeviceBuffer made and dropped for each pair, through one handle \
+     of the resource that all threads share. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
      the host's processors give to work that shares nothing. linear: over so many times one thread's rate of the same round, median";
 
 const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -26,7 +27,7 @@ const RUNS: usize = 5;
 const BYTES: usize = 4096;
 
 /// What is measured: subject and kind of streams.
-const KINDS: [(&str, &str); 7] = [
+const KINDS: [(&str, &str); 8] = [
     ("host", "none"),
     ("pool", "own"),
     ("pool", "one"),
@@ -34,6 +35,7 @@ const KINDS: [(&str, &str); 7] = [
     ("arena", "own"),
     ("arena", "one"),
     ("arena", "mixed"),
+    ("arena", "buffers"),
 ];
 
 pub(crate) struct Row {
@@ -98,13 +100,17 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
         .transpose()?;
     let context = device.primary_context()?;
     let shared = context.stream()?;
+    let handle = match (&resource, streams) {
+        (Some(Subject::Arena(arena)), "buffers") => Some(Resource::from(arena.clone())),
+        _ => None,
+    };
     let pairs = pairs(subject, streams, threads);
     let start = Barrier::new(threads);
     let mixed = streams == "mixed";
     let times: Result<Vec<f64>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
-                let (resource, start) = (resource.clone(), &start);
+                let (resource, handle, start) = (resource.clone(), &handle, &start);
                 let stream = if streams == "one" {
                     Ok(shared.clone())
                 } else {
@@ -113,13 +119,14 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                 scope.spawn(move || -> Result<f64> {
                     let stream = stream?;
                     let mut mix = Mix::new(thread as u64 + 1);
-                    let mut work = |pairs| match &resource {
-                        None => {
+                    let mut work = |pairs| match (&resource, handle) {
+                        (_, Some(handle)) => buffers(handle, &stream, pairs),
+                        (None, _) => {
                             multiply(pairs);
                             Ok(())
                         }
-                        Some(resource) if mixed => mix.run(resource, &stream, pairs),
-                        Some(resource) => same(resource, &stream, pairs),
+                        (Some(resource), _) if mixed => mix.run(resource, &stream, pairs),
+                        (Some(resource), _) => same(resource, &stream, pairs),
                     };
                     // Whoever fails must come to the barrier too, or the others wait for ever.
                     let ready = work(1000);
@@ -166,6 +173,13 @@ fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {
         let address = black_box(resource.allocate(black_box(layout), stream)?);
         // SAFETY: allocated just now, as this layout.
         unsafe { resource.deallocate(address, layout, stream) }?;
+    }
+    Ok(())
+}
+
+fn buffers(resource: &Resource, stream: &Stream, pairs: usize) -> Result<()> {
+    for _ in 0..pairs {
+        black_box(resource.alloc::<u8>(stream, black_box(BYTES))?);
     }
     Ok(())
 }
