@@ -77,6 +77,15 @@ impl<T> BiasedLock<T> {
     /// [`thread_number`]: super::thread::number
     #[inline]
     pub(super) fn lock(&self, thread: u64) -> Guard<'_, T> {
+        match self.lock_by_owner(thread) {
+            Some(guard) => guard,
+            None => self.lock_slowly(thread),
+        }
+    }
+
+    /// As [`lock`](Self::lock), if the lock is biased to this thread.
+    #[inline]
+    pub(super) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
         // Acquire: whoever gave the value to this thread wrote to the value before.
         let owner = self.owner.load(Ordering::Acquire);
         if owner / GENERATIONS as u64 == thread {
@@ -85,14 +94,14 @@ impl<T> BiasedLock<T> {
             barrier::light();
             // Either this sees that the value was taken away, or whoever did that sees that it is busy.
             if self.owner.load(Ordering::Relaxed) == owner {
-                return Guard {
+                return Some(Guard {
                     lock: self,
                     held: Held::ByOwner(busy),
-                };
+                });
             }
             busy.store(false, Ordering::Release);
         }
-        self.lock_slowly(thread)
+        None
     }
 
     /// The mark of a generation.

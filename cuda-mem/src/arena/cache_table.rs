@@ -2,14 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::biased_lock::BiasedLock;
 use super::counters::Counters;
 use super::last_freed::SMALL;
 use super::page_map::{CacheId, PageMap};
 use super::stream_cache::StreamCache;
+use super::thread_cache::ThreadCaches;
 use super::tlsf::{FreePages, Joins};
 use super::{PAGE_UNITS, UNIT, thread};
 
@@ -19,6 +20,8 @@ use super::{PAGE_UNITS, UNIT, thread};
 pub(super) struct CacheSlot {
     pub(super) lock: BiasedLock<StreamCache>,
     pub(super) counters: Counters,
+    /// Of threads that share the stream.
+    pub(super) threads: Arc<ThreadCaches>,
     /// What other streams need of this one.
     pub(super) requested: Requested,
     /// Units of small blocks of other caches that were freed on this one's stream since the last event, counted
@@ -77,6 +80,12 @@ impl CacheSlot {
         u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
     }
 
+    /// Units of small blocks that the caches of threads count, and not this one.
+    pub(super) fn small_elsewhere(&self) -> u64 {
+        let small = self.threads.iter().map(|cache| cache.counters.small());
+        small.fold(0, u64::wrapping_add)
+    }
+
     /// An event was set.
     pub(super) fn recorded(&self) {
         self.unrecorded.store(0, Ordering::Relaxed);
@@ -121,6 +130,7 @@ impl CacheTable {
         let slot = Box::new(CacheSlot {
             lock: BiasedLock::new(thread, StreamCache::default()),
             counters: Counters::default(),
+            threads: Arc::default(),
             requested: Requested::default(),
             unrecorded: AtomicU32::new(0),
         });

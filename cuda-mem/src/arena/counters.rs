@@ -91,23 +91,29 @@ impl Counters {
         read(&self.held)
     }
 
-    /// Free units in pages of the cache.
-    fn spare(&self) -> u64 {
-        self.held().saturating_sub(read(&self.small))
+    /// Units of small blocks that users have, less those that were counted elsewhere when they were freed.
+    pub(super) fn small(&self) -> u64 {
+        read(&self.small)
+    }
+
+    /// Free units in pages of the cache. Of its small blocks, so many more are counted `elsewhere`.
+    fn spare(&self, elsewhere: u64) -> u64 {
+        let small = read(&self.small).wrapping_add(elsewhere);
+        self.held().saturating_sub(small)
     }
 
     /// Whether the cache may have something that others could use: whole pages, or a large block. Fragments that had no
     /// whole page the last time count only when there are more of them, unless the search is to be thorough.
-    pub(super) fn has_spare(&self, thorough: bool) -> bool {
-        let spare = self.spare();
+    pub(super) fn has_spare(&self, thorough: bool, elsewhere: u64) -> bool {
+        let spare = self.spare(elsewhere);
         let fruitless = read(&self.fruitless).min(spare);
         self.fruitless.store(fruitless, Ordering::Relaxed);
         read(&self.cached_large) > 0 || spare >= PAGE_UNITS && (thorough || spare > fruitless)
     }
 
     /// The cache was scavenged of this many whole pages.
-    pub(super) fn scavenged(&self, pages: usize) {
-        let fruitless = if pages == 0 { self.spare() } else { 0 };
+    pub(super) fn scavenged(&self, pages: usize, elsewhere: u64) {
+        let fruitless = if pages == 0 { self.spare(elsewhere) } else { 0 };
         self.fruitless.store(fruitless, Ordering::Relaxed);
     }
 

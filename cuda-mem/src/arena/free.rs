@@ -85,7 +85,11 @@ impl Inner {
             }
             return freed.map_err(|unknown| self.unknown(unknown));
         }
-        let mut cache = slot.lock.lock(me);
+        let mut cache = match slot.lock.lock_by_owner(me) {
+            Some(cache) => cache,
+            None if is_small(size) => return self.free_shared(id, start, size),
+            None => slot.lock.lock(me),
+        };
         let settled = if is_small(size) {
             let old = cache.free_small(start, size, &slot.counters);
             let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
@@ -97,6 +101,29 @@ impl Inner {
             drop(cache);
             old.map_or(Ok(()), |(old, epoch)| self.free_evicted(id, old, epoch))
         };
+        if let Err(unknown) = settled {
+            self.report_unknown(unknown);
+        }
+        Ok(())
+    }
+
+    /// Frees a small block as to the stream's cache, on a thread to which its lock is not biased.
+    fn free_shared(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
+        let (me, slot) = (thread::number(), self.slot(id));
+        let own = slot.threads.of_thread(self.number, id, me);
+        let (old, mut cache) = match own {
+            Some(own) => match own.free(start, size, me) {
+                Some(old) => (Some(old), slot.lock.lock(me)),
+                None => return Ok(()),
+            },
+            None => {
+                let mut cache = slot.lock.lock(me);
+                (cache.free_small(start, size, &slot.counters), cache)
+            }
+        };
+        let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
+        // The hook of reports may call into the arena.
+        drop(cache);
         if let Err(unknown) = settled {
             self.report_unknown(unknown);
         }

@@ -1,7 +1,8 @@
 //! The arena: a sub-allocator that takes large pieces of memory and hands out parts of them without asking the driver.
 //!
 //! Every stream has a cache ([`stream_cache`]): its last-freed blocks ([`last_freed`]), and pages from which small
-//! blocks are cut, so that threads with streams of their own never meet. Large blocks come from the central heap
+//! blocks are cut, so that threads with streams of their own never meet; threads that share a stream have small caches in
+//! front of it ([`thread_cache`]). Large blocks come from the central heap
 //! ([`central_heap`]), where those of all streams lie side by side. Both are TLSF heaps ([`tlsf`]). A free block of the
 //! central heap knows its last use ([`last_use`]); for another stream the arena finds out whether that is done, or
 //! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`biased_lock`]). The
@@ -32,6 +33,7 @@ mod stats;
 mod stream_cache;
 mod stream_progress;
 mod teardown;
+mod thread_cache;
 mod tlsf;
 mod trim;
 mod unrecorded;
@@ -188,13 +190,28 @@ impl Inner {
         let large = !is_small(size);
         // Of large blocks one at most stands in front, and its size is known without the lock.
         if !large || slot.counters.cached_large() == u64::from(size) {
-            let found = slot.lock.lock(me).allocate(size, &slot.counters);
+            let found = match slot.lock.lock_by_owner(me) {
+                Some(mut cache) => cache.allocate(size, &slot.counters),
+                None => self.allocate_shared(id, size),
+            };
             if found.is_some() || !large {
                 return found;
             }
         }
         let mut central = self.central.lock(me);
         central.allocate(size, id, &self.central.counters)
+    }
+
+    /// As a stream's cache allocates, for a thread to which its lock is not biased.
+    fn allocate_shared(&self, id: CacheId, size: u32) -> Option<u64> {
+        let (me, slot) = (thread::number(), self.slot(id));
+        if is_small(size)
+            && let Some(own) = slot.threads.of_thread(self.number, id, me)
+            && let Some(start) = own.allocate(size, me)
+        {
+            return Some(start);
+        }
+        slot.lock.lock(me).allocate(size, &slot.counters)
     }
 
     fn slow_state(&self) -> SlowStateGuard<'_> {

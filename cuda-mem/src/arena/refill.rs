@@ -399,13 +399,24 @@ impl Inner {
     pub(super) fn scavenge(&self, thorough: bool) {
         let me = thread::number();
         for (id, slot) in self.caches.iter() {
-            if !slot.counters.has_spare(thorough) {
+            for cache in slot
+                .threads
+                .iter()
+                .filter(|cache| thorough || cache.is_left())
+            {
+                for block in cache.flush(me) {
+                    // An unknown block was freed twice, and belongs to nobody.
+                    let _ = slot.lock.lock(me).free_to_heap(block.start);
+                }
+            }
+            let elsewhere = slot.small_elsewhere();
+            if !slot.counters.has_spare(thorough, elsewhere) {
                 continue;
             }
             let mut cache = slot.lock.lock(me);
             let large = cache.flush(&slot.counters);
             let pages = cache.give_away(&slot.counters);
-            slot.counters.scavenged(pages.len());
+            slot.counters.scavenged(pages.len(), elsewhere);
             drop(cache);
             // The cache's stream may have used its pages until now.
             let last_use = LastUse::new(id, epoch::now());

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::backing::Backing;
+use super::thread_cache::ThreadCache;
 use super::{Arena, Inner, UNIT, thread};
 use crate::error::Bytes;
 use crate::report;
@@ -142,7 +143,10 @@ impl Inner {
             streams: self.caches.count() as u64,
             ..ArenaStats::default()
         };
-        let caches = self.caches.iter().map(|(_, slot)| &slot.counters);
+        let caches = self.caches.iter().flat_map(|(_, slot)| {
+            let threads = slot.threads.iter().map(|cache| &cache.counters);
+            threads.chain([&slot.counters])
+        });
         let (mut units, mut blocks) = (0_u64, 0_u64);
         for counters in caches.chain([&self.central.counters]) {
             let live = counters.live();
@@ -188,6 +192,13 @@ impl Arena {
             space.bytes += (cache.heap().free_units() + cache.last_freed_units() + waiting) * UNIT;
             space.largest = space.largest.max(cache.heap().largest_free() * UNIT);
             space.bookkeeping += cache.bytes() as u64;
+            drop(cache);
+            for cache in slot.threads.iter() {
+                let cached = cache.units(me) * UNIT;
+                space.cached += cached;
+                space.bytes += cached;
+                space.bookkeeping += size_of::<ThreadCache>() as u64;
+            }
         }
         let parked = self.0.slow_path.parked.now() * UNIT;
         space.pending += parked;

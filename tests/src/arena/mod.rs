@@ -11,6 +11,7 @@ mod parked;
 mod program;
 mod rules;
 mod streams;
+mod threads;
 mod upstream;
 
 use std::time::{Duration, Instant};
@@ -56,6 +57,9 @@ pub fn all() -> Vec<Test> {
             memory_that_the_upstream_refuses_stays_usable,
             an_upstream_that_panics_is_given_nothing_twice,
             a_panic_of_the_upstream_leaves_the_arena_as_it_was;
+        threads: threads_of_one_stream_get_blocks_of_their_own,
+            a_thread_keeps_one_block_of_each_small_size,
+            threads_that_come_and_go_take_the_caches_of_others_over;
         limits: threads_together_hold_no_more_than_the_arena_may,
             memory_that_is_done_is_found_before_memory_is_out,
             a_refused_free_changes_no_number;

@@ -300,7 +300,7 @@ impl World {
     fn scavenge(&mut self) {
         for (id, (cache, counters)) in self.caches.iter_mut().enumerate() {
             let last_use = LastUse::new(id as CacheId, self.now);
-            let spare = counters.has_spare(true);
+            let spare = counters.has_spare(true, 0);
             let large = cache.flush(counters);
             assert!(spare || large.is_none(), "a block in front is told");
             if let Some((block, epoch)) = large {

@@ -23,27 +23,30 @@ fn a_cache_has_spare_memory_if_a_page_may_be_free_or_a_large_block_is_in_last_fr
     for _ in 0..PAGE_UNITS / 64 {
         counters.count_fit(64);
     }
-    assert!(counters.has_spare(false), "as much as a page is not in use");
-    counters.count_fit(1);
-    assert!(!counters.has_spare(false));
-    counters.set_cached_large(300);
-    assert!(counters.has_spare(false) && counters.cached_large() == 300);
-    counters.count_hit(300);
-    assert!(!counters.has_spare(false) && counters.cached_large() == 0);
-    counters.count_free(64);
-    assert!(counters.has_spare(false));
-    counters.scavenged(0);
     assert!(
-        !counters.has_spare(false) && counters.has_spare(true),
+        counters.has_spare(false, 0),
+        "as much as a page is not in use"
+    );
+    counters.count_fit(1);
+    assert!(!counters.has_spare(false, 0));
+    counters.set_cached_large(300);
+    assert!(counters.has_spare(false, 0) && counters.cached_large() == 300);
+    counters.count_hit(300);
+    assert!(!counters.has_spare(false, 0) && counters.cached_large() == 0);
+    counters.count_free(64);
+    assert!(counters.has_spare(false, 0));
+    counters.scavenged(0, 0);
+    assert!(
+        !counters.has_spare(false, 0) && counters.has_spare(true, 0),
         "it was in vain"
     );
     counters.count_free(1);
-    assert!(counters.has_spare(false), "there is more now");
-    counters.scavenged(0);
+    assert!(counters.has_spare(false, 0), "there is more now");
+    counters.scavenged(0, 0);
     counters.count_fit(64);
-    assert!(!counters.has_spare(false));
+    assert!(!counters.has_spare(false, 0));
     counters.count_free(64);
-    assert!(counters.has_spare(false), "there was less in between");
-    counters.scavenged(1);
-    assert!(counters.has_spare(false), "it was not in vain");
+    assert!(counters.has_spare(false, 0), "there was less in between");
+    counters.scavenged(1, 0);
+    assert!(counters.has_spare(false, 0), "it was not in vain");
 }
