@@ -48,8 +48,9 @@ impl Deferred for EndedArena {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a fork it is the parent's.
+        // In a fork it is the parent's. A cache that another thread was making cannot be dropped.
         if report::is_forked() {
+            std::mem::forget(std::mem::take(&mut self.caches));
             return;
         }
         ledger::ended(&self.item());

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 use super::barrier;
+use super::is_forked;
 use super::sync::{AtomicU64, Ordering, fence, relax};
 
 /// The slots count too.
@@ -150,14 +151,16 @@ impl<const SLOTS: usize> Count<SLOTS> {
             let owner = slot.owner.swap(CLOSED, Ordering::Relaxed);
             is_used_elsewhere |= owner != NOBODY && owner != thread;
         }
-        // It takes microseconds.
-        if is_used_elsewhere {
+        // It takes microseconds. In a fork no other thread is at its slot, and one that was busy stays so; what it was
+        // about to release is nobody's there, and never released.
+        let has_others = is_used_elsewhere && !is_forked();
+        if has_others {
             barrier::heavy();
         }
         let mut sum = 0;
         for slot in &self.slots {
             let mut tries = 0;
-            while slot.busy.load(Ordering::Acquire) != 0 {
+            while has_others && slot.busy.load(Ordering::Acquire) != 0 {
                 relax(&mut tries);
             }
             sum += slot.count.load(Ordering::Relaxed);

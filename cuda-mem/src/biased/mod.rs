@@ -26,6 +26,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use crate::barrier;
+use crate::report::is_forked;
 
 use count::Count;
 

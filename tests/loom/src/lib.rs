@@ -82,3 +82,8 @@ mod barrier {
         fence(Ordering::SeqCst);
     }
 }
+
+/// Loom's threads do not fork.
+fn is_forked() -> bool {
+    false
+}

@@ -1,7 +1,14 @@
 //! What happens when something cannot be had.
 
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold};
+use cuda_mem::{
+    Arena, ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold, Resource, Stream,
+};
 
 use crate::lab::Lab;
 
@@ -200,5 +207,61 @@ pub(super) fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
     closed.close()?;
     pinned.free()?;
     registered.unregister().map_err(|failed| failed.error)?;
+    Ok(())
+}
+
+/// Alone, because a fork copies only the thread that forks. What the other one was counting at that moment, nobody
+/// finishes there.
+pub(super) fn a_forked_child_drops_what_another_thread_counts(lab: &Lab) -> Result<()> {
+    let resource = ManuallyDrop::new(Resource::from(Arena::builder(&lab.device()?).build()?));
+    let stream = ManuallyDrop::new(lab.stream()?);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(resource.alloc::<u8>(&stream, 100)?);
+            }
+            anyhow::Ok(())
+        });
+        let dropped = (0..30).try_for_each(|_| drop_in_a_fork(&resource, &stream));
+        stop.store(true, Ordering::Relaxed);
+        let worked = worker.join();
+        dropped?;
+        worked.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    })?;
+    drop(ManuallyDrop::into_inner(resource));
+    drop(ManuallyDrop::into_inner(stream));
+    Ok(())
+}
+
+/// Drops the last handles in a forked child, which has to come to its end.
+fn drop_in_a_fork(resource: &ManuallyDrop<Resource>, stream: &ManuallyDrop<Stream>) -> Result<()> {
+    // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: nobody in the child uses them, or drops them again.
+        unsafe {
+            drop(std::ptr::read(&raw const **resource));
+            drop(std::ptr::read(&raw const **stream));
+        }
+        let fine = cuda_mem::drop_counts().failures == 0;
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    ensure!(child > 0, "fork failed");
+    let (began, mut status) = (Instant::now(), 0);
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+        if began.elapsed() > Duration::from_secs(10) {
+            // SAFETY: the child is ours, and waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            anyhow::bail!("the child hangs");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    ensure!(status == 0, "the child ended with {status:#x}");
     Ok(())
 }

@@ -134,7 +134,8 @@ pub fn all() -> Vec<Test> {
         default_streams: a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
             freeing_a_threads_own_buffer_elsewhere_waits;
         failure: a_forked_child_leaves_the_parents_memory_alone,
-            a_forked_child_gets_its_objects_back;
+            a_forked_child_gets_its_objects_back,
+            a_forked_child_drops_what_another_thread_counts;
         pointer: plain_memory_has_no_pool;
         plain: plain_memory_is_freed_in_the_order_of_a_stream;
     });
