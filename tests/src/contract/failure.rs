@@ -239,11 +239,10 @@ fn drop_in_a_fork(resource: &ManuallyDrop<Resource>, stream: &ManuallyDrop<Strea
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: nobody in the child uses them, or drops them again.
-        unsafe {
-            drop(std::ptr::read(&raw const **resource));
-            drop(std::ptr::read(&raw const **stream));
-        }
+        // SAFETY: nobody in the child uses it, or drops it again.
+        drop(unsafe { std::ptr::read(&raw const **resource) });
+        // SAFETY: as above.
+        drop(unsafe { std::ptr::read(&raw const **stream) });
         let fine = cuda_mem::drop_counts().failures == 0;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
@@ -253,11 +252,10 @@ fn drop_in_a_fork(resource: &ManuallyDrop<Resource>, stream: &ManuallyDrop<Strea
     // SAFETY: `status` is valid for a write, and the child is ours.
     while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
         if began.elapsed() > Duration::from_secs(10) {
-            // SAFETY: the child is ours, and waited for.
-            unsafe {
-                libc::kill(child, libc::SIGKILL);
-                libc::waitpid(child, &raw mut status, 0);
-            }
+            // SAFETY: the child is ours, and has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: `status` is valid for a write.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
             anyhow::bail!("the child hangs");
         }
         thread::sleep(Duration::from_millis(1));
