@@ -198,3 +198,6 @@ impl ThreadCache {
         self.lock.lock(thread).units()
     }
 }
+
+#[cfg(test)]
+mod tests;
