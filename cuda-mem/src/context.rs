@@ -6,7 +6,7 @@ pub use current::Current;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::{CUcontext, CUevent};
 
@@ -306,6 +306,10 @@ impl Context {
         unsafe { raw::event::create(self.driver().table(), flags) }
     }
 
+    pub(crate) fn downgrade(&self) -> WeakContext {
+        WeakContext(Arc::downgrade(&self.0))
+    }
+
     pub(crate) fn give_event(&self, event: CUevent) {
         let Some(mut events) = self.0.events.lock_unless_forked() else {
             return;
@@ -369,6 +373,20 @@ impl Context {
         }
         all.push(Box::new(made.clone()));
         Ok(made)
+    }
+}
+
+/// A handle that does not keep its context.
+pub(crate) struct WeakContext(Weak<Retained>);
+
+impl WeakContext {
+    pub(crate) fn is_of(&self, context: &Context) -> bool {
+        self.0.as_ptr() == Arc::as_ptr(&context.0)
+    }
+
+    /// The context, if it has a handle.
+    pub(crate) fn upgrade(&self) -> Option<Context> {
+        self.0.upgrade().map(Context)
     }
 }
 

@@ -3,6 +3,8 @@
 mod followers;
 mod gate;
 mod ordered;
+#[cfg(target_os = "linux")]
+mod thread_end;
 
 pub(crate) use followers::Follower;
 use followers::Followers;
@@ -168,6 +170,9 @@ impl Context {
     /// A buffer of it that is dropped on another thread waits for the whole context there, and is
     /// freed then.
     ///
+    /// A thread that has used its own stream waits for it when it ends (on Linux): the driver hangs at the end of a
+    /// thread whose own stream is busy (measured).
+    ///
     /// ```
     /// # cuda_sim::use_if_no_driver();
     /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
@@ -181,6 +186,7 @@ impl Context {
     #[doc(alias = "CU_STREAM_PER_THREAD")]
     #[must_use]
     pub fn per_thread_stream(&self) -> Stream {
+        note_own_stream(self);
         self.default_stream(CU_STREAM_PER_THREAD, Some(std::thread::current().id()))
     }
 
@@ -391,6 +397,14 @@ pub struct StreamRef<'a> {
     thread: Option<ThreadId>,
 }
 
+/// To be called when a thread names its own stream.
+fn note_own_stream(context: &Context) {
+    #[cfg(target_os = "linux")]
+    thread_end::note(context);
+    #[cfg(not(target_os = "linux"))]
+    let _ = context;
+}
+
 /// Whether a handle names a default stream of whatever context is current, and not one stream.
 #[inline]
 pub(crate) fn is_default(raw: CUstream) -> bool {
@@ -406,6 +420,9 @@ impl<'a> StreamRef<'a> {
     /// `CU_STREAM_LEGACY` are the legacy default stream, `CU_STREAM_PER_THREAD` the calling thread's.
     #[must_use]
     pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
+        if raw == CU_STREAM_PER_THREAD {
+            note_own_stream(context);
+        }
         Self {
             context,
             raw: if raw.is_null() { CU_STREAM_LEGACY } else { raw },

@@ -1,7 +1,7 @@
 //! Making an arena.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
@@ -155,6 +155,7 @@ fn assemble(backing: Backing, properties: MemoryProperties, reuse: ReusePolicy) 
         properties,
         reuse,
         threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
+        has_waited: AtomicBool::new(false),
         backing: Arc::new(backing),
         caches: CacheTable::default(),
         central: Central::new(),

@@ -53,7 +53,7 @@ pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
@@ -137,6 +137,8 @@ struct Inner {
     reuse: ReusePolicy,
     /// Bytes that are kept when the program waits.
     threshold: AtomicU64,
+    /// A thread has waited while another one gave memory back.
+    has_waited: AtomicBool,
     backing: Arc<Backing>,
     caches: CacheTable,
     central: Central,

@@ -1,6 +1,6 @@
 //! Giving memory back while the arena lives.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use super::backing::Chunk;
 use super::last_use::LastUse;
@@ -22,21 +22,31 @@ pub(super) enum Search {
 
 impl AfterWait for Inner {
     fn after_wait(&self) {
-        let keep = self.threshold.load(Ordering::Relaxed);
-        let held = self.backing.reserved().current();
-        // Without a granule of free memory there is nothing that could go back.
-        if held <= keep || held.saturating_sub(self.stats().live) < GRANULE {
-            return;
+        loop {
+            let keep = self.threshold.load(Ordering::Relaxed);
+            let held = self.backing.reserved().current();
+            // Without a granule of free memory there is nothing that could go back.
+            if held <= keep || held.saturating_sub(self.stats().live) < GRANULE {
+                return;
+            }
+            self.has_waited.store(true, Ordering::Relaxed);
+            // Either the turn is seen to be free here, or what was stored is seen where the turn ends.
+            fence(Ordering::SeqCst);
+            // Another thread grows, and needs memory; or it gives back, and looks once more when it is through.
+            let Some(turn) = self.backing.try_growing() else {
+                return;
+            };
+            self.has_waited.store(false, Ordering::Relaxed);
+            let trimmed = self.trim(keep, Search::Quick);
+            drop(turn);
+            // The hook of reports may call into the arena, so this is after the turn.
+            report::release("arena", || trimmed);
+            self.report_unknown_blocks();
+            fence(Ordering::SeqCst);
+            if !self.has_waited.load(Ordering::Relaxed) {
+                return;
+            }
         }
-        // Who has the turn grows or gives back already.
-        let Some(turn) = self.backing.try_growing() else {
-            return;
-        };
-        let trimmed = self.trim(keep, Search::Quick);
-        // The hook of reports may call into the arena.
-        drop(turn);
-        report::release("arena", || trimmed);
-        self.report_unknown_blocks();
     }
 }
 

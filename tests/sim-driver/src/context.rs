@@ -1,6 +1,5 @@
 //! Contexts: the primary one of each device, others that a program makes, and which is current.
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +11,7 @@ use crate::clock::StreamId;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
 use crate::queue::Mark;
 use crate::state::{HandleKind, State, from_handle, state, to_handle};
+use crate::thread::with_contexts;
 
 /// The number behind a `CUcontext`.
 pub(crate) type ContextId = u64;
@@ -40,13 +40,8 @@ pub(crate) struct Context {
     pub(crate) host_turn: Arc<Mutex<()>>,
 }
 
-thread_local! {
-    /// The contexts that this thread has pushed; the last is current.
-    static STACK: RefCell<Vec<ContextId>> = const { RefCell::new(Vec::new()) };
-}
-
 fn current_id() -> Option<ContextId> {
-    STACK.with_borrow(|stack| stack.last().copied())
+    with_contexts(|contexts| contexts.last().copied())
 }
 
 impl State {
@@ -173,7 +168,7 @@ fn create(out: Out<CUcontext>, flags: c_uint, device: c_int) -> Answer {
     let device = state.ordinal(device)?;
     let id = state.new_handle(HandleKind::Context);
     state.add_context(id, device, false, flags);
-    STACK.with_borrow_mut(|stack| stack.push(id));
+    with_contexts(|contexts| contexts.push(id));
     out.write(to_handle(id))
 }
 
@@ -284,9 +279,9 @@ exports! {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
         finish(id, |state| Ok(state.contexts.contains_key(&id)))?;
-        STACK.with_borrow_mut(|stack| {
-            if stack.last() == Some(&id) {
-                stack.pop();
+        with_contexts(|contexts| {
+            if contexts.last() == Some(&id) {
+                contexts.pop();
             }
         });
         Ok(())
@@ -301,10 +296,10 @@ exports! {
         if id != 0 {
             state()?.check_may_be_current(id)?;
         }
-        STACK.with_borrow_mut(|stack| {
-            stack.pop();
+        with_contexts(|contexts| {
+            contexts.pop();
             if id != 0 {
-                stack.push(id);
+                contexts.push(id);
             }
         });
         Ok(())
@@ -316,12 +311,12 @@ exports! {
             return Err(INVALID_VALUE);
         }
         state()?.check_may_be_current(id)?;
-        STACK.with_borrow_mut(|stack| stack.push(id));
+        with_contexts(|contexts| contexts.push(id));
         Ok(())
     }
 
     plain fn cuCtxPopCurrent_v2(_, out: Out<CUcontext>) {
-        let id = STACK.with_borrow_mut(Vec::pop);
+        let id = with_contexts(Vec::pop);
         let id = id.ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         out.write_if_wanted(to_handle(id));
         Ok(())

@@ -43,14 +43,14 @@ fn lines() -> MutexGuard<'static, Lines> {
 
 /// Says why the call that this thread is in is refused with this code.
 pub(crate) fn refuse<T>(code: CUresult, why: impl Into<String>) -> Answer<T> {
-    WHY.set(Some(why.into()));
+    // Not while the thread ends.
+    let _ = WHY.try_with(|last| last.replace(Some(why.into())));
     Err(code)
 }
 
 /// A call has failed: writes why, if that was said, and the code. That work is not done yet is no error.
 #[cold]
 pub(crate) fn failed(export: &Export, code: CUresult) {
-    // Also while the thread ends.
     let why = WHY.try_with(RefCell::take).ok().flatten();
     // In a fork the lock may be held for good.
     if code == CUresult::CUDA_ERROR_NOT_READY || check_initialised().is_err() {

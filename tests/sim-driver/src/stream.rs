@@ -89,7 +89,7 @@ impl State {
     pub(crate) fn resolve(&mut self, handle: CUstream, call: Call) -> Answer<StreamId> {
         let null_is_per_thread = call.per_thread && handle.is_null();
         if handle == CU_STREAM_PER_THREAD || null_is_per_thread {
-            let (context, thread) = (self.current()?, thread::number()?);
+            let (context, thread) = (self.current()?, thread::number());
             if let Some(id) = self.context(context)?.per_thread.get(&thread) {
                 return Ok(*id);
             }

@@ -1,41 +1,76 @@
-//! The program's threads, whose default streams end with them.
+//! What the driver keeps for each thread of the program: its default streams, which end with it, and the contexts that
+//! it has pushed.
+//!
+//! As with the real driver this ends after the destructors of thread-local values, which may still call the driver.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cuda_driver_sys::CUresult;
-
 use crate::clock::StreamId;
-use crate::export::Answer;
+use crate::context::ContextId;
 use crate::state::{State, check_initialised, state};
 
-/// The number of a thread, which takes the thread's streams with it.
-#[derive(Debug)]
-struct Thread(u64);
+struct Thread {
+    number: u64,
+    /// The contexts that it has pushed; the last is current.
+    contexts: RefCell<Vec<ContextId>>,
+}
 
-impl Drop for Thread {
-    fn drop(&mut self) {
+thread_local! {
+    /// From a box, or null. No destructor runs for it: that of [`key`] does.
+    static OWN: Cell<*mut Thread> = const { Cell::new(null_mut()) };
+}
+
+/// The key whose destructor runs at the end of each thread; `None` if the system has no more of them. Then nothing of
+/// a thread ends.
+fn key() -> Option<libc::pthread_key_t> {
+    extern "C" fn end(thread: *mut c_void) {
+        OWN.set(null_mut());
+        // SAFETY: from the box of `own`, and the system passes each value once.
+        let thread = unsafe { Box::from_raw(thread.cast::<Thread>()) };
         if check_initialised().is_ok()
             && let Ok(mut state) = state()
         {
-            state.end_thread(self.0);
+            state.end_thread(thread.number);
         }
     }
+    static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+    *KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: `key` is valid for a write, and `end` may be called on any thread.
+        let code = unsafe { libc::pthread_key_create(&raw mut key, Some(end)) };
+        (code == 0).then_some(key)
+    })
 }
 
-/// A number for the calling thread; none while it is ending.
-pub(crate) fn number() -> Answer<u64> {
+fn own<T>(f: impl FnOnce(&Thread) -> T) -> T {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    thread_local! {
-        static NUMBER: OnceCell<Thread> = const { OnceCell::new() };
+    if OWN.get().is_null() {
+        let thread = Box::into_raw(Box::new(Thread {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            contexts: RefCell::default(),
+        }));
+        OWN.set(thread);
+        if let Some(key) = key() {
+            // SAFETY: the key is never deleted. Without room for it the thread's streams stay, which does no harm.
+            unsafe { libc::pthread_setspecific(key, thread.cast()) };
+        }
     }
-    let number = |cell: &OnceCell<Thread>| {
-        let new = || Thread(NEXT.fetch_add(1, Ordering::Relaxed));
-        cell.get_or_init(new).0
-    };
-    NUMBER
-        .try_with(number)
-        .map_err(|_| CUresult::CUDA_ERROR_INVALID_HANDLE)
+    // SAFETY: from a box that only the thread's end drops, and never borrowed mutably.
+    f(unsafe { &*OWN.get() })
+}
+
+/// A number for the calling thread.
+pub(crate) fn number() -> u64 {
+    own(|thread| thread.number)
+}
+
+/// The contexts that the calling thread has pushed; the last is current.
+pub(crate) fn with_contexts<T>(f: impl FnOnce(&mut Vec<ContextId>) -> T) -> T {
+    own(|thread| f(&mut thread.contexts.borrow_mut()))
 }
 
 impl State {

@@ -1,6 +1,11 @@
 //! The two streams that every context has by itself.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::{ErrorKind, Stream};
 
 use crate::hold::hold;
@@ -140,6 +145,39 @@ pub(super) fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<
     })?;
     view.free()?;
     buffer.free_sync()?;
+    Ok(())
+}
+
+/// The driver lets no thread end whose own stream is busy (R177).
+pub(super) fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let context = lab.context()?;
+    let (send, receive) = channel();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let there = scope.spawn(|| -> Result<()> {
+            // The handle of the context goes before the thread.
+            let context = lab.context()?;
+            let _current = context.bind()?;
+            send.send(hold(&context.per_thread_stream())?)?;
+            Ok(())
+        });
+        let held = receive.recv()?;
+        let joined = scope.spawn(|| {
+            // Unlike the end of the scope, this comes after the destructors of thread-local values.
+            let outcome = there.join();
+            has_ended.store(true, Ordering::Relaxed);
+            outcome
+        });
+        sleep(Duration::from_millis(30));
+        let is_early = has_ended.load(Ordering::Relaxed);
+        drop(held);
+        let outcome = joined.join().map_err(|_| anyhow!("panicked"))?;
+        outcome.map_err(|_| anyhow!("panicked"))??;
+        ensure!(!is_early, "it ended while its stream was held");
+        Ok(())
+    })?;
+    context.synchronize()?;
     Ok(())
 }
 

@@ -81,6 +81,9 @@ pub fn all() -> Vec<Test> {
             default_streams_put_back_what_was_current,
             default_streams_of_a_context_are_told_apart,
             a_threads_own_stream_is_refused_elsewhere,
+            a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
+            freeing_a_threads_own_buffer_elsewhere_waits,
+            a_thread_waits_for_its_own_stream_at_its_end,
             a_held_stream_does_not_hold_the_default_streams;
         plain: borrowed_memory_is_used_and_not_freed;
         rules: addresses_suit_every_type, the_host_may_free_pool_memory,
@@ -130,9 +133,6 @@ pub fn all() -> Vec<Test> {
             a_guard_does_not_put_back_a_primary_context_that_has_ended,
             a_guard_puts_back_a_primary_context_that_was_made_again,
             a_guard_survives_the_end_of_a_foreign_context;
-        // Threads that have used their own stream end here (R177).
-        default_streams: a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere,
-            freeing_a_threads_own_buffer_elsewhere_waits;
         failure: a_forked_child_leaves_the_parents_memory_alone,
             a_forked_child_gets_its_objects_back,
             a_forked_child_drops_what_another_thread_counts;

@@ -1,6 +1,10 @@
 //! What a pool keeps and what goes back, and that an arena does the same.
 
-use anyhow::{Result, ensure};
+use std::sync::Barrier;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryPool, MemoryResource, ReleaseThreshold, Resource};
 
 use crate::hold::hold;
@@ -73,9 +77,15 @@ impl Kept {
         })
     }
 
-    /// Fails with the numbers unless what is held lies between two numbers of bytes.
+    /// Fails with the numbers unless what is held lies between two numbers of bytes. While another thread's wait gives
+    /// back, it may take a moment.
     fn holds(&self, least: u64, most: u64, when: &str) -> Result<()> {
-        let (now, _) = self.reserved()?;
+        let begin = Instant::now();
+        let mut now = self.reserved()?.0;
+        while now > most && begin.elapsed() < Duration::from_secs(2) {
+            sleep(Duration::from_millis(1));
+            now = self.reserved()?.0;
+        }
         ensure!(
             (least..=most).contains(&now),
             "the {} holds {now} bytes {when}, and not {least} to {most}",
@@ -188,6 +198,42 @@ pub(super) fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
         resource.trim_to(0)?;
         kept.holds(0, 0, "after a trim of all")?;
         ensure!(kept.reserved()? == (0, now), "the {}", kept.name());
+    }
+    Ok(())
+}
+
+/// Whoever waits last, all is back when the last wait has returned. Waits of other tests would give back too.
+pub(super) fn threads_that_wait_at_a_time_give_all_back(lab: &Lab) -> Result<()> {
+    const THREADS: usize = 4;
+    let _calm = lab.calm();
+    let arena = Arena::builder(&lab.device()?)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let context = lab.context()?;
+    let streams: Result<Vec<_>, _> = (0..THREADS).map(|_| context.stream()).collect();
+    let streams = streams?;
+    for round in 0..100 {
+        let start = Barrier::new(THREADS);
+        std::thread::scope(|scope| {
+            let threads = streams.iter().map(|stream| {
+                let (resource, start) = (&resource, &start);
+                scope.spawn(move || -> Result<()> {
+                    let block = resource.alloc::<u8>(stream, 4 << 20);
+                    // Whoever fails must come to the barrier too, or the others wait for ever.
+                    start.wait();
+                    drop(block?);
+                    stream.synchronize()?;
+                    Ok(())
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+        })?;
+        let left = arena.stats().reserved;
+        ensure!(left == 0, "{left} bytes are left in round {round}");
     }
     Ok(())
 }

@@ -81,6 +81,7 @@ pub fn all() -> Vec<Test> {
     // Some hold a stream, one wants frees that nobody has seen, one changes a setting of the process.
     all.extend(tests_alone! {
         containers: growing_does_not_wait;
+        keeping: threads_that_wait_at_a_time_give_all_back;
         current_resource: the_current_resource_is_set_for_all_threads,
             a_capture_does_not_decide_the_strategy;
         own: a_resource_with_a_lock_is_not_called_from_itself, a_forked_child_leaves_adaptors_alone;

@@ -120,7 +120,7 @@ impl State {
         if captures.active.is_empty() {
             return Ok(());
         }
-        let (thread, mine) = (thread::number()?, MODE.get());
+        let (thread, mine) = (thread::number(), MODE.get());
         let mut forbidding = captures.active.values_mut().filter(|capture| {
             let is_own = capture.thread == thread;
             match mine {
@@ -311,7 +311,7 @@ impl State {
             self.graphs.captures.invalidate(id);
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
         }
-        let is_elsewhere = capture.mode != RELAXED && capture.thread != thread::number()?;
+        let is_elsewhere = capture.mode != RELAXED && capture.thread != thread::number();
         let lost = if is_elsewhere {
             Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
         } else if capture.is_invalid {
@@ -345,7 +345,7 @@ fn begin(handle: CUstream, call: Call, mode: CUstreamCaptureMode) -> Answer {
     if state.graphs.captures.members.contains_key(&id) {
         return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
     }
-    let thread = thread::number()?;
+    let thread = thread::number();
     let graph = state.add_graph(Graph {
         is_recording: true,
         ..Graph::default()
