@@ -10,31 +10,38 @@ use serde_json::{Value, json};
 
 use crate::common::middle;
 use crate::is_asked_for;
-use crate::mix::Mix;
+use crate::mix::{Mix, UP_TO_1_MIB, asked};
 use crate::subjects::{Subject, layout};
 
 pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads together, from one shared \
      resource: all threads start at a barrier after 1000 pairs of warm-up and time their pairs, 1,000,000 each \
-     over the arena, 1,000,000 in all where arena threads share a stream or mix sizes, 20,000 in all over the pool; the slowest \
+     over the arena, 1,000,000 in all where arena threads share a stream, 20,000 in all over the pool; the slowest \
      thread counts; 5 rounds, each with every number of threads, and the median of them. 'own': a stream \
      for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
-     to 32 blocks alive, 'buffers': own streams, and a DeviceBuffer made and dropped for each pair, through one handle \
+     to 32 blocks alive, 'wide': up to 16 MiB, 'buffers': own streams, and a DeviceBuffer made and dropped for each pair, through one handle \
      of the resource that all threads share. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
-     the host's processors give to work that shares nothing. linear: over so many times one thread's rate of the same round, median";
+     the host's processors give to work that shares nothing. linear: over so many times one thread's rate of the same round, median. asked: MiB, the sum of what each thread has \
+     alive at most; reserved: the most that was held in any round, over that";
+
+/// Powers of two from 256 bytes to 16 MiB.
+const UP_TO_16_MIB: u64 = 17;
+const WARM_UP: usize = 1000;
 
 const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
 const RUNS: usize = 5;
 const BYTES: usize = 4096;
 
 /// What is measured: subject and kind of streams.
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 10] = [
     ("host", "none"),
     ("pool", "own"),
     ("pool", "one"),
     ("pool", "mixed"),
+    ("pool", "wide"),
     ("arena", "own"),
     ("arena", "one"),
     ("arena", "mixed"),
+    ("arena", "wide"),
     ("arena", "buffers"),
 ];
 
@@ -44,6 +51,23 @@ pub(crate) struct Row {
     threads: usize,
     million: f64,
     linear: f64,
+    /// Bytes that are asked for, where sizes are mixed, and the most that were held.
+    footprint: Option<(u64, u64)>,
+}
+
+/// Of one run.
+struct Run {
+    million: f64,
+    reserved: u64,
+}
+
+/// How many sizes a kind mixes.
+fn sizes(streams: &str) -> Option<u64> {
+    match streams {
+        "mixed" => Some(UP_TO_1_MIB),
+        "wide" => Some(UP_TO_16_MIB),
+        _ => None,
+    }
 }
 
 pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
@@ -56,7 +80,7 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
         .into_iter()
         .filter(|kind| is_asked_for(&format!("{}, {}", kind.0, kind.1)))
     {
-        let rounds: Result<Vec<Vec<f64>>> = (0..RUNS)
+        let rounds: Result<Vec<Vec<Run>>> = (0..RUNS)
             .map(|_| {
                 let counts = counts.iter();
                 counts
@@ -66,10 +90,13 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
             .collect();
         let rounds = rounds?;
         for (place, &threads) in counts.iter().enumerate() {
-            let of = |value: &dyn Fn(&[f64]) -> f64| {
+            let of = |value: &dyn Fn(&[Run]) -> f64| {
                 middle(rounds.iter().map(|round| value(round)).collect())
             };
-            let million = of(&|round| round[place]);
+            let million = of(&|round| round[place].million);
+            let reserved = rounds.iter().map(|round| round[place].reserved).max();
+            let asked = sizes(streams)
+                .map(|sizes| asked(threads, WARM_UP + pairs(subject, streams, threads), sizes));
             eprintln!(
                 "{subject}, {streams}, {threads} threads: {million:.2} million pairs a second"
             );
@@ -78,7 +105,8 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
                 streams,
                 threads,
                 million,
-                linear: of(&|round| round[place] / (round[0] * threads as f64)),
+                linear: of(&|round| round[place].million / (round[0].million * threads as f64)),
+                footprint: asked.transpose()?.zip(reserved),
             });
         }
     }
@@ -88,13 +116,12 @@ pub(crate) fn measure(device: &Device, cores: usize) -> Result<Vec<Row>> {
 fn pairs(subject: &str, streams: &str, threads: usize) -> usize {
     match (subject, streams) {
         ("pool", _) => 20_000 / threads,
-        (_, "one" | "mixed") if threads > 1 => 1_000_000 / threads,
+        (_, "one") if threads > 1 => 1_000_000 / threads,
         _ => 1_000_000,
     }
 }
 
-/// Million pairs a second.
-fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<f64> {
+fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<Run> {
     let resource = (subject != "host")
         .then(|| Subject::new(subject, device))
         .transpose()?;
@@ -106,7 +133,7 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
     };
     let pairs = pairs(subject, streams, threads);
     let start = Barrier::new(threads);
-    let mixed = streams == "mixed";
+    let mixed = sizes(streams);
     let times: Result<Vec<f64>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
@@ -118,18 +145,18 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                 };
                 scope.spawn(move || -> Result<f64> {
                     let stream = stream?;
-                    let mut mix = Mix::new(thread as u64 + 1);
+                    let mut mix = Mix::new(thread as u64 + 1, mixed.unwrap_or(UP_TO_1_MIB));
                     let mut work = |pairs| match (&resource, handle) {
                         (_, Some(handle)) => buffers(handle, &stream, pairs),
                         (None, _) => {
                             multiply(pairs);
                             Ok(())
                         }
-                        (Some(resource), _) if mixed => mix.run(resource, &stream, pairs),
+                        (Some(resource), _) if mixed.is_some() => mix.run(resource, &stream, pairs),
                         (Some(resource), _) => same(resource, &stream, pairs),
                     };
                     // Whoever fails must come to the barrier too, or the others wait for ever.
-                    let ready = work(1000);
+                    let ready = work(WARM_UP);
                     start.wait();
                     ready?;
                     let begin = Instant::now();
@@ -152,7 +179,11 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
             .collect()
     });
     let slowest = times?.into_iter().reduce(f64::max).context("no thread")?;
-    Ok((threads * pairs) as f64 / slowest / 1e6)
+    let reserved = resource.map_or(Ok(0), |resource| resource.peak_reserved())?;
+    Ok(Run {
+        million: (threads * pairs) as f64 / slowest / 1e6,
+        reserved,
+    })
 }
 
 /// Work of a thread that shares nothing with any other.
@@ -193,6 +224,8 @@ pub(crate) fn json(rows: &[Row]) -> Value {
                 "threads": row.threads,
                 "million_pairs_per_second": row.million,
                 "of_linear": row.linear,
+                "asked": row.footprint.map(|footprint| footprint.0),
+                "reserved": row.footprint.map(|footprint| footprint.1),
             })
         })
         .collect()
@@ -201,13 +234,22 @@ pub(crate) fn json(rows: &[Row]) -> Value {
 pub(crate) fn show(rows: &[Row]) {
     println!("\nthreads: {METHOD}\n");
     println!(
-        "{:<8} {:<8} {:>8} {:>16} {:>10}",
-        "subject", "streams", "threads", "million pairs/s", "linear"
+        "{:<8} {:<8} {:>8} {:>16} {:>10} {:>10} {:>10}",
+        "subject", "streams", "threads", "million pairs/s", "linear", "asked", "reserved"
     );
     for row in rows {
+        let footprint = row.footprint.map(|(asked, reserved)| {
+            let ratio = reserved as f64 / asked as f64;
+            format!(" {:>10} {ratio:>10.2}", asked >> 20)
+        });
         println!(
-            "{:<8} {:<8} {:>8} {:>16.2} {:>10.2}",
-            row.subject, row.streams, row.threads, row.million, row.linear
+            "{:<8} {:<8} {:>8} {:>16.2} {:>10.2}{}",
+            row.subject,
+            row.streams,
+            row.threads,
+            row.million,
+            row.linear,
+            footprint.unwrap_or_default()
         );
     }
 }

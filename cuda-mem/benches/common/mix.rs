@@ -1,5 +1,7 @@
 //! Blocks of many sizes, freed in another order than they came.
 
+use std::cell::Cell;
+
 use anyhow::Result;
 
 use crate::draws::Draws;
@@ -14,24 +16,30 @@ pub(crate) trait Allocator {
     fn free(&self, stream: &Self::Stream, block: Self::Block) -> Result<()>;
 }
 
+/// Powers of two from 256 bytes to 1 MiB.
+pub(crate) const UP_TO_1_MIB: u64 = 13;
+
 /// Blocks alive at most.
 const PLACES: usize = 32;
 
 pub(crate) struct Mix<B> {
     draws: Draws,
+    /// Powers of two from 256 bytes on.
+    sizes: u64,
     live: [Option<B>; PLACES],
 }
 
 impl<B> Mix<B> {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, sizes: u64) -> Self {
         Self {
             draws: Draws::new(seed),
+            sizes,
             live: std::array::from_fn(|_| None),
         }
     }
 
     /// Each pair frees the block of a random place, if there is one, and puts a new one there, of a random
-    /// power of two from 256 bytes to 1 MiB.
+    /// size.
     pub(crate) fn run<A: Allocator<Block = B>>(
         &mut self,
         allocator: &A,
@@ -40,7 +48,7 @@ impl<B> Mix<B> {
     ) -> Result<()> {
         for _ in 0..pairs {
             let place = self.draws.next() as usize % PLACES;
-            let bytes = 256_usize << (self.draws.next() % 13);
+            let bytes = 256_usize << (self.draws.next() % self.sizes);
             if let Some(block) = self.live[place].take() {
                 allocator.free(stream, block)?;
             }
@@ -58,5 +66,41 @@ impl<B> Mix<B> {
         let live = self.live.iter_mut();
         live.filter_map(Option::take)
             .try_for_each(|block| allocator.free(stream, block))
+    }
+}
+
+/// The sum of what so many threads have alive at most after so many pairs each, with seeds from 1 on. Counted apart,
+/// because a shared counter would slow the threads.
+pub(crate) fn asked(threads: usize, pairs: usize, sizes: u64) -> Result<u64> {
+    (1..=threads as u64)
+        .map(|seed| {
+            let count = Count::default();
+            Mix::new(seed, sizes).run(&count, &(), pairs)?;
+            Ok(count.peak.get())
+        })
+        .sum()
+}
+
+/// Allocates nothing.
+#[derive(Default)]
+struct Count {
+    live: Cell<u64>,
+    peak: Cell<u64>,
+}
+
+impl Allocator for Count {
+    type Stream = ();
+    type Block = u64;
+
+    fn allocate(&self, (): &(), bytes: usize) -> Result<u64> {
+        let bytes = bytes as u64;
+        self.live.set(self.live.get() + bytes);
+        self.peak.set(self.peak.get().max(self.live.get()));
+        Ok(bytes)
+    }
+
+    fn free(&self, (): &(), bytes: u64) -> Result<()> {
+        self.live.set(self.live.get() - bytes);
+        Ok(())
     }
 }

@@ -83,6 +83,12 @@ impl<T> BiasedLock<T> {
         }
     }
 
+    /// Whether the lock is biased to this thread now.
+    #[inline]
+    pub(super) fn is_biased_to(&self, thread: u64) -> bool {
+        self.owner.load(Ordering::Relaxed) / GENERATIONS as u64 == thread
+    }
+
     /// As [`lock`](Self::lock), if the lock is biased to this thread.
     #[inline]
     pub(super) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {

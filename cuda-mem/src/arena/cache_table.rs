@@ -2,12 +2,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::biased_lock::BiasedLock;
 use super::counters::Counters;
-use super::last_freed::SMALL;
+use super::last_freed::{MEDIUM, SMALL, is_small};
 use super::page_map::{CacheId, PageMap};
 use super::stream_cache::StreamCache;
 use super::thread_cache::ThreadCaches;
@@ -24,7 +24,9 @@ pub(super) struct CacheSlot {
     pub(super) threads: Arc<ThreadCaches>,
     /// What other streams need of this one.
     pub(super) requested: Requested,
-    /// Units of small blocks of other caches that were freed on this one's stream since the last event, counted
+    /// Whether the stream keeps medium blocks.
+    pub(super) keeping: Keeping,
+    /// Units of blocks of other caches' pages that were freed on this one's stream since the last event, counted
     /// while others want events.
     unrecorded: AtomicU32,
 }
@@ -70,8 +72,73 @@ fn less(counter: &AtomicU32) {
     counter.store(value.saturating_sub(1), Ordering::Relaxed);
 }
 
+/// Whether a stream cuts medium blocks from pages of its own. That serves threads that would meet in the central heap.
+/// Elsewhere the central heap is as fast and holds less. Blocks that are freed on other streams have no use there either:
+/// they come back to a cache when its stream is known to come after that, while in the central heap they belong to the
+/// stream that freed them.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    keeps: AtomicBool,
+    /// Requests for medium blocks that found the central heap biased to another thread, or to none. As the next one,
+    /// changed without locked instructions: threads that do so at a time count as one.
+    met: AtomicU32,
+    /// Grows by [`REMOTE`] with each medium block that is freed on another stream, and falls by one with each other.
+    remote: AtomicU32,
+}
+
+/// Requests that meet others in the central heap before a stream keeps medium blocks.
+const MEETINGS: u32 = 512;
+/// A stream keeps no medium blocks if more than one in so many is freed on another stream.
+const REMOTE: u32 = 16;
+
+impl Keeping {
+    /// Whether the stream cuts blocks of this size, which is no small one, from its own pages.
+    #[inline]
+    pub(super) fn is_on_for(&self, size: u32) -> bool {
+        size <= MEDIUM && self.keeps.load(Ordering::Relaxed)
+    }
+
+    /// A request for a medium block met others in the central heap. Of the blocks that the stream asked for since the last
+    /// time, so many were freed on others.
+    pub(super) fn met(&self, freed_elsewhere: impl FnOnce() -> u32) {
+        let met = self.met.load(Ordering::Relaxed) + 1;
+        self.met.store(met % MEETINGS, Ordering::Relaxed);
+        if met == MEETINGS && freed_elsewhere() * REMOTE < MEETINGS {
+            self.remote.store(0, Ordering::Relaxed);
+            self.keeps.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A medium block of the cache was freed, on its own stream.
+    #[inline]
+    pub(super) fn freed(&self) {
+        let remote = self.remote.load(Ordering::Relaxed);
+        if remote > 0 {
+            self.remote.store(remote - 1, Ordering::Relaxed);
+        }
+    }
+
+    /// A medium block of the cache was freed on another stream.
+    pub(super) fn freed_remote(&self) {
+        let remote = self.remote.load(Ordering::Relaxed) + REMOTE;
+        self.remote.store(remote, Ordering::Relaxed);
+        if remote > FEW_REMOTE * REMOTE {
+            self.keeps.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// So many may be freed elsewhere in a row.
+const FEW_REMOTE: u32 = 16;
+
 impl CacheSlot {
-    /// A small block of another cache was freed on this one's stream. Says whether it is time for an event.
+    /// Whether blocks of this size are cut from pages of the cache.
+    #[inline]
+    pub(super) fn cuts(&self, size: u32) -> bool {
+        is_small(size) || self.keeping.is_on_for(size)
+    }
+
+    /// A block of another cache's pages was freed on this one's stream. Says whether it is time for an event.
     pub(super) fn freed_remote(&self, units: u32) -> bool {
         if !self.requested.has_events() {
             return false;
@@ -80,10 +147,10 @@ impl CacheSlot {
         u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
     }
 
-    /// Units of small blocks that the caches of threads count, and not this one.
-    pub(super) fn small_elsewhere(&self) -> u64 {
-        let small = self.threads.iter().map(|cache| cache.counters.small());
-        small.fold(0, u64::wrapping_add)
+    /// Units of blocks from pages that the caches of threads count, and not this one.
+    pub(super) fn of_pages_elsewhere(&self) -> u64 {
+        let units = self.threads.iter().map(|cache| cache.counters.of_pages());
+        units.fold(0, u64::wrapping_add)
     }
 
     /// An event was set.
@@ -132,6 +199,7 @@ impl CacheTable {
             counters: Counters::default(),
             threads: Arc::default(),
             requested: Requested::default(),
+            keeping: Keeping::default(),
             unrecorded: AtomicU32::new(0),
         });
         let id = self.count();

@@ -7,7 +7,7 @@
 
 mod runs;
 
-use super::counters::Counters;
+use super::counters::{Counters, Home};
 use super::header::Id;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
@@ -34,6 +34,8 @@ struct Uses {
     newest: u64,
     /// Units freed since the last recorded event.
     unrecorded: u64,
+    /// Blocks that the stream asked for and others freed.
+    freed_elsewhere: u32,
 }
 
 /// A free block as it was seen before the lock was released.
@@ -47,12 +49,20 @@ impl CentralHeap {
     /// A block that this stream may use at once.
     #[inline]
     pub(super) fn allocate(&mut self, size: u32, own: CacheId, counters: &Counters) -> Option<u64> {
-        let start = match self.best(size, own) {
-            Some(id) => self.heap.take(id, size),
-            None => self.allocate_run(size, own)?,
+        let id = match self.best(size, own) {
+            Some(id) => id,
+            None => self.merge_run(size, own)?,
         };
-        counters.count_fit(size);
-        Some(start)
+        Some(self.take(id, size, own, counters))
+    }
+
+    /// Takes a block from the beginning of a free one.
+    #[inline]
+    fn take(&mut self, id: Id, size: u32, own: CacheId, counters: &Counters) -> u64 {
+        let start = self.heap.take(id, size);
+        self.heap.headers[id].set_asker(own);
+        counters.count_fit(size, Home::Central);
+        start
     }
 
     /// The stream's own block that fits best, or else the clean one. Clean blocks are kept for other streams as long as
@@ -122,26 +132,39 @@ impl CentralHeap {
     }
 
     /// Takes a block from the beginning of one that was seen, if that is unchanged.
-    pub(super) fn allocate_at(&mut self, place: SeenBlock, size: u32, counters: &Counters) -> bool {
+    pub(super) fn allocate_at(
+        &mut self,
+        place: SeenBlock,
+        size: u32,
+        own: CacheId,
+        counters: &Counters,
+    ) -> bool {
         let Some(id) = self.find_at(place, size) else {
             return false;
         };
-        self.heap.take(id, size);
-        counters.count_fit(size);
+        self.take(id, size, own, counters);
         true
     }
 
     /// Frees a block.
     #[inline]
     pub(super) fn free(&mut self, start: u64, last_use: LastUse) -> Result<(), UnknownBlock> {
-        let last_use = self.if_done(last_use);
-        match self.heap.free(start, last_use) {
-            Some(size) => {
-                self.note_use(last_use, u64::from(size));
-                Ok(())
-            }
-            None => Err(UnknownBlock { start }),
+        let Some(id) = self.heap.remove_used(start) else {
+            return Err(UnknownBlock { start });
+        };
+        let (size, asker) = (self.heap.headers[id].size, self.heap.headers[id].asker());
+        if last_use.cache() != Some(asker) {
+            self.uses_mut(asker).freed_elsewhere += 1;
         }
+        let last_use = self.if_done(last_use);
+        self.heap.release(id, last_use);
+        self.note_use(last_use, u64::from(size));
+        Ok(())
+    }
+
+    /// How many blocks that the stream asked for were freed on other streams, since the last time that this was asked.
+    pub(super) fn take_freed_elsewhere(&mut self, cache: CacheId) -> u32 {
+        std::mem::take(&mut self.uses_mut(cache).freed_elsewhere)
     }
 
     #[inline]
@@ -237,46 +260,47 @@ impl CentralHeap {
         self.note_use(last_use, units);
     }
 
-    /// Removes whole pages for a cache.
-    pub(super) fn take_pages(&mut self, own: CacheId, most: u64) -> Option<FreePages> {
-        let least = PAGE_UNITS as u32;
+    /// Removes pages for a cache, that lie side by side.
+    pub(super) fn take_pages(&mut self, own: CacheId, wanted: Pages) -> Option<FreePages> {
         let Tlsf {
             headers, classes, ..
         } = &self.heap;
-        let mine = classes.at_least(headers, own + 1, least);
-        let blocks = mine.chain(classes.at_least(headers, 0, least));
+        let mine = classes.at_least(headers, own + 1, wanted.least as u32);
+        let blocks = mine.chain(classes.at_least(headers, 0, wanted.least as u32));
         let found = blocks
-            .map(|id| (id, pages_in(headers[id].start(), headers[id].end(), most)))
-            .find(|(_, pages)| pages.units > 0);
+            .map(|id| (id, wanted.of(headers[id].start(), headers[id].end())))
+            .find_map(|(id, pages)| Some((id, pages?)));
         let (id, pages) = match found {
             Some(found) => found,
-            None => self.page_of_run(own)?,
+            None => self.pages_of_run(own, wanted.least)?,
         };
         self.heap.cut_of(id, pages.start, pages.units);
         Some(pages)
     }
 
     /// Removes pages of another stream's block that was seen, if that is unchanged.
-    pub(super) fn take_pages_at(&mut self, place: SeenBlock, most: u64) -> Option<FreePages> {
-        let id = self.find_at(place, PAGE_UNITS as u32)?;
+    pub(super) fn take_pages_at(&mut self, place: SeenBlock, wanted: Pages) -> Option<FreePages> {
+        let id = self.find_at(place, wanted.least as u32)?;
         let headers = &self.heap.headers;
-        let pages = pages_in(headers[id].start(), headers[id].end(), most);
-        if pages.units == 0 {
-            return None;
-        }
+        let pages = wanted.of(headers[id].start(), headers[id].end())?;
         self.heap.cut_of(id, pages.start, pages.units);
         Some(pages)
     }
 
-    /// A block of another stream with a whole page.
-    pub(super) fn pages_of_others(&self, own: CacheId) -> Option<SeenBlock> {
+    /// A block of another stream with such pages.
+    pub(super) fn pages_of_others(&self, own: CacheId, wanted: Pages) -> Option<SeenBlock> {
         let Tlsf {
             headers, classes, ..
         } = &self.heap;
         let others = self.other_users(own);
-        let mut blocks = others.flat_map(|user| classes.at_least(headers, user, PAGE_UNITS as u32));
-        let id = blocks
-            .find(|id| pages_in(headers[*id].start(), headers[*id].end(), PAGE_UNITS).units > 0)?;
+        let mut blocks =
+            others.flat_map(|user| classes.at_least(headers, user, wanted.least as u32));
+        let holds = |id: &Id| {
+            wanted
+                .of(headers[*id].start(), headers[*id].end())
+                .is_some()
+        };
+        let id = blocks.find(holds)?;
         Some(self.place(id))
     }
 
@@ -337,6 +361,21 @@ impl CentralHeap {
 
     pub(super) fn heap(&self) -> &Tlsf<UserSizeClasses> {
         &self.heap
+    }
+}
+
+/// How many pages a cache asks for, in units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pages {
+    pub(super) least: u64,
+    pub(super) most: u64,
+}
+
+impl Pages {
+    /// Those between two places, if there are enough.
+    fn of(self, start: u64, end: u64) -> Option<FreePages> {
+        let pages = pages_in(start, end, self.most);
+        (pages.units >= self.least).then_some(pages)
     }
 }
 

@@ -5,14 +5,22 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PAGE_UNITS;
-use super::last_freed::is_small;
+
+/// Where a block was cut from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Home {
+    /// Pages of a stream's cache.
+    Pages,
+    /// The central heap.
+    Central,
+}
 
 /// A block may come from one place and go back to another, so what is live is the wrapping sum over all.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Units of small blocks, and of large ones, that users have.
-    small: AtomicU64,
-    large: AtomicU64,
+    /// Units of blocks that users have, by their home.
+    of_pages: AtomicU64,
+    of_central: AtomicU64,
     /// Blocks that users have.
     blocks: AtomicU64,
     /// Requests answered by the last-freed cache, and by the heap.
@@ -20,6 +28,8 @@ pub(super) struct Counters {
     heap: AtomicU64,
     /// Units in pages of the cache.
     held: AtomicU64,
+    /// Units that a cache keeps which cuts medium blocks from its pages.
+    kept_limit: AtomicU64,
     /// Units of the cached large block.
     cached_large: AtomicU64,
     /// Free units when the cache was last scavenged and had no whole page.
@@ -40,31 +50,30 @@ fn read(counter: &AtomicU64) -> u64 {
 
 impl Counters {
     #[inline]
-    pub(super) fn count_hit(&self, size: u32) {
+    pub(super) fn count_hit(&self, size: u32, home: Home) {
         add(&self.last_freed, 1);
-        if !is_small(size) {
+        if home == Home::Central {
             self.cached_large.store(0, Ordering::Relaxed);
         }
-        self.change(size, u64::from(size), 1);
+        self.change(home, u64::from(size), 1);
     }
 
     #[inline]
-    pub(super) fn count_fit(&self, size: u32) {
+    pub(super) fn count_fit(&self, size: u32, home: Home) {
         add(&self.heap, 1);
-        self.change(size, u64::from(size), 1);
+        self.change(home, u64::from(size), 1);
     }
 
     #[inline]
-    pub(super) fn count_free(&self, size: u32) {
-        self.change(size, u64::from(size).wrapping_neg(), u64::MAX);
+    pub(super) fn count_free(&self, size: u32, home: Home) {
+        self.change(home, u64::from(size).wrapping_neg(), u64::MAX);
     }
 
     #[inline]
-    fn change(&self, size: u32, units: u64, blocks: u64) {
-        let live = if is_small(size) {
-            &self.small
-        } else {
-            &self.large
+    fn change(&self, home: Home, units: u64, blocks: u64) {
+        let live = match home {
+            Home::Pages => &self.of_pages,
+            Home::Central => &self.of_central,
         };
         add(live, units);
         add(&self.blocks, blocks);
@@ -87,19 +96,29 @@ impl Counters {
         self.held.store(units, Ordering::Relaxed);
     }
 
+    /// The cache gives up pages only beyond so many units.
+    #[inline]
+    pub(super) fn set_kept_limit(&self, units: u64) {
+        self.kept_limit.store(units, Ordering::Relaxed);
+    }
+
+    pub(super) fn kept_limit(&self) -> u64 {
+        read(&self.kept_limit)
+    }
+
     pub(super) fn held(&self) -> u64 {
         read(&self.held)
     }
 
-    /// Units of small blocks that users have, less those that were counted elsewhere when they were freed.
-    pub(super) fn small(&self) -> u64 {
-        read(&self.small)
+    /// Units of blocks from pages that users have, less those that were counted elsewhere when they were freed.
+    pub(super) fn of_pages(&self) -> u64 {
+        read(&self.of_pages)
     }
 
-    /// Free units in pages of the cache. Of its small blocks, so many more are counted `elsewhere`.
+    /// Free units in pages of the cache. Of its blocks, so many more are counted `elsewhere`.
     fn spare(&self, elsewhere: u64) -> u64 {
-        let small = read(&self.small).wrapping_add(elsewhere);
-        self.held().saturating_sub(small)
+        let used = self.of_pages().wrapping_add(elsewhere);
+        self.held().saturating_sub(used)
     }
 
     /// Whether the cache may have something that others could use: whole pages, or a large block. Fragments that had no
@@ -119,7 +138,7 @@ impl Counters {
 
     /// Adds this to a sum: units and blocks that users have.
     pub(super) fn live(&self) -> (u64, u64) {
-        let units = read(&self.small).wrapping_add(read(&self.large));
+        let units = read(&self.of_pages).wrapping_add(read(&self.of_central));
         (units, read(&self.blocks))
     }
 

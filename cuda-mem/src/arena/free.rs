@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use super::counters::Home;
 use super::last_freed::{Block, is_small};
 use super::last_use::LastUse;
 use super::page_map::CacheId;
@@ -26,7 +27,7 @@ impl Inner {
             .free(block.start, last_use)
     }
 
-    /// A free by a stream that has no cache yet, or of a small block of another stream's cache. Not always rare, as
+    /// A free by a stream that has no cache yet, or of a block of another cache's pages. Not always rare, as
     /// [`allocate_slowly`](Self::allocate_slowly).
     #[cold]
     pub(super) fn deallocate_slowly(&self, address: u64, size: u32, stream: &Stream) -> Result<()> {
@@ -35,14 +36,14 @@ impl Inner {
         }
         let id = self.cache_of(stream, For::Free)?;
         let start = address / UNIT;
-        if !is_small(size) {
-            return self.free_to_cache(id, start, size);
-        }
-        let Some(owner) = self.caches.page_map.cache_of(address) else {
-            return Err(self.unknown(UnknownBlock { start }));
+        let Some(owner) = self.owner_of(address, size) else {
+            if is_small(size) {
+                return Err(self.unknown(UnknownBlock { start }));
+            }
+            return self.free_large(id, start, size);
         };
         if owner == id {
-            return self.free_to_cache(id, start, size);
+            return self.free_to_pages(id, start, size);
         }
         let pending = RemoteFree {
             start,
@@ -55,6 +56,9 @@ impl Inner {
         let waiting = cache.remote_frees();
         drop(cache);
         freed.map_err(|unknown| self.unknown(unknown))?;
+        if !is_small(size) {
+            slot.keeping.freed_remote();
+        }
         if self.slot(id).freed_remote(size) {
             self.record_batch(id);
         }
@@ -64,43 +68,78 @@ impl Inner {
         Ok(())
     }
 
-    /// Caches a block, or frees it to the central heap if it is too large for that.
+    /// Caches a block of the central heap, or frees it there if it is too large for that.
     #[inline]
-    pub(super) fn free_to_cache(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
+    pub(super) fn free_large(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
         let (me, slot) = (thread::number(), self.slot(id));
         if size > self.caches.cached_limit.load(Ordering::Relaxed) {
             let last_use = LastUse::new(id, epoch::now());
             let mut central = self.central.lock(me);
             let freed = central.free(start, last_use);
             if freed.is_ok() {
-                self.central.counters.count_free(size);
+                self.central.counters.count_free(size, Home::Central);
             }
             let unrecorded = central.unrecorded(id);
             drop(central);
             if slot.requested.has_events() && unrecorded.is_worth_an_event() {
                 self.record_batch(id);
-            } else if self.may_query() && unrecorded.is_worth_a_query(slot.requested.has_queries())
+            } else if self.may_query()
+                && unrecorded.is_worth_a_query(
+                    slot.requested.has_queries(),
+                    self.central.heap.is_biased_to(me),
+                )
             {
                 self.query_stream(id);
             }
             return freed.map_err(|unknown| self.unknown(unknown));
         }
-        let mut cache = match slot.lock.lock_by_owner(me) {
-            Some(cache) => cache,
-            None if is_small(size) => return self.free_shared(id, start, size),
-            None => slot.lock.lock(me),
+        let mut cache = slot.lock.lock(me);
+        let old = cache.free_large(start, size, epoch::now(), &slot.counters);
+        drop(cache);
+        let settled = old.map_or(Ok(()), |(old, epoch)| self.free_evicted(id, old, epoch));
+        if let Err(unknown) = settled {
+            self.report_unknown(unknown);
+        }
+        Ok(())
+    }
+
+    /// Frees a block of the cache's own pages.
+    #[inline]
+    pub(super) fn free_to_pages(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
+        if !is_small(size) {
+            return self.free_medium(id, start, size);
+        }
+        let slot = self.slot(id);
+        let Some(mut cache) = slot.lock.lock_by_owner(thread::number()) else {
+            return self.free_shared(id, start, size);
         };
-        let settled = if is_small(size) {
-            let old = cache.free_small(start, size, &slot.counters);
-            let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
-            // The hook of reports may call into the arena.
-            drop(cache);
-            settled
+        let old = cache.free(start, size, &slot.counters);
+        let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));
+        // The hook of reports may call into the arena.
+        drop(cache);
+        if let Err(unknown) = settled {
+            self.report_unknown(unknown);
+        }
+        Ok(())
+    }
+
+    /// Frees a medium block of the cache's own pages.
+    fn free_medium(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
+        let slot = self.slot(id);
+        let mut cache = slot.lock.lock(thread::number());
+        let settled = if size > self.caches.cached_limit.load(Ordering::Relaxed) {
+            slot.counters.count_free(size, Home::Pages);
+            cache.free_to_heap(start)
         } else {
-            let old = cache.free_large(start, size, epoch::now(), &slot.counters);
-            drop(cache);
-            old.map_or(Ok(()), |(old, epoch)| self.free_evicted(id, old, epoch))
+            let old = cache.free(start, size, &slot.counters);
+            old.map_or(Ok(()), |old| cache.free_to_heap(old.start))
         };
+        slot.keeping.freed();
+        let surplus = cache.take_surplus(size, &slot.counters);
+        drop(cache);
+        if !surplus.is_empty() {
+            self.pages_to_central(id, surplus);
+        }
         if let Err(unknown) = settled {
             self.report_unknown(unknown);
         }
@@ -118,7 +157,7 @@ impl Inner {
             },
             None => {
                 let mut cache = slot.lock.lock(me);
-                (cache.free_small(start, size, &slot.counters), cache)
+                (cache.free(start, size, &slot.counters), cache)
             }
         };
         let settled = old.map_or(Ok(()), |old| cache.free_to_heap(old.start));

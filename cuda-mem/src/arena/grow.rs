@@ -1,7 +1,6 @@
 //! How the arena grows, and what it does when it cannot.
 
 use super::backing::Chunk;
-use super::last_freed::is_small;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::refill::STEPS_WITHOUT_GROWTH;
@@ -22,11 +21,28 @@ const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
     /// While the arena is small, it grows before its streams are queried or made to wait: the driver's pool takes as
-    /// much for its first block.
-    pub(super) fn grows_first(&self, size: u32) -> bool {
+    /// much for its first block. For streams that keep medium blocks it grows as long as they have no more than they
+    /// would keep: taking pages out of their caches would disturb all of them.
+    pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
+        let caches = self.caches.count() as u64;
+        let mut limit = SMALL_ARENA;
+        if self.slot(id).keeping.is_on_for(size) {
+            limit = limit.max(self.wanted());
+        }
         let held = self.backing.reserved().current();
-        self.caches.count() > 1
-            && held + u64::from(size) * UNIT <= SMALL_ARENA.min(self.backing.max())
+        caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
+    }
+
+    /// Bytes that all caches would keep, and that are in use elsewhere.
+    fn wanted(&self) -> u64 {
+        let units = self.caches.iter().map(|(_, slot)| {
+            let counters = &slot.counters;
+            counters.held().max(counters.kept_limit())
+                - counters
+                    .held()
+                    .min(counters.of_pages().wrapping_add(slot.of_pages_elsewhere()))
+        });
+        units.sum::<u64>() * UNIT + self.stats().live
     }
 
     /// As [`grow`](Self::grow), one thread at a time: what the last one got, and what was freed meanwhile, may be
@@ -42,7 +58,7 @@ impl Inner {
     /// Takes memory from the backing, and a block of it. `None` if another thread took the free memory that the new one
     /// was to extend.
     fn grow(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        if is_small(size) {
+        if self.slot(id).cuts(size) {
             return self.grow_cache(id, size, stream);
         }
         let needed = u64::from(size).div_ceil(GRANULE_UNITS);
@@ -65,7 +81,7 @@ impl Inner {
     fn grow_cache(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
         let grown = self.more(self.backing.frontier(GRANULE), 1, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        let taken = units.min(self.cache_share(id));
+        let taken = units.min(self.pages_for(id, size).most);
         if units > taken {
             self.add_to_central(start + taken, units - taken, self.last_use_of_new(id));
         }

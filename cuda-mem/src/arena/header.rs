@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::last_use::LastUse;
+use super::page_map::CacheId;
 
 /// The number of a header. Numbers are given again once a header has gone.
 pub(super) type Id = u32;
@@ -39,7 +40,7 @@ pub(super) struct Header {
     /// Of a free block, the user of its last use; of a used one, the next in its chain of the
     /// [index](super::index::Index).
     user_or_next: u32,
-    /// Of a free block's last use.
+    /// Of a free block's last use; of a used one of the central heap, the cache that asked for it.
     epoch: u64,
 }
 
@@ -104,6 +105,18 @@ impl Header {
     #[inline]
     pub(super) fn set_next(&mut self, next: Id) {
         self.user_or_next = next;
+    }
+
+    /// The cache that asked for it, if it is used.
+    #[inline]
+    pub(super) fn asker(&self) -> CacheId {
+        self.epoch as CacheId
+    }
+
+    /// Overwrites the epoch of its last use.
+    #[inline]
+    pub(super) fn set_asker(&mut self, cache: CacheId) {
+        self.epoch = cache.into();
     }
 
     /// Its first units become another block's.

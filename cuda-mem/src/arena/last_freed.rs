@@ -1,16 +1,18 @@
 //! The last-freed cache of a stream: blocks that have not gone back to the heap, so that the next request of the same
 //! size costs next to nothing.
 //!
-//! A cached block cannot merge with its neighbours, so few are kept: one of each small size, and one large one.
+//! A cached block cannot merge with its neighbours, so few are kept: one of each small size, and one of all others.
 
 #![forbid(unsafe_code)]
 
 /// The largest block that counts as small, in units: 16 KiB.
 pub(super) const SMALL: u32 = 64;
+/// The largest block that is ever cut from pages of a stream's cache, in units: 1 MiB.
+pub(super) const MEDIUM: u32 = 4096;
 /// One place for each size of small blocks.
 const PLACES: usize = SMALL as usize;
 
-/// Whether blocks of this size are cut from pages of their cache, and not from what all caches share.
+/// Whether blocks of this size are always cut from pages of their cache, and not from what all caches share.
 #[inline]
 pub(super) fn is_small(size: u32) -> bool {
     size <= SMALL
@@ -25,7 +27,7 @@ pub(super) struct Block {
 
 #[derive(Debug)]
 pub(super) struct LastFreed {
-    /// The last place is that of the large one.
+    /// The last place is for all other sizes.
     places: [Block; PLACES + 1],
     units: u64,
 }

@@ -73,7 +73,7 @@ use biased_lock::BiasedLock;
 use cache_table::{CacheSlot, CacheTable};
 use central_heap::CentralHeap;
 use counters::Counters;
-use last_freed::is_small;
+use last_freed::{MEDIUM, is_small};
 use page_map::CacheId;
 use slow_path::{SlowPath, SlowStateGuard};
 
@@ -189,19 +189,32 @@ impl Inner {
     fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
         let me = thread::number();
         let slot = self.slot(id);
-        let large = !is_small(size);
-        // Of large blocks one at most stands in front, and its size is known without the lock.
-        if !large || slot.counters.cached_large() == u64::from(size) {
+        if slot.cuts(size) {
             let found = match slot.lock.lock_by_owner(me) {
                 Some(mut cache) => cache.allocate(size, &slot.counters),
                 None => self.allocate_shared(id, size),
             };
-            if found.is_some() || !large {
+            if found.is_some() || is_small(size) {
                 return found;
             }
+            return self.take(id, size);
+        }
+        // Of large blocks one at most stands in front, and its size is known without the lock.
+        if slot.counters.cached_large() == u64::from(size)
+            && let Some(start) = slot.lock.lock(me).allocate_large(size, &slot.counters)
+        {
+            return Some(start);
+        }
+        let counters = &self.central.counters;
+        if let Some(mut central) = self.central.heap.lock_by_owner(me) {
+            return central.allocate(size, id, counters);
         }
         let mut central = self.central.lock(me);
-        central.allocate(size, id, &self.central.counters)
+        // Streams that several threads share would meet in their caches instead.
+        if size <= MEDIUM && slot.lock.is_biased_to(me) {
+            slot.keeping.met(|| central.take_freed_elsewhere(id));
+        }
+        central.allocate(size, id, counters)
     }
 
     /// As a stream's cache allocates, for a thread to which its lock is not biased.
@@ -214,6 +227,15 @@ impl Inner {
             return Some(start);
         }
         slot.lock.lock(me).allocate(size, &slot.counters)
+    }
+
+    /// The cache from whose pages a block was cut; none if it is one of the central heap.
+    #[inline]
+    fn owner_of(&self, address: u64, size: u32) -> Option<CacheId> {
+        if size > MEDIUM {
+            return None;
+        }
+        self.caches.page_map.cache_of(address)
     }
 
     fn slow_state(&self) -> SlowStateGuard<'_> {
@@ -337,9 +359,13 @@ unsafe impl MemoryResource for Arena {
         };
         if !report::is_forked()
             && let Some(id) = inner.noted_cache(stream)
-            && (!is_small(size) || inner.caches.page_map.cache_of(address) == Some(id))
         {
-            return inner.free_to_cache(id, address / UNIT, size);
+            let start = address / UNIT;
+            match inner.owner_of(address, size) {
+                Some(owner) if owner == id => return inner.free_to_pages(id, start, size),
+                None if !is_small(size) => return inner.free_large(id, start, size),
+                _ => {}
+            }
         }
         inner.deallocate_slowly(address, size, stream)
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::last_freed::is_small;
+use super::counters::Home;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{For, SlowState};
@@ -73,7 +73,7 @@ impl Inner {
             return self.deallocate_slowly(address, size, stream);
         }
         let start = address / UNIT;
-        self.note_free(start, size)
+        self.note_free(start)
             .map_err(|unknown| self.unknown(unknown))?;
         for other in &others {
             // So that what comes later on that stream need not be done for this block. Where no event can be recorded
@@ -95,20 +95,19 @@ impl Inner {
     }
 
     /// Counts a block as freed that stays where it is.
-    fn note_free(&self, start: u64, size: u32) -> Result<(), UnknownBlock> {
+    fn note_free(&self, start: u64) -> Result<(), UnknownBlock> {
         let me = thread::number();
-        if !is_small(size) {
-            let central = self.central.lock(me);
-            let size = central
-                .heap()
-                .size_of(start)
-                .ok_or(UnknownBlock { start })?;
-            self.central.counters.count_free(size);
-            return Ok(());
+        if let Some(owner) = self.caches.page_map.cache_of(start * UNIT) {
+            let slot = self.slot(owner);
+            return slot.lock.lock(me).note_free(start, &slot.counters);
         }
-        let owner = self.caches.page_map.cache_of(start * UNIT);
-        let slot = self.slot(owner.ok_or(UnknownBlock { start })?);
-        slot.lock.lock(me).note_free(start, &slot.counters)
+        let central = self.central.lock(me);
+        let size = central
+            .heap()
+            .size_of(start)
+            .ok_or(UnknownBlock { start })?;
+        self.central.counters.count_free(size, Home::Central);
+        Ok(())
     }
 
     /// Frees what is parked and done by now, as far as is known. Returns whether there was any.
@@ -138,12 +137,8 @@ impl Inner {
 
     fn free_parked(&self, start: u64, size: u32, last_use: LastUse) {
         let me = thread::number();
-        let freed = if !is_small(size) {
-            self.central.lock(me).free(start, last_use)
-        } else if let (Some(owner), Some(cache)) = (
-            self.caches.page_map.cache_of(start * UNIT),
-            last_use.cache(),
-        ) {
+        let owner = self.caches.page_map.cache_of(start * UNIT);
+        let freed = if let (Some(owner), Some(cache)) = (owner, last_use.cache()) {
             let mut lock = self.slot(owner).lock.lock(me);
             if owner == cache {
                 lock.free_to_heap(start)
@@ -156,7 +151,7 @@ impl Inner {
                 Ok(())
             }
         } else {
-            Err(UnknownBlock { start })
+            self.central.lock(me).free(start, last_use)
         };
         self.slow_path.parked.subtract(size);
         if let Err(unknown) = freed {

@@ -3,6 +3,7 @@
 
 use std::alloc::Layout;
 
+use super::central_heap::Pages;
 use super::last_freed::is_small;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
@@ -168,7 +169,7 @@ impl Inner {
             Step::Query | Step::QueryAll => self.may_query(),
             Step::Wait => self.may_wait(),
             Step::WaitForAll => self.may_wait() && !is_small(size),
-            Step::Grow => self.grows_first(size),
+            Step::Grow => self.grows_first(id, size),
             Step::NoteWaits | Step::Scavenge => true,
         };
         if !is_allowed {
@@ -213,7 +214,7 @@ impl Inner {
             }
             Step::Grow | Step::WaitForAll => {}
         }
-        if is_small(size) {
+        if self.slot(id).cuts(size) {
             let wait = (step == Step::Wait).then_some(stream);
             let force = step == Step::QueryAll;
             if self.reclaim_remote_frees(&mut state, id, wait, force)
@@ -241,13 +242,18 @@ impl Inner {
 
     /// A block of the central heap as it is, or pages of it for a small one.
     pub(super) fn take(&self, id: CacheId, size: u32) -> Option<u64> {
+        let slot = self.slot(id);
         let mut central = self.central.lock(thread::number());
-        if !is_small(size) {
-            return central.allocate(size, id, &self.central.counters);
+        if slot.cuts(size)
+            && let Some(pages) = central.take_pages(id, self.pages_for(id, size))
+        {
+            drop(central);
+            return self.add_pages(id, pages, size);
         }
-        let pages = central.take_pages(id, self.cache_share(id))?;
-        drop(central);
-        self.add_pages(id, pages, size)
+        if is_small(size) {
+            return None;
+        }
+        central.allocate(size, id, &self.central.counters)
     }
 
     /// Notes what waits of the program have shown. No driver call.
@@ -313,7 +319,7 @@ impl Inner {
             return Found::Nothing;
         }
         let mut central = self.central.lock(me);
-        let start = central.allocate_run_at(&places, size, &self.central.counters);
+        let start = central.allocate_run_at(&places, size, id, &self.central.counters);
         drop(central);
         self.taken_over(start)
     }
@@ -353,10 +359,16 @@ impl Inner {
 
     fn wait(&self, state: &mut SlowState, id: CacheId, size: u32, stream: &Stream) -> Found {
         let me = thread::number();
+        let mut pages = false;
         let found = {
             let central = self.central.lock(me);
-            if is_small(size) {
-                central.pages_of_others(id)
+            if self.slot(id).cuts(size)
+                && let Some(place) = central.pages_of_others(id, self.pages_for(id, size))
+            {
+                pages = true;
+                Some(place)
+            } else if is_small(size) {
+                None
             } else {
                 let progress = &state.streams[id as usize];
                 let is_after = |last_use: LastUse| {
@@ -374,17 +386,17 @@ impl Inner {
             return Found::Nothing;
         }
         let mut central = self.central.lock(me);
-        if is_small(size) {
+        if pages {
             // A block that was found done meanwhile may be part of a larger one.
-            let share = self.cache_share(id);
-            let pages = central.take_pages_at(place, share);
-            let pages = pages.or_else(|| central.take_pages(id, share));
+            let wanted = self.pages_for(id, size);
+            let pages = central.take_pages_at(place, wanted);
+            let pages = pages.or_else(|| central.take_pages(id, wanted));
             drop(central);
             let start = pages.and_then(|pages| self.add_pages(id, pages, size));
             return self.taken_over(start);
         }
         // A block that was found done meanwhile may be part of a larger one.
-        let taken = central.allocate_at(place, size, &self.central.counters);
+        let taken = central.allocate_at(place, size, id, &self.central.counters);
         let start = if taken {
             Some(place.start)
         } else {
@@ -409,7 +421,7 @@ impl Inner {
                     let _ = slot.lock.lock(me).free_to_heap(block.start);
                 }
             }
-            let elsewhere = slot.small_elsewhere();
+            let elsewhere = slot.of_pages_elsewhere();
             if !slot.counters.has_spare(thorough, elsewhere) {
                 continue;
             }
@@ -418,20 +430,26 @@ impl Inner {
             let pages = cache.give_away(&slot.counters);
             slot.counters.scavenged(pages.len(), elsewhere);
             drop(cache);
-            // The cache's stream may have used its pages until now.
-            let last_use = LastUse::new(id, epoch::now());
-            let mut central = self.central.lock(me);
             if let Some((block, epoch)) = large {
                 // An unknown block was freed twice, and belongs to nobody.
-                let _ = central.free(block.start, LastUse::new(id, epoch));
+                let _ = self
+                    .central
+                    .lock(me)
+                    .free(block.start, LastUse::new(id, epoch));
             }
-            drop(central);
-            for place in pages {
-                self.caches
-                    .page_map
-                    .set(place.start * UNIT, place.units * UNIT, None);
-                self.add_to_central(place.start, place.units, last_use);
-            }
+            self.pages_to_central(id, pages);
+        }
+    }
+
+    /// Adds pages that a cache gave up to the central heap.
+    pub(super) fn pages_to_central(&self, id: CacheId, pages: Vec<FreePages>) {
+        // The cache's stream may have used its pages until now.
+        let last_use = LastUse::new(id, epoch::now());
+        for place in pages {
+            self.caches
+                .page_map
+                .set(place.start * UNIT, place.units * UNIT, None);
+            self.add_to_central(place.start, place.units, last_use);
         }
     }
 
@@ -450,10 +468,15 @@ impl Inner {
         }
     }
 
-    /// How much a cache takes at a time, in units of whole pages.
-    pub(super) fn cache_share(&self, id: CacheId) -> u64 {
+    /// How much a cache takes at a time, for a block of this size.
+    pub(super) fn pages_for(&self, id: CacheId, size: u32) -> Pages {
         let has = self.slot(id).counters.held() / PAGE_UNITS;
-        (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS
+        let share = (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS;
+        let least = u64::from(size).next_multiple_of(PAGE_UNITS);
+        Pages {
+            least,
+            most: share.max(least),
+        }
     }
 
     /// Adds pages to a cache and takes a block of them.

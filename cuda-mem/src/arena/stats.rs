@@ -100,6 +100,9 @@ pub struct FreeSpace {
     /// Of these, bytes that wait for streams: of small blocks that were freed on another stream than their own, and of
     /// blocks that [several streams](crate::DeviceBuffer::free_after) used.
     pub pending: u64,
+    /// Bytes of pages that streams keep for their own blocks, in use and free. Blocks of up to 16 KiB are cut from these,
+    /// and where threads with streams of their own meet, those of up to 1 MiB.
+    pub kept: u64,
     /// Bytes of the largest free block.
     pub largest: u64,
     /// Bytes of host memory that the bookkeeping of all blocks takes.
@@ -189,6 +192,7 @@ impl Arena {
             let waiting = cache.remote_units();
             space.cached += cache.last_freed_units() * UNIT;
             space.pending += waiting * UNIT;
+            space.kept += cache.heap().total_units() * UNIT;
             space.bytes += (cache.heap().free_units() + cache.last_freed_units() + waiting) * UNIT;
             space.largest = space.largest.max(cache.heap().largest_free() * UNIT);
             space.bookkeeping += cache.bytes() as u64;

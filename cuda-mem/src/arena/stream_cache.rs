@@ -1,15 +1,17 @@
-//! The cache of one stream: the blocks that were freed last, and pages that small blocks are cut from.
+//! The cache of one stream: the blocks that were freed last, and pages that blocks are cut from: small ones, and medium
+//! ones if the stream keeps them ([`Keeping`](super::cache_table::Keeping)).
 
 #![forbid(unsafe_code)]
 
+use super::PAGE_UNITS;
 use super::UnknownBlock;
-use super::counters::Counters;
-use super::last_freed::{Block, LastFreed, is_small};
+use super::counters::{Counters, Home};
+use super::last_freed::{Block, LastFreed};
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::tlsf::{FreePages, Joins, Tlsf};
 
-/// A small block of this cache that was freed in the order of another stream. It waits here until this
+/// A block of this cache's pages that was freed in the order of another stream. It waits here until this
 /// cache's stream is known to come after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemoteFree {
@@ -19,46 +21,58 @@ pub(super) struct RemoteFree {
     pub(super) epoch: u64,
 }
 
+/// What a cache may have free beyond what it needed lately, in units: 512 KiB.
+const MOST_SPARE: u64 = 2 * PAGE_UNITS;
+/// Frees of medium blocks after which the recent peak moves an eighth of the way to what is in use.
+const DECAY: u32 = 256;
+
 /// Sizes and places are in units. What is free here was last used by the cache's own stream, or its last use is done.
 #[derive(Debug, Default)]
 pub(super) struct StreamCache {
+    /// Of the cache's own pages.
     last_freed: LastFreed,
-    /// The epoch in which the cached large block was freed.
-    large_epoch: u64,
-    /// Small blocks only.
+    /// A block of the central heap, and the epoch in which it was freed. Size 0 is none.
+    large: (Block, u64),
     heap: Tlsf,
     remote_frees: Vec<RemoteFree>,
+    /// The most units in use lately, where medium blocks are kept.
+    recent_peak: u64,
+    /// Frees of medium blocks until it falls.
+    until_decay: u32,
 }
 
 impl StreamCache {
-    /// A block that the cache's stream can use at once. A large one only if it is cached in exactly this size.
+    /// A block of the cache's pages that its stream can use at once.
     #[inline]
     pub(super) fn allocate(&mut self, size: u32, counters: &Counters) -> Option<u64> {
         if let Some(start) = self.last_freed.take(size) {
-            counters.count_hit(size);
+            counters.count_hit(size, Home::Pages);
             return Some(start);
         }
-        if !is_small(size) {
-            return None;
-        }
         let start = self.heap.allocate(size)?;
-        counters.count_fit(size);
+        counters.count_fit(size, Home::Pages);
         Some(start)
     }
 
-    /// Caches a small block of this cache that its own stream freed. Returns the block that it replaces.
+    /// The cached block of the central heap, if it has exactly this size.
     #[inline]
-    pub(super) fn free_small(
-        &mut self,
-        start: u64,
-        size: u32,
-        counters: &Counters,
-    ) -> Option<Block> {
-        counters.count_free(size);
+    pub(super) fn allocate_large(&mut self, size: u32, counters: &Counters) -> Option<u64> {
+        if self.large.0.size != size {
+            return None;
+        }
+        self.large.0.size = 0;
+        counters.count_hit(size, Home::Central);
+        Some(self.large.0.start)
+    }
+
+    /// Caches a block of this cache's pages that its own stream freed. Returns the block that it replaces.
+    #[inline]
+    pub(super) fn free(&mut self, start: u64, size: u32, counters: &Counters) -> Option<Block> {
+        counters.count_free(size, Home::Pages);
         self.last_freed.put(Block { start, size })
     }
 
-    /// As [`free_small`](Self::free_small), for a large block, with the present epoch. Returns the block that it
+    /// As [`free`](Self::free), for a block of the central heap, with the present epoch. Returns the block that it
     /// replaces with its own epoch.
     #[inline]
     pub(super) fn free_large(
@@ -68,14 +82,13 @@ impl StreamCache {
         epoch: u64,
         counters: &Counters,
     ) -> Option<(Block, u64)> {
-        counters.count_free(size);
+        counters.count_free(size, Home::Central);
         counters.set_cached_large(size);
-        let before = std::mem::replace(&mut self.large_epoch, epoch);
-        let old = self.last_freed.put(Block { start, size })?;
-        Some((old, before))
+        let old = std::mem::replace(&mut self.large, (Block { start, size }, epoch));
+        (old.0.size != 0).then_some(old)
     }
 
-    /// Frees a small block to the heap, where it merges with its neighbours.
+    /// Frees a block of this cache's pages to the heap, where it merges with its neighbours.
     #[inline]
     pub(super) fn free_to_heap(&mut self, start: u64) -> Result<(), UnknownBlock> {
         match self.heap.free(start, LastUse::FREE) {
@@ -87,11 +100,11 @@ impl StreamCache {
     /// Counts a block as freed that stays where it is.
     pub(super) fn note_free(&self, start: u64, counters: &Counters) -> Result<(), UnknownBlock> {
         let size = self.heap.size_of(start).ok_or(UnknownBlock { start })?;
-        counters.count_free(size);
+        counters.count_free(size, Home::Pages);
         Ok(())
     }
 
-    /// Frees a small block of this cache in the order of another stream.
+    /// Frees a block of this cache's pages in the order of another stream.
     pub(super) fn free_remote(
         &mut self,
         pending: RemoteFree,
@@ -115,19 +128,15 @@ impl StreamCache {
         self.remote_frees.push(pending);
     }
 
-    /// Frees all cached small blocks to the heap, and returns the large one with its epoch.
+    /// Frees all cached blocks of this cache's pages to the heap, and returns that of the central heap with its epoch.
     pub(super) fn flush(&mut self, counters: &Counters) -> Option<(Block, u64)> {
         counters.set_cached_large(0);
-        let mut large = None;
         for block in self.last_freed.drain() {
-            if is_small(block.size) {
-                // One that is unknown was freed twice, and is nobody's.
-                let _ = self.heap.free(block.start, LastUse::FREE);
-            } else {
-                large = Some((block, self.large_epoch));
-            }
+            // One that is unknown was freed twice, and is nobody's.
+            let _ = self.heap.free(block.start, LastUse::FREE);
         }
-        large
+        let large = std::mem::take(&mut self.large);
+        (large.0.size != 0).then_some(large)
     }
 
     /// Adds pages.
@@ -146,13 +155,54 @@ impl StreamCache {
         pages
     }
 
+    /// A medium block of so many units was freed. Removes free pages beyond what the cache needed lately. What it may need
+    /// again stays, so that pages do not come and go.
+    #[inline]
+    pub(super) fn take_surplus(&mut self, freed: u32, counters: &Counters) -> Vec<FreePages> {
+        let used = self.heap.total_units() - self.heap.free_units();
+        self.recent_peak = self.recent_peak.max(used + u64::from(freed));
+        self.until_decay = match self.until_decay.checked_sub(1) {
+            Some(frees) => frees,
+            None => {
+                self.recent_peak -= self.recent_peak.saturating_sub(used) / 8;
+                DECAY
+            }
+        };
+        let limit = self.recent_peak + self.recent_peak / 8 + MOST_SPARE;
+        counters.set_kept_limit(limit);
+        // Several at a time.
+        if self.heap.total_units() <= limit + MOST_SPARE {
+            return Vec::new();
+        }
+        self.take_free_pages(self.heap.total_units() - limit, counters)
+    }
+
+    /// Removes free pages of about so many units.
+    #[cold]
+    fn take_free_pages(&mut self, units: u64, counters: &Counters) -> Vec<FreePages> {
+        let mut rest = units / PAGE_UNITS * PAGE_UNITS;
+        let mut pages: Vec<FreePages> = self.heap.free_pages(1).collect();
+        // The longest runs first: the short ones do for most requests.
+        pages.sort_unstable_by_key(|place| std::cmp::Reverse((place.units, place.start)));
+        pages.retain_mut(|place| {
+            place.units = place.units.min(rest);
+            rest -= place.units;
+            place.units > 0
+        });
+        for place in &pages {
+            self.heap.cut(place.start, place.units);
+        }
+        counters.set_held(self.heap.total_units());
+        pages
+    }
+
     pub(super) fn heap(&self) -> &Tlsf {
         &self.heap
     }
 
     /// Units in cached blocks.
     pub(super) fn last_freed_units(&self) -> u64 {
-        self.last_freed.units()
+        self.last_freed.units() + u64::from(self.large.0.size)
     }
 
     /// Units of the blocks that wait for other streams.

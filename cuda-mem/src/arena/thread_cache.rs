@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::biased_lock::BiasedLock;
-use super::counters::Counters;
+use super::counters::{Counters, Home};
 use super::last_freed::{Block, LastFreed};
 use super::page_map::CacheId;
 
@@ -171,7 +171,7 @@ impl ThreadCache {
     pub(super) fn allocate(&self, size: u32, thread: u64) -> Option<u64> {
         let mut cache = self.lock.lock(thread);
         let start = cache.take(size)?;
-        self.counters.count_hit(size);
+        self.counters.count_hit(size, Home::Pages);
         Some(start)
     }
 
@@ -179,7 +179,7 @@ impl ThreadCache {
     #[inline]
     pub(super) fn free(&self, start: u64, size: u32, thread: u64) -> Option<Block> {
         let mut cache = self.lock.lock(thread);
-        self.counters.count_free(size);
+        self.counters.count_free(size, Home::Pages);
         cache.put(Block { start, size })
     }
 

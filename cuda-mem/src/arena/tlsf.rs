@@ -168,10 +168,16 @@ impl<B: FreeLists> Tlsf<B> {
     /// Frees the used block that starts here. Returns its size.
     #[inline]
     pub(super) fn free(&mut self, start: u64, last_use: LastUse) -> Option<u32> {
-        let id = self.used.remove(&mut self.headers, start)?;
+        let id = self.remove_used(start)?;
         let size = self.headers[id].size;
         self.release(id, last_use);
         Some(size)
+    }
+
+    /// The used block that starts here, which is to be released next.
+    #[inline]
+    pub(super) fn remove_used(&mut self, start: u64) -> Option<Id> {
+        self.used.remove(&mut self.headers, start)
     }
 
     /// Makes a block free, and merges it with its free neighbours.

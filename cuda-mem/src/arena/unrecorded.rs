@@ -20,10 +20,11 @@ const LEAST: u64 = 4 * PAGE_UNITS;
 impl UnrecordedFrees {
     /// Whether it is time to ask how far the stream is. What is not known to be done lies in pieces between that of
     /// other streams, and requests that want it whole make the arena grow. In a small arena that costs little, so
-    /// nobody is asked while nobody is short of memory.
+    /// nobody is asked while nobody is short of memory; nor by several threads at a time, where a query takes as long as
+    /// all of them need for theirs.
     #[inline]
-    pub(super) fn is_worth_a_query(self, is_short: bool) -> bool {
-        (is_short || self.of_all >= LARGE)
+    pub(super) fn is_worth_a_query(self, is_short: bool, is_alone: bool) -> bool {
+        (is_short || is_alone && self.of_all >= LARGE)
             && self.units >= (self.of_all / 128 / self.caches).max(LEAST)
     }
 

@@ -7,6 +7,7 @@ mod ends;
 mod footprint;
 mod limits;
 mod log;
+mod medium;
 mod parked;
 mod program;
 mod rules;
@@ -57,6 +58,10 @@ pub fn all() -> Vec<Test> {
             memory_that_the_upstream_refuses_stays_usable,
             an_upstream_that_panics_is_given_nothing_twice,
             a_panic_of_the_upstream_leaves_the_arena_as_it_was;
+        medium: threads_that_mix_sizes_live_from_pages_of_their_own,
+            pages_that_an_idle_stream_keeps_go_to_others,
+            blocks_that_are_freed_elsewhere_are_not_kept,
+            pages_go_back_when_little_is_in_use_for_long;
         threads: threads_of_one_stream_get_blocks_of_their_own,
             a_thread_keeps_one_block_of_each_small_size,
             threads_that_come_and_go_take_the_caches_of_others_over;

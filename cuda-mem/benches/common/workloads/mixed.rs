@@ -1,6 +1,5 @@
 //! Threads that mix sizes, each on its own stream, with nothing running.
 
-use std::cell::Cell;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
@@ -9,7 +8,7 @@ use anyhow::{Context as _, Result, anyhow};
 
 use super::{Effort, Rival, Row};
 use crate::middle;
-use crate::mix::{Allocator, Mix};
+use crate::mix::{Mix, UP_TO_1_MIB, asked};
 
 const THREADS: [usize; 2] = [1, 16];
 const WARM_UP: usize = 1000;
@@ -33,7 +32,7 @@ pub(super) fn run<R: Rival>(
             operations: threads * pairs,
             planned: threads * pairs,
             million_pairs_per_second: Some(middle(millions)),
-            asked: Some(asked(threads, pairs)?),
+            asked: Some(asked(threads, WARM_UP + pairs, UP_TO_1_MIB)?),
             reserved: Some(reserved),
             ..Row::default()
         })?;
@@ -51,7 +50,7 @@ fn together<R: Rival>(rival: &R, threads: usize, pairs: usize) -> Result<f64> {
             .zip(&streams)
             .map(|(seed, stream)| {
                 scope.spawn(move || -> Result<f64> {
-                    let mut mix = Mix::new(seed);
+                    let mut mix = Mix::new(seed, UP_TO_1_MIB);
                     // A thread that fails must reach the barrier too, or the others would wait for ever.
                     let ready = mix.run(rival, stream, WARM_UP);
                     start.wait();
@@ -72,40 +71,4 @@ fn together<R: Rival>(rival: &R, threads: usize, pairs: usize) -> Result<f64> {
     });
     let slowest = times?.into_iter().reduce(f64::max).context("no thread")?;
     Ok((threads * pairs) as f64 / slowest / 1e6)
-}
-
-/// The sum of what each thread has alive at most. Counted apart, because a shared counter would slow the
-/// threads.
-fn asked(threads: usize, pairs: usize) -> Result<u64> {
-    (1..=threads as u64)
-        .map(|seed| {
-            let count = Count::default();
-            Mix::new(seed).run(&count, &(), WARM_UP + pairs)?;
-            Ok(count.peak.get())
-        })
-        .sum()
-}
-
-/// Allocates nothing.
-#[derive(Default)]
-struct Count {
-    live: Cell<u64>,
-    peak: Cell<u64>,
-}
-
-impl Allocator for Count {
-    type Stream = ();
-    type Block = u64;
-
-    fn allocate(&self, (): &(), bytes: usize) -> Result<u64> {
-        let bytes = bytes as u64;
-        self.live.set(self.live.get() + bytes);
-        self.peak.set(self.peak.get().max(self.live.get()));
-        Ok(bytes)
-    }
-
-    fn free(&self, (): &(), bytes: u64) -> Result<()> {
-        self.live.set(self.live.get() - bytes);
-        Ok(())
-    }
 }

@@ -1,7 +1,6 @@
 //! Blocks made of several free blocks that lie side by side.
 
 use super::{CentralHeap, SeenBlock, pages_in};
-use crate::arena::PAGE_UNITS;
 use crate::arena::counters::Counters;
 use crate::arena::header::{Id, State};
 use crate::arena::last_use::LastUse;
@@ -17,15 +16,15 @@ pub(super) struct Run {
 }
 
 impl CentralHeap {
-    /// Takes a block of several that lie side by side.
+    /// Makes one block of several that lie side by side.
     #[cold]
-    pub(super) fn allocate_run(&mut self, size: u32, own: CacheId) -> Option<u64> {
+    pub(super) fn merge_run(&mut self, size: u32, own: CacheId) -> Option<Id> {
         let Some(run) = self.run(own, |run| run.end - run.start >= u64::from(size)) else {
             self.assert_none(own, |start, end| end - start >= u64::from(size));
             return None;
         };
         self.merge(run.first, size);
-        Some(self.heap.take(run.first, size))
+        Some(run.first)
     }
 
     /// The shortest run of usable blocks, more than one, for which this holds.
@@ -125,6 +124,7 @@ impl CentralHeap {
         &mut self,
         places: &[SeenBlock],
         size: u32,
+        own: CacheId,
         counters: &Counters,
     ) -> Option<u64> {
         let start = places.first()?.start;
@@ -149,17 +149,15 @@ impl CentralHeap {
             id = header.after;
         }
         self.merge(first, size);
-        self.heap.take(first, size);
-        counters.count_fit(size);
-        Some(start)
+        Some(self.take(first, size, own, counters))
     }
 
-    /// A page that lies across several blocks, which are merged.
+    /// So many units of pages that lie across several blocks, which are merged.
     #[cold]
-    pub(super) fn page_of_run(&mut self, own: CacheId) -> Option<(Id, FreePages)> {
-        let page = |run: &Run| pages_in(run.start, run.end, PAGE_UNITS);
-        let Some(run) = self.run(own, |run| page(run).units > 0) else {
-            self.assert_none(own, |start, end| pages_in(start, end, PAGE_UNITS).units > 0);
+    pub(super) fn pages_of_run(&mut self, own: CacheId, least: u64) -> Option<(Id, FreePages)> {
+        let page = |run: &Run| pages_in(run.start, run.end, least);
+        let Some(run) = self.run(own, |run| page(run).units == least) else {
+            self.assert_none(own, |start, end| pages_in(start, end, least).units == least);
             return None;
         };
         let pages = page(&run);

@@ -123,8 +123,9 @@ impl World {
 
     fn allocate(&mut self) {
         let (cache, size) = (self.some_cache(), self.size());
-        let start = if is_small(size) {
-            self.small(cache, size)
+        // Some caches keep larger blocks too, at times.
+        let start = if is_small(size) || self.random.below(3) == 0 {
+            self.of_pages(cache, size)
         } else {
             self.large(cache, size)
         };
@@ -137,23 +138,25 @@ impl World {
         cache.allocate(size, counters)
     }
 
-    fn small(&mut self, cache: CacheId, size: u32) -> u64 {
+    fn of_pages(&mut self, cache: CacheId, size: u32) -> u64 {
         if let Some(start) = self.try_allocate(cache, size) {
             return start;
         }
-        let most = (1 + self.random.below(3)) * PAGE_UNITS;
-        let pages = match self.central.take_pages(cache, most) {
+        let least = u64::from(size).next_multiple_of(PAGE_UNITS);
+        let most = least + self.random.below(3) * PAGE_UNITS;
+        let wanted = Pages { least, most };
+        let pages = match self.central.take_pages(cache, wanted) {
             Some(pages) => Some(pages),
             None => {
                 self.refused(cache, |start, end| {
-                    start.next_multiple_of(PAGE_UNITS) + PAGE_UNITS <= end
+                    start.next_multiple_of(PAGE_UNITS) + least <= end / PAGE_UNITS * PAGE_UNITS
                 });
-                self.pages_of_another(cache, most)
+                self.pages_of_another(cache, wanted)
             }
         };
         let (start, units) = match pages {
             Some(pages) => (pages.start, pages.units),
-            None => self.more(2),
+            None => self.more(1 + least / PAGE_UNITS),
         };
         // The pages are the cache's stream's to use from now on.
         self.truth.check(start, units, cache);
@@ -163,13 +166,13 @@ impl World {
         self.try_allocate(cache, size).expect("there is a page now")
     }
 
-    fn pages_of_another(&mut self, cache: CacheId, most: u64) -> Option<FreePages> {
-        let place = self.central.pages_of_others(cache)?;
+    fn pages_of_another(&mut self, cache: CacheId, wanted: Pages) -> Option<FreePages> {
+        let place = self.central.pages_of_others(cache, wanted)?;
         if self.random.below(2) == 0 {
             return None;
         }
         self.wait_for(cache, place.last_use);
-        let pages = self.central.take_pages_at(place, most);
+        let pages = self.central.take_pages_at(place, wanted);
         Some(pages.expect("nothing has happened to it"))
     }
 
@@ -181,7 +184,8 @@ impl World {
     }
 
     fn large(&mut self, cache: CacheId, size: u32) -> u64 {
-        if let Some(start) = self.try_allocate(cache, size) {
+        let (own, counters) = &mut self.caches[cache as usize];
+        if let Some(start) = own.allocate_large(size, counters) {
             return start;
         }
         if let Some(start) = self.central.allocate(size, cache, &self.counters) {
@@ -192,7 +196,7 @@ impl World {
             && self.random.below(2) == 0
         {
             self.wait_for(cache, place.last_use);
-            assert!(self.central.allocate_at(place, size, &self.counters));
+            assert!(self.central.allocate_at(place, size, cache, &self.counters));
             return place.start;
         }
         if self.random.below(2) == 0
@@ -204,7 +208,7 @@ impl World {
                 }
             }
             let counters = &self.counters;
-            let got = self.central.allocate_run_at(&places, size, counters);
+            let got = self.central.allocate_run_at(&places, size, cache, counters);
             return got.expect("nothing has happened to it");
         }
         let pages = u64::from(size).div_ceil(PAGE_UNITS) + self.random.below(3);
@@ -251,11 +255,12 @@ impl World {
         self.truth.wait(cache, user);
         self.truth.free(start, cache);
         let last_use = LastUse::new(cache, self.now);
-        if is_small(size) {
-            let owner = self
-                .page_map
-                .cache_of(start * UNIT)
-                .expect("small blocks are a lane's");
+        let owner = self.page_map.cache_of(start * UNIT);
+        assert!(
+            owner.is_some() || !is_small(size),
+            "small blocks are a cache's"
+        );
+        if let Some(owner) = owner {
             if owner != cache {
                 let (cache, epoch) = (cache, self.now);
                 let pending = RemoteFree {
@@ -267,13 +272,17 @@ impl World {
                 return to.free_remote(pending, counters).expect("it is live");
             }
         } else if self.random.below(2) == 0 {
-            self.counters.count_free(size);
+            self.counters.count_free(size, Home::Central);
             return self.central.free(start, last_use).expect("it is live");
         }
         let (to, counters) = &mut self.caches[cache as usize];
-        if is_small(size) {
-            if let Some(old) = to.free_small(start, size, counters) {
+        if owner.is_some() {
+            if let Some(old) = to.free(start, size, counters) {
                 to.free_to_heap(old.start).expect("it was in front");
+            }
+            if self.random.below(4) == 0 {
+                let surplus = to.take_surplus(size, counters);
+                self.give_away(cache, surplus);
             }
         } else if let Some((old, epoch)) = to.free_large(start, size, self.now, counters) {
             self.central
@@ -298,25 +307,31 @@ impl World {
     }
 
     fn scavenge(&mut self) {
-        for (id, (cache, counters)) in self.caches.iter_mut().enumerate() {
-            let last_use = LastUse::new(id as CacheId, self.now);
+        for id in 0..self.caches.len() as CacheId {
+            let (cache, counters) = &mut self.caches[id as usize];
             let spare = counters.has_spare(true, 0);
             let large = cache.flush(counters);
             assert!(spare || large.is_none(), "a block in front is told");
             if let Some((block, epoch)) = large {
                 self.central
-                    .free(block.start, LastUse::new(id as CacheId, epoch))
+                    .free(block.start, LastUse::new(id, epoch))
                     .expect("it was in front");
             }
-            for place in cache.give_away(counters) {
-                assert!(spare, "pages that may be free are told");
-                self.page_map
-                    .set(place.start * UNIT, place.units * UNIT, None);
-                // From here on it counts as used by the cache's stream.
-                self.truth.pass_on(place.start, place.units, id as CacheId);
-                self.central
-                    .add(place.start, place.units, last_use, Joins::BOTH);
-            }
+            let pages = cache.give_away(counters);
+            assert!(spare || pages.is_empty(), "pages that may be free are told");
+            self.give_away(id, pages);
+        }
+    }
+
+    fn give_away(&mut self, cache: CacheId, pages: Vec<FreePages>) {
+        for place in pages {
+            self.page_map
+                .set(place.start * UNIT, place.units * UNIT, None);
+            // From here on it counts as used by the cache's stream.
+            self.truth.pass_on(place.start, place.units, cache);
+            let last_use = LastUse::new(cache, self.now);
+            self.central
+                .add(place.start, place.units, last_use, Joins::BOTH);
         }
     }
 

@@ -56,7 +56,7 @@ fn each_block_is_handed_out_once_and_in_its_size() {
 }
 
 #[test]
-fn one_large_block_stands_in_last_freed_at_most() {
+fn one_block_that_is_not_small_stands_in_last_freed_at_most() {
     let mut last_freed = LastFreed::default();
     assert!(
         last_freed

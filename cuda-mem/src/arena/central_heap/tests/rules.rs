@@ -63,7 +63,7 @@ fn what_several_used_is_found_from_its_first_block_on() {
         .expect("it is live");
     let places = central.run_of_all(2 * half).expect("both halves");
     assert_eq!(places.len(), 2);
-    let start = central.allocate_run_at(&places, 2 * half, &counters);
+    let start = central.allocate_run_at(&places, 2 * half, 0, &counters);
     assert_eq!(start, Some(0));
 }
 

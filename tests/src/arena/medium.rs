@@ -1,0 +1,172 @@
+//! Blocks between 16 KiB and 1 MiB of threads with streams of their own, which meet in what all streams share until each
+//! stream keeps pages for them.
+
+use std::alloc::Layout;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use anyhow::{Result, anyhow, ensure};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, Stream};
+
+use crate::draws::Draws;
+use crate::lab::Lab;
+
+const MIB: u64 = 1 << 20;
+/// More than a stream needs to meet others before it keeps pages.
+const TURNS: usize = 1500;
+
+fn pair(arena: &Arena, stream: &Stream, bytes: usize) -> Result<()> {
+    let layout = Layout::from_size_align(bytes, 256)?;
+    let address = arena.allocate(layout, stream)?;
+    // SAFETY: allocated just now, as this layout.
+    Ok(unsafe { arena.deallocate(address, layout, stream) }?)
+}
+
+/// Two threads, each with a stream of its own, take turns, so that no lock becomes the own of either.
+fn meet(arena: &Arena, streams: &[Stream; 2]) -> Result<()> {
+    let work = |stream: &Stream, mine: Receiver<()>, other: Sender<()>| -> Result<()> {
+        for turn in 0..TURNS {
+            mine.recv()?;
+            // Of two sizes, or the block that was freed last would do.
+            pair(arena, stream, (64 << 10) << (turn % 2))?;
+            // The other one may be through.
+            let _ = other.send(());
+        }
+        Ok(())
+    };
+    let (first, second) = (channel(), channel());
+    first.0.send(())?;
+    thread::scope(|scope| {
+        let (to_first, to_second) = (first.0, second.0);
+        let one = scope.spawn(move || work(&streams[0], first.1, to_second));
+        let two = scope.spawn(move || work(&streams[1], second.1, to_first));
+        let ends = [one.join(), two.join()];
+        let mut ends = ends.into_iter();
+        ends.try_for_each(|end| end.map_err(|_| anyhow!("a thread panicked"))?)
+    })
+}
+
+fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let streams = [lab.stream()?, lab.stream()?];
+    meet(&arena, &streams)?;
+    Ok((arena, streams))
+}
+
+pub(super) fn threads_that_mix_sizes_live_from_pages_of_their_own(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, streams) = arena_that_keeps(lab)?;
+    let resource = Resource::from(arena.clone());
+    thread::scope(|scope| {
+        let workers: Vec<_> = (1..)
+            .zip(&streams)
+            .map(|(seed, stream)| {
+                let (arena, resource) = (&arena, &resource);
+                scope.spawn(move || mix(arena, resource, stream, seed))
+            })
+            .collect();
+        let ends = workers.into_iter().map(|worker| {
+            let end = worker.join();
+            end.map_err(|_| anyhow!("a thread panicked"))?
+        });
+        ends.fold(Ok(()), Result::and)
+    })?;
+    ensure!(arena.stats().driver_calls < 400, "{}", arena.stats());
+    for stream in &streams {
+        stream.synchronize()?;
+    }
+    arena.trim_to(0)?;
+    let (stats, space) = (arena.stats(), arena.free_space());
+    ensure!((stats.reserved, stats.live) == (0, 0), "{stats}");
+    ensure!((space.bytes, space.kept) == (0, 0), "{space:?}");
+    Ok(())
+}
+
+/// Up to 16 buffers of up to 1 MiB at a time, each filled and looked at.
+fn mix(arena: &Arena, resource: &Resource, stream: &Stream, seed: u64) -> Result<()> {
+    let mut draws = Draws::new(seed);
+    let mut live: [Option<(DeviceBuffer<u8>, u8)>; 16] = Default::default();
+    for turn in 0..1000_u32 {
+        let place = draws.next() as usize % live.len();
+        let bytes = 256_usize << (draws.next() % 13);
+        let mark = turn as u8;
+        let mut buffer = resource.alloc::<u8>(stream, bytes)?;
+        buffer.fill(mark)?;
+        if let Some((old, mark)) = live[place].replace((buffer, mark))
+            && turn % 8 == 0
+        {
+            let found = old.to_vec()?;
+            ensure!(found.iter().all(|byte| *byte == mark), "{turn}");
+        }
+    }
+    let used: usize = live.iter().flatten().map(|(buffer, _)| buffer.len()).sum();
+    let space = arena.free_space();
+    ensure!(space.kept >= used as u64, "{used} in use, {space:?}");
+    Ok(())
+}
+
+pub(super) fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, streams) = arena_that_keeps(lab)?;
+    let resource = Resource::from(arena.clone());
+    let alloc = |stream: &Stream, count: usize| -> Result<Vec<_>> {
+        let buffers = (0..count).map(|_| resource.alloc::<u8>(stream, 1 << 20));
+        Ok(buffers.collect::<cuda_mem::Result<_>>()?)
+    };
+    let blocks = alloc(&streams[0], 64)?;
+    let kept = arena.free_space().kept;
+    ensure!(kept >= 64 * MIB, "{kept}");
+    drop(blocks);
+    streams[0].synchronize()?;
+    let before = arena.stats();
+    let third = lab.stream()?;
+    let elsewhere = alloc(&third, (before.reserved / MIB) as usize - 1)?;
+    let after = arena.stats();
+    ensure!(after.reserved == before.reserved, "{before}; {after}");
+    drop(elsewhere);
+    Ok(())
+}
+
+pub(super) fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, streams) = arena_that_keeps(lab)?;
+    let resource = Resource::from(arena.clone());
+    for _ in 0..4000 {
+        let block = resource.alloc::<u8>(&streams[0], 1 << 20)?;
+        streams[1].wait_for(&streams[0])?;
+        block.free_on(&streams[1])?;
+    }
+    for stream in &streams {
+        stream.synchronize()?;
+    }
+    let block = resource.alloc::<u8>(&streams[0], 1 << 20)?;
+    block.free()?;
+    arena.trim_to(0)?;
+    let blocks: Result<Vec<_>, _> = (0..8)
+        .map(|_| resource.alloc::<u8>(&streams[0], 1 << 20))
+        .collect();
+    let blocks = blocks?;
+    let (stats, space) = (arena.stats(), arena.free_space());
+    ensure!(space.kept == 0, "{space:?}");
+    ensure!(stats.reserved_peak <= 128 * MIB, "{stats}");
+    drop(blocks);
+    Ok(())
+}
+
+pub(super) fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, streams) = arena_that_keeps(lab)?;
+    let resource = Resource::from(arena.clone());
+    let blocks = (0..64).map(|_| resource.alloc::<u8>(&streams[0], 1 << 20));
+    let mut blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
+    let full = arena.free_space().kept;
+    ensure!(full >= 64 * MIB, "{full}");
+    blocks.truncate(8);
+    for _ in 0..20_000 {
+        pair(&arena, &streams[0], 1 << 20)?;
+    }
+    let kept = arena.free_space().kept;
+    // With the block that comes and goes, an eighth more, and up to 1 MiB for each of the two streams.
+    ensure!(kept <= 9 * MIB * 9 / 8 + 2 * MIB, "{kept}");
+    Ok(())
+}
