@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::biased_lock::BiasedLock;
 use super::counters::Counters;
-use super::last_freed::{MEDIUM, SMALL, is_small};
+use super::last_freed::{MEDIUM, MEDIUM_AT_LEAST, SMALL, is_small};
 use super::page_map::{CacheId, PageMap};
 use super::stream_cache::StreamCache;
 use super::thread_cache::ThreadCaches;
@@ -92,18 +92,18 @@ const MEETINGS: u32 = 512;
 const REMOTE: u32 = 16;
 
 impl Keeping {
-    /// Whether the stream cuts blocks of this size, which is no small one, from its own pages.
+    /// Whether the stream cuts medium blocks from its own pages.
     #[inline]
-    pub(super) fn is_on_for(&self, size: u32) -> bool {
-        size <= MEDIUM && self.keeps.load(Ordering::Relaxed)
+    pub(super) fn is_on(&self) -> bool {
+        self.keeps.load(Ordering::Relaxed)
     }
 
     /// A request for a medium block met others in the central heap. Of the blocks that the stream asked for since the last
-    /// time, so many were freed on others.
-    pub(super) fn met(&self, freed_elsewhere: impl FnOnce() -> u32) {
+    /// time, so many were freed on others; none if no stream should keep any.
+    pub(super) fn met(&self, freed_elsewhere: impl FnOnce() -> Option<u32>) {
         let met = self.met.load(Ordering::Relaxed) + 1;
         self.met.store(met % MEETINGS, Ordering::Relaxed);
-        if met == MEETINGS && freed_elsewhere() * REMOTE < MEETINGS {
+        if met == MEETINGS && freed_elsewhere().is_some_and(|blocks| blocks * REMOTE < MEETINGS) {
             self.remote.store(0, Ordering::Relaxed);
             self.keeps.store(true, Ordering::Relaxed);
         }
@@ -132,12 +132,6 @@ impl Keeping {
 const FEW_REMOTE: u32 = 16;
 
 impl CacheSlot {
-    /// Whether blocks of this size are cut from pages of the cache.
-    #[inline]
-    pub(super) fn cuts(&self, size: u32) -> bool {
-        is_small(size) || self.keeping.is_on_for(size)
-    }
-
     /// A block of another cache's pages was freed on this one's stream. Says whether it is time for an event.
     pub(super) fn freed_remote(&self, units: u32) -> bool {
         if !self.requested.has_events() {
@@ -168,12 +162,18 @@ impl CacheSlot {
 /// Slots found in one step; few programs have more streams.
 const FIRST: usize = 64;
 
+/// A block that a stream keeps is at most one part in this many of what the arena holds. Pages for larger ones would lie
+/// idle in many streams.
+const LARGEST_KEPT: u64 = 128;
+
 /// Cached large blocks together are at most one part in this many of what the arena holds.
 const CACHED: u64 = 128;
 
 #[derive(Debug)]
 pub(super) struct CacheTable {
     pub(super) page_map: PageMap,
+    /// Larger blocks are no medium ones, in units.
+    pub(super) medium_limit: AtomicU32,
     /// Larger blocks are not cached, in units.
     pub(super) cached_limit: AtomicU32,
     first: [OnceLock<Box<CacheSlot>>; FIRST],
@@ -184,6 +184,7 @@ impl Default for CacheTable {
     fn default() -> Self {
         Self {
             page_map: PageMap::default(),
+            medium_limit: AtomicU32::new(MEDIUM_AT_LEAST),
             cached_limit: AtomicU32::new(u32::MAX),
             first: [const { OnceLock::new() }; FIRST],
             rest: boxcar::Vec::new(),
@@ -215,9 +216,9 @@ impl CacheTable {
         id as CacheId
     }
 
-    /// Adjusts the size up to which blocks are cached, to the number of caches and the bytes that the arena holds. With
+    /// Adjusts the sizes up to which blocks are cached and kept, to the number of caches and the bytes that the arena holds. With
     /// one cache there is no limit: no other stream could use the block.
-    pub(super) fn update_cached_limit(&self, held: u64) {
+    pub(super) fn update_limits(&self, held: u64) {
         let caches = self.count() as u64;
         let limit = if caches <= 1 {
             u32::MAX
@@ -225,6 +226,9 @@ impl CacheTable {
             u32::try_from(held / UNIT / (caches * CACHED)).unwrap_or(u32::MAX)
         };
         self.cached_limit.store(limit.max(SMALL), Ordering::Relaxed);
+        let limit = u32::try_from(held / UNIT / LARGEST_KEPT).unwrap_or(u32::MAX);
+        let limit = limit.clamp(MEDIUM_AT_LEAST, MEDIUM);
+        self.medium_limit.store(limit, Ordering::Relaxed);
     }
 
     /// Adds pages to a cache and takes a block of them, before another thread can.
@@ -241,6 +245,18 @@ impl CacheTable {
         let mut cache = slot.lock.lock(thread::number());
         cache.add(start, units, joins, &slot.counters);
         cache.allocate(size, &slot.counters)
+    }
+
+    /// Whether blocks of this size are cut from pages of the cache.
+    #[inline]
+    pub(super) fn cuts(&self, slot: &CacheSlot, size: u32) -> bool {
+        is_small(size) || slot.keeping.is_on() && self.is_medium(size)
+    }
+
+    /// Whether streams may keep blocks of this size, which is no small one.
+    #[inline]
+    pub(super) fn is_medium(&self, size: u32) -> bool {
+        size <= self.medium_limit.load(Ordering::Relaxed)
     }
 
     #[inline]

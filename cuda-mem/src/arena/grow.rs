@@ -17,7 +17,7 @@ const LEAST_GROWN: u64 = 4;
 const MOST_GROWN: u64 = 16;
 
 /// Bytes up to which an arena of several streams grows before it queries them.
-const SMALL_ARENA: u64 = 32 << 20;
+pub(super) const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
     /// While the arena is small, it grows before its streams are queried or made to wait: the driver's pool takes as
@@ -26,8 +26,11 @@ impl Inner {
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
         let mut limit = SMALL_ARENA;
-        if self.slot(id).keeping.is_on_for(size) {
-            limit = limit.max(self.wanted());
+        if self.slot(id).keeping.is_on() && self.caches.is_medium(size) {
+            let wanted = self.wanted();
+            if wanted >= 2 * SMALL_ARENA {
+                limit = wanted;
+            }
         }
         let held = self.backing.reserved().current();
         caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
@@ -58,7 +61,7 @@ impl Inner {
     /// Takes memory from the backing, and a block of it. `None` if another thread took the free memory that the new one
     /// was to extend.
     fn grow(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        if self.slot(id).cuts(size) {
+        if self.caches.cuts(self.slot(id), size) {
             return self.grow_cache(id, size, stream);
         }
         let needed = u64::from(size).div_ceil(GRANULE_UNITS);
@@ -77,11 +80,14 @@ impl Inner {
         Ok(central.allocate(size, id, &self.central.counters))
     }
 
-    /// Takes memory for the small blocks of a cache. The rest goes to the central heap.
+    /// Takes memory for the pages of a cache. The rest goes to the central heap.
     fn grow_cache(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
-        let grown = self.more(self.backing.frontier(GRANULE), 1, stream)?;
+        let pages = self.pages_for(id, size);
+        let granules = pages.least.div_ceil(GRANULE_UNITS);
+        let frontier = self.backing.frontier(granules * GRANULE);
+        let grown = self.more(frontier, granules, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        let taken = units.min(self.pages_for(id, size).most);
+        let taken = units.min(pages.most);
         if units > taken {
             self.add_to_central(start + taken, units - taken, self.last_use_of_new(id));
         }
@@ -103,8 +109,7 @@ impl Inner {
             grown => grown,
         }?;
         count(&self.slow_path.counters.grown);
-        self.caches
-            .update_cached_limit(self.backing.reserved().current());
+        self.caches.update_limits(self.backing.reserved().current());
         Ok(grown)
     }
 

@@ -7,8 +7,10 @@
 
 /// The largest block that counts as small, in units: 16 KiB.
 pub(super) const SMALL: u32 = 64;
-/// The largest block that is ever cut from pages of a stream's cache, in units: 1 MiB.
-pub(super) const MEDIUM: u32 = 4096;
+/// The largest block that is ever cut from pages of a stream's cache, in units: 16 MiB.
+pub(super) const MEDIUM: u32 = 65536;
+/// The largest one in a small arena: 1 MiB.
+pub(super) const MEDIUM_AT_LEAST: u32 = 4096;
 /// One place for each size of small blocks.
 const PLACES: usize = SMALL as usize;
 

@@ -12,6 +12,7 @@ mod attached_stream;
 mod backing;
 mod biased_lock;
 mod builder;
+mod cache_pages;
 mod cache_table;
 mod central_heap;
 mod counters;
@@ -73,6 +74,7 @@ use biased_lock::BiasedLock;
 use cache_table::{CacheSlot, CacheTable};
 use central_heap::CentralHeap;
 use counters::Counters;
+use grow::SMALL_ARENA;
 use last_freed::{MEDIUM, is_small};
 use page_map::CacheId;
 use slow_path::{SlowPath, SlowStateGuard};
@@ -145,8 +147,10 @@ struct Inner {
     slow_path: Arc<SlowPath>,
 }
 
-/// The central heap behind its lock, and its counters, which are read without.
+/// The central heap behind its lock, and its counters, which are read without. On cache lines of its own, because every
+/// request reads what else is in [`Inner`].
 #[derive(Debug)]
+#[repr(align(128))]
 struct Central {
     heap: BiasedLock<CentralHeap>,
     counters: Counters,
@@ -189,7 +193,7 @@ impl Inner {
     fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
         let me = thread::number();
         let slot = self.slot(id);
-        if slot.cuts(size) {
+        if self.caches.cuts(slot, size) {
             let found = match slot.lock.lock_by_owner(me) {
                 Some(mut cache) => cache.allocate(size, &slot.counters),
                 None => self.allocate_shared(id, size),
@@ -211,8 +215,12 @@ impl Inner {
         }
         let mut central = self.central.lock(me);
         // Streams that several threads share would meet in their caches instead.
-        if size <= MEDIUM && slot.lock.is_biased_to(me) {
-            slot.keeping.met(|| central.take_freed_elsewhere(id));
+        if self.caches.is_medium(size) && slot.lock.is_biased_to(me) {
+            slot.keeping.met(|| {
+                // Pages of several streams would be a large part of it.
+                let is_large = self.backing.reserved().current() > SMALL_ARENA;
+                is_large.then(|| central.take_freed_elsewhere(id))
+            });
         }
         central.allocate(size, id, counters)
     }

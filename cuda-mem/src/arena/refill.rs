@@ -3,21 +3,16 @@
 
 use std::alloc::Layout;
 
-use super::central_heap::Pages;
 use super::last_freed::is_small;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{For, SlowState, count};
 use super::stream_progress::StreamProgress;
-use super::tlsf::{FreePages, Joins};
-use super::{Inner, PAGE_UNITS, UNIT, thread, units};
+use super::{Inner, UNIT, thread, units};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::ReusePolicy;
+use crate::report;
 use crate::stream::Stream;
-use crate::{epoch, report};
-
-/// A cache takes an eighth of the pages that it has, at least one and at most this many.
-const MOST_TAKEN: u64 = 64;
 
 /// Attempts of a request that makes the arena grow while other threads take the memory.
 const TRIES: u32 = 16;
@@ -214,7 +209,7 @@ impl Inner {
             }
             Step::Grow | Step::WaitForAll => {}
         }
-        if self.slot(id).cuts(size) {
+        if self.caches.cuts(self.slot(id), size) {
             let wait = (step == Step::Wait).then_some(stream);
             let force = step == Step::QueryAll;
             if self.reclaim_remote_frees(&mut state, id, wait, force)
@@ -244,7 +239,7 @@ impl Inner {
     pub(super) fn take(&self, id: CacheId, size: u32) -> Option<u64> {
         let slot = self.slot(id);
         let mut central = self.central.lock(thread::number());
-        if slot.cuts(size)
+        if self.caches.cuts(slot, size)
             && let Some(pages) = central.take_pages(id, self.pages_for(id, size))
         {
             drop(central);
@@ -362,7 +357,7 @@ impl Inner {
         let mut pages = false;
         let found = {
             let central = self.central.lock(me);
-            if self.slot(id).cuts(size)
+            if self.caches.cuts(self.slot(id), size)
                 && let Some(place) = central.pages_of_others(id, self.pages_for(id, size))
             {
                 pages = true;
@@ -404,84 +399,5 @@ impl Inner {
         };
         drop(central);
         self.taken_over(start)
-    }
-
-    /// Moves cached blocks and free pages of all caches to the central heap. Caches that had none the last time are
-    /// left alone, unless the search is to be thorough: revoking a thread's lock is expensive.
-    pub(super) fn scavenge(&self, thorough: bool) {
-        let me = thread::number();
-        for (id, slot) in self.caches.iter() {
-            for cache in slot
-                .threads
-                .iter()
-                .filter(|cache| thorough || cache.is_left())
-            {
-                for block in cache.flush(me) {
-                    // An unknown block was freed twice, and belongs to nobody.
-                    let _ = slot.lock.lock(me).free_to_heap(block.start);
-                }
-            }
-            let elsewhere = slot.of_pages_elsewhere();
-            if !slot.counters.has_spare(thorough, elsewhere) {
-                continue;
-            }
-            let mut cache = slot.lock.lock(me);
-            let large = cache.flush(&slot.counters);
-            let pages = cache.give_away(&slot.counters);
-            slot.counters.scavenged(pages.len(), elsewhere);
-            drop(cache);
-            if let Some((block, epoch)) = large {
-                // An unknown block was freed twice, and belongs to nobody.
-                let _ = self
-                    .central
-                    .lock(me)
-                    .free(block.start, LastUse::new(id, epoch));
-            }
-            self.pages_to_central(id, pages);
-        }
-    }
-
-    /// Adds pages that a cache gave up to the central heap.
-    pub(super) fn pages_to_central(&self, id: CacheId, pages: Vec<FreePages>) {
-        // The cache's stream may have used its pages until now.
-        let last_use = LastUse::new(id, epoch::now());
-        for place in pages {
-            self.caches
-                .page_map
-                .set(place.start * UNIT, place.units * UNIT, None);
-            self.add_to_central(place.start, place.units, last_use);
-        }
-    }
-
-    /// Adds memory to the central heap.
-    pub(super) fn add_to_central(&self, start: u64, units: u64, last_use: LastUse) {
-        let joins = self.joins(start, units);
-        let mut central = self.central.lock(thread::number());
-        central.add(start, units, last_use, joins);
-    }
-
-    /// On which sides this memory may merge: not across the blocks of an upstream.
-    pub(super) fn joins(&self, start: u64, units: u64) -> Joins {
-        Joins {
-            left: !self.backing.is_boundary(start * UNIT),
-            right: !self.backing.is_boundary((start + units) * UNIT),
-        }
-    }
-
-    /// How much a cache takes at a time, for a block of this size.
-    pub(super) fn pages_for(&self, id: CacheId, size: u32) -> Pages {
-        let has = self.slot(id).counters.held() / PAGE_UNITS;
-        let share = (has / 8).clamp(1, MOST_TAKEN) * PAGE_UNITS;
-        let least = u64::from(size).next_multiple_of(PAGE_UNITS);
-        Pages {
-            least,
-            most: share.max(least),
-        }
-    }
-
-    /// Adds pages to a cache and takes a block of them.
-    pub(super) fn add_pages(&self, id: CacheId, pages: FreePages, size: u32) -> Option<u64> {
-        let joins = self.joins(pages.start, pages.units);
-        self.caches.add_pages(id, pages, joins, size)
     }
 }

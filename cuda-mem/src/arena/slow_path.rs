@@ -222,8 +222,7 @@ impl Inner {
             let mut central = self.central.lock(thread::number());
             central.share(0, epoch::now());
         }
-        self.caches
-            .update_cached_limit(self.backing.reserved().current());
+        self.caches.update_limits(self.backing.reserved().current());
         id
     }
 

@@ -49,7 +49,14 @@ fn meet(arena: &Arena, streams: &[Stream; 2]) -> Result<()> {
 fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
     let arena = Arena::builder(&lab.device()?).build()?;
     let streams = [lab.stream()?, lab.stream()?];
+    // In a small arena no stream keeps pages. A stream that has ended would leave its cache to the next one.
+    let third = lab.stream()?;
+    pair(&arena, &third, 64 << 20)?;
     meet(&arena, &streams)?;
+    let block = Resource::from(arena.clone()).alloc::<u8>(&streams[0], 1 << 20)?;
+    let space = arena.free_space();
+    ensure!(space.kept >= MIB, "it does not keep pages: {space:?}");
+    drop(block);
     Ok((arena, streams))
 }
 
