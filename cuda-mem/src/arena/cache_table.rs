@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::biased_lock::BiasedLock;
@@ -79,8 +79,10 @@ fn less(counter: &AtomicU32) {
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     keeps: AtomicBool,
-    /// Requests for medium blocks that found the central heap biased to another thread, or to none. As the next one,
-    /// changed without locked instructions: threads that do so at a time count as one.
+    /// The thread that met others in the central heap last, for a medium block of this stream.
+    thread: AtomicU64,
+    /// How often in a row. As the next one, changed without locked instructions: threads that do so at a time count as
+    /// one.
     met: AtomicU32,
     /// Grows by [`REMOTE`] with each medium block that is freed on another stream, and falls by one with each other.
     remote: AtomicU32,
@@ -98,10 +100,16 @@ impl Keeping {
         self.keeps.load(Ordering::Relaxed)
     }
 
-    /// A request for a medium block met others in the central heap. Of the blocks that the stream asked for since the last
-    /// time, so many were freed on others; none if no stream should keep any.
-    pub(super) fn met(&self, freed_elsewhere: impl FnOnce() -> Option<u32>) {
-        let met = self.met.load(Ordering::Relaxed) + 1;
+    /// A request for a medium block met others in the central heap. Threads that share the stream would meet in its cache
+    /// instead. Of the blocks that the stream asked for since the last time, so many were freed on others; none if no
+    /// stream should keep any.
+    pub(super) fn met(&self, thread: u64, freed_elsewhere: impl FnOnce() -> Option<u32>) {
+        let met = if self.thread.load(Ordering::Relaxed) == thread {
+            self.met.load(Ordering::Relaxed) + 1
+        } else {
+            self.thread.store(thread, Ordering::Relaxed);
+            1
+        };
         self.met.store(met % MEETINGS, Ordering::Relaxed);
         if met == MEETINGS && freed_elsewhere().is_some_and(|blocks| blocks * REMOTE < MEETINGS) {
             self.remote.store(0, Ordering::Relaxed);

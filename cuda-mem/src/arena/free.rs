@@ -127,6 +127,7 @@ impl Inner {
     fn free_medium(&self, id: CacheId, start: u64, size: u32) -> Result<()> {
         let slot = self.slot(id);
         let mut cache = slot.lock.lock(thread::number());
+        cache.note_peak();
         let settled = if size > self.caches.cached_limit.load(Ordering::Relaxed) {
             slot.counters.count_free(size, Home::Pages);
             cache.free_to_heap(start)
@@ -135,7 +136,7 @@ impl Inner {
             old.map_or(Ok(()), |old| cache.free_to_heap(old.start))
         };
         slot.keeping.freed();
-        let surplus = cache.take_surplus(size, &slot.counters);
+        let surplus = cache.take_surplus(&slot.counters);
         drop(cache);
         if !surplus.is_empty() {
             self.pages_to_central(id, surplus);

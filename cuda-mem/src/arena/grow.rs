@@ -36,14 +36,16 @@ impl Inner {
         caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
     }
 
-    /// Bytes that all caches would keep, and that are in use elsewhere.
+    /// Bytes that the caches of all streams would keep, and that are in use elsewhere. What streams that have ended left
+    /// in their caches is to be used instead.
     fn wanted(&self) -> u64 {
-        let units = self.caches.iter().map(|(_, slot)| {
-            let counters = &slot.counters;
-            counters.held().max(counters.kept_limit())
-                - counters
-                    .held()
-                    .min(counters.of_pages().wrapping_add(slot.of_pages_elsewhere()))
+        let left = self.slow_state().left_caches().to_vec();
+        let caches = self.caches.iter().filter(|(id, _)| !left.contains(id));
+        let units = caches.map(|(_, slot)| {
+            let held = slot.counters.held();
+            let used = slot.counters.of_pages();
+            let used = used.wrapping_add(slot.of_pages_elsewhere()).min(held);
+            held.max(slot.counters.kept_limit()) - used
         });
         units.sum::<u64>() * UNIT + self.stats().live
     }

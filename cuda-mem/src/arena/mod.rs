@@ -214,9 +214,8 @@ impl Inner {
             return central.allocate(size, id, counters);
         }
         let mut central = self.central.lock(me);
-        // Streams that several threads share would meet in their caches instead.
-        if self.caches.is_medium(size) && slot.lock.is_biased_to(me) {
-            slot.keeping.met(|| {
+        if self.caches.is_medium(size) {
+            slot.keeping.met(me, || {
                 // Pages of several streams would be a large part of it.
                 let is_large = self.backing.reserved().current() > SMALL_ARENA;
                 is_large.then(|| central.take_freed_elsewhere(id))

@@ -87,6 +87,11 @@ impl SlowState {
         Some(id)
     }
 
+    /// Caches whose streams have ended.
+    pub(super) fn left_caches(&self) -> &[CacheId] {
+        &self.abandoned
+    }
+
     /// The stream that had the cache has it no longer.
     fn forget(&mut self, id: CacheId) {
         self.by_stream.retain(|_, of_stream| *of_stream != id);

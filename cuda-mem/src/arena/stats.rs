@@ -97,11 +97,11 @@ pub struct FreeSpace {
     pub bytes: u64,
     /// Of these, bytes of blocks that were freed last and wait for requests of their size.
     pub cached: u64,
-    /// Of these, bytes that wait for streams: of small blocks that were freed on another stream than their own, and of
+    /// Of these, bytes that wait for streams: of blocks from a stream's pages that were freed on another stream, and of
     /// blocks that [several streams](crate::DeviceBuffer::free_after) used.
     pub pending: u64,
     /// Bytes of pages that streams keep for their own blocks, in use and free. Blocks of up to 16 KiB are cut from these,
-    /// and where threads with streams of their own meet, those of up to 1 MiB.
+    /// and where threads with streams of their own meet, larger ones too.
     pub kept: u64,
     /// Bytes of the largest free block.
     pub largest: u64,

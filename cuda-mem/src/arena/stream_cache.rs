@@ -155,12 +155,18 @@ impl StreamCache {
         pages
     }
 
-    /// A medium block of so many units was freed. Removes free pages beyond what the cache needed lately. What it may need
-    /// again stays, so that pages do not come and go.
+    /// To be called before a medium block is freed: more is in use than after it.
     #[inline]
-    pub(super) fn take_surplus(&mut self, freed: u32, counters: &Counters) -> Vec<FreePages> {
+    pub(super) fn note_peak(&mut self) {
         let used = self.heap.total_units() - self.heap.free_units();
-        self.recent_peak = self.recent_peak.max(used + u64::from(freed));
+        self.recent_peak = self.recent_peak.max(used);
+    }
+
+    /// To be called after a medium block was freed. Removes free pages beyond what the cache needed lately. What it may
+    /// need again stays, so that pages do not come and go.
+    #[inline]
+    pub(super) fn take_surplus(&mut self, counters: &Counters) -> Vec<FreePages> {
+        let used = self.heap.total_units() - self.heap.free_units();
         self.until_decay = match self.until_decay.checked_sub(1) {
             Some(frees) => frees,
             None => {

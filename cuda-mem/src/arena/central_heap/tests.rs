@@ -277,11 +277,12 @@ impl World {
         }
         let (to, counters) = &mut self.caches[cache as usize];
         if owner.is_some() {
+            to.note_peak();
             if let Some(old) = to.free(start, size, counters) {
                 to.free_to_heap(old.start).expect("it was in front");
             }
             if self.random.below(4) == 0 {
-                let surplus = to.take_surplus(size, counters);
+                let surplus = to.take_surplus(counters);
                 self.give_away(cache, surplus);
             }
         } else if let Some((old, epoch)) = to.free_large(start, size, self.now, counters) {
