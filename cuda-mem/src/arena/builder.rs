@@ -1,10 +1,11 @@
 //! Making an arena.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
+use super::late_waits::LateWaits;
 use super::{Arena, Central, Inner};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -155,7 +156,7 @@ fn assemble(backing: Backing, properties: MemoryProperties, reuse: ReusePolicy) 
         properties,
         reuse,
         threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
-        has_waited: AtomicBool::new(false),
+        late_waits: LateWaits::default(),
         backing: Arc::new(backing),
         caches: CacheTable::default(),
         central: Central::new(),

@@ -22,6 +22,7 @@ mod header;
 mod index;
 mod last_freed;
 mod last_use;
+mod late_waits;
 mod page_map;
 mod parked;
 #[cfg(test)]
@@ -43,7 +44,7 @@ mod user_size_classes;
 /// What the lock is made of; a checker of the memory model puts its own in place.
 mod sync {
     pub(super) use std::cell::UnsafeCell;
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
     pub(super) use std::sync::{Mutex, MutexGuard};
 
     pub(super) use crate::biased::sync::relax;
@@ -54,7 +55,7 @@ pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
@@ -76,6 +77,7 @@ use central_heap::CentralHeap;
 use counters::Counters;
 use grow::SMALL_ARENA;
 use last_freed::{MEDIUM, is_small};
+use late_waits::LateWaits;
 use page_map::CacheId;
 use slow_path::{SlowPath, SlowStateGuard};
 
@@ -139,8 +141,7 @@ struct Inner {
     reuse: ReusePolicy,
     /// Bytes that are kept when the program waits.
     threshold: AtomicU64,
-    /// A thread has waited while another one gave memory back.
-    has_waited: AtomicBool,
+    late_waits: LateWaits,
     backing: Arc<Backing>,
     caches: CacheTable,
     central: Central,

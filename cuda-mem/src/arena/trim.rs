@@ -1,6 +1,6 @@
 //! Giving memory back while the arena lives.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::backing::Chunk;
 use super::last_use::LastUse;
@@ -22,6 +22,7 @@ pub(super) enum Search {
 
 impl AfterWait for Inner {
     fn after_wait(&self) {
+        self.late_waits.count();
         loop {
             let keep = self.threshold.load(Ordering::Relaxed);
             let held = self.backing.reserved().current();
@@ -29,21 +30,17 @@ impl AfterWait for Inner {
             if held <= keep || held.saturating_sub(self.stats().live) < GRANULE {
                 return;
             }
-            self.has_waited.store(true, Ordering::Relaxed);
-            // Either the turn is seen to be free here, or what was stored is seen where the turn ends.
-            fence(Ordering::SeqCst);
             // Another thread grows, and needs memory; or it gives back, and looks once more when it is through.
             let Some(turn) = self.backing.try_growing() else {
                 return;
             };
-            self.has_waited.store(false, Ordering::Relaxed);
+            self.late_waits.serve();
             let trimmed = self.trim(keep, Search::Quick);
             drop(turn);
             // The hook of reports may call into the arena, so this is after the turn.
             report::release("arena", || trimmed);
             self.report_unknown_blocks();
-            fence(Ordering::SeqCst);
-            if !self.has_waited.load(Ordering::Relaxed) {
+            if !self.late_waits.is_late() {
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Runs the lock of the arena, and the reference count of streams and resources, under every order of their steps that
+//! Runs the lock of the arena, its notes of late waits, and the reference count of streams and resources, under every order of their steps that
 //! the memory model allows, with [loom](https://docs.rs/loom).
 //!
 //! Their source is compiled a second time here, over atomics, cells and barriers of loom. Without
@@ -19,7 +19,11 @@ mod biased_lock;
 #[path = "../../../cuda-mem/src/biased/count.rs"]
 mod count;
 
+#[path = "../../../cuda-mem/src/arena/late_waits.rs"]
+mod late_waits;
+
 mod count_tests;
+mod late_waits_tests;
 mod tests;
 
 /// What they are made of.
