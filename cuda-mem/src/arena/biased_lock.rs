@@ -7,8 +7,8 @@
 //! path, until one of them has come so often in a row that the lock is biased to it.
 //!
 //! A thread may be stopped between its look at the owner and its mark, for as long as the system likes, and mark itself
-//! busy when the lock has long been another's. So each generation of ownership has a flag of its own, and the number of
-//! generations is limited; after the last one the lock is an ordinary mutex.
+//! busy when the lock has long been another's. So each owner has a flag of its own, which it has again when the lock is
+//! biased to it once more. There are few flags: a thread that finds all of them taken by others never becomes the owner.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -22,17 +22,18 @@ const NOBODY: u64 = 0;
 
 /// How often in a row a thread takes the slow path before the lock is biased to it, at first.
 const FIRST_STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
-/// Twice as often after each time that the bias was revoked, up to this.
-const LONGEST_STREAK: u32 = 1 << 20;
+/// Twice as often after each time that the bias was revoked, up to this: then the streak costs many times what the
+/// revocation does.
+const LONGEST_STREAK: u32 = 1 << 13;
 
-/// Generations of ownership.
-const GENERATIONS: usize = 8;
+/// Threads that can become owners.
+const OWNERS: usize = 8;
 
 pub(super) struct BiasedLock<T> {
-    /// The owner's number times [`GENERATIONS`], and the number of its generation.
+    /// The owner's number times [`OWNERS`], and the number of its flag.
     owner: AtomicU64,
-    /// By generation. Only the owner of that generation writes it.
-    busy: [AtomicBool; GENERATIONS],
+    /// Each is written by one thread only.
+    busy: [AtomicBool; OWNERS],
     /// Not a spin lock: whoever has it may be stopped by the system, and then the others should sleep.
     slow: Mutex<Slow>,
     value: UnsafeCell<T>,
@@ -43,8 +44,25 @@ struct Slow {
     last: u64,
     streak: u32,
     needed: u32,
-    /// Generations so far.
-    generations: u64,
+    /// The threads that write the flags.
+    owners: [u64; OWNERS],
+}
+
+impl Slow {
+    /// The number of the thread's flag, which it has for good.
+    fn flag_of(&mut self, thread: u64) -> Option<usize> {
+        let flag = self
+            .owners
+            .iter()
+            .position(|owner| *owner == thread || *owner == NOBODY)?;
+        self.owners[flag] = thread;
+        Some(flag)
+    }
+}
+
+/// The word of an owner.
+fn owner(thread: u64, flag: usize) -> u64 {
+    thread * OWNERS as u64 + flag as u64
 }
 
 // SAFETY: the value is reached by one thread at a time, see `lock`; it is not shared, so `Send` is enough.
@@ -53,20 +71,18 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 impl<T> BiasedLock<T> {
     /// The lock is the own of this thread at first.
     pub(super) fn new(thread: u64, value: T) -> Self {
-        let owner = if barrier::is_there() {
-            thread * GENERATIONS as u64
-        } else {
-            NOBODY
+        let mut slow = Slow {
+            last: NOBODY,
+            streak: 0,
+            needed: FIRST_STREAK,
+            owners: [NOBODY; OWNERS],
         };
+        let flag = slow.flag_of(thread).filter(|_| barrier::is_there());
+        let owner = flag.map_or(NOBODY, |flag| owner(thread, flag));
         Self {
             owner: AtomicU64::new(owner),
             busy: std::array::from_fn(|_| AtomicBool::new(false)),
-            slow: Mutex::new(Slow {
-                last: NOBODY,
-                streak: 0,
-                needed: FIRST_STREAK,
-                generations: 1,
-            }),
+            slow: Mutex::new(slow),
             value: UnsafeCell::new(value),
         }
     }
@@ -86,7 +102,7 @@ impl<T> BiasedLock<T> {
     /// Whether the lock is biased to this thread now.
     #[inline]
     pub(super) fn is_biased_to(&self, thread: u64) -> bool {
-        self.owner.load(Ordering::Relaxed) / GENERATIONS as u64 == thread
+        self.owner.load(Ordering::Relaxed) / OWNERS as u64 == thread
     }
 
     /// As [`lock`](Self::lock), if the lock is biased to this thread.
@@ -94,11 +110,12 @@ impl<T> BiasedLock<T> {
     pub(super) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
         // Acquire: whoever gave the value to this thread wrote to the value before.
         let owner = self.owner.load(Ordering::Acquire);
-        if owner / GENERATIONS as u64 == thread {
+        if owner / OWNERS as u64 == thread {
             let busy = self.busy_flag(owner);
             busy.store(true, Ordering::Relaxed);
             barrier::light();
-            // Either this sees that the value was taken away, or whoever did that sees that it is busy.
+            // Either this sees that the value was taken away, or whoever did that sees that it is busy. Nobody gave it back
+            // meanwhile: a thread becomes the owner by what it does itself.
             if self.owner.load(Ordering::Relaxed) == owner {
                 return Some(Guard {
                     lock: self,
@@ -110,10 +127,10 @@ impl<T> BiasedLock<T> {
         None
     }
 
-    /// The mark of a generation.
+    /// The mark of an owner.
     #[inline]
     fn busy_flag(&self, owner: u64) -> &AtomicBool {
-        &self.busy[owner as usize % GENERATIONS]
+        &self.busy[owner as usize % OWNERS]
     }
 
     #[cold]
@@ -180,15 +197,14 @@ impl<T> Drop for Guard<'_, T> {
         match &mut self.held {
             Held::ByOwner(busy) => busy.store(false, Ordering::Release),
             Held::Slowly(slow) => {
-                // The slow opens after this.
-                if slow.streak >= slow.needed
-                    && slow.generations < GENERATIONS as u64
-                    && barrier::is_there()
-                {
-                    slow.streak = 0;
-                    let owner = slow.last * GENERATIONS as u64 + slow.generations;
-                    slow.generations += 1;
-                    self.lock.owner.store(owner, Ordering::Release);
+                if slow.streak < slow.needed || !barrier::is_there() {
+                    return;
+                }
+                slow.streak = 0;
+                let last = slow.last;
+                if let Some(flag) = slow.flag_of(last) {
+                    // Other threads come to the mutex after this.
+                    self.lock.owner.store(owner(last, flag), Ordering::Release);
                 }
             }
         }

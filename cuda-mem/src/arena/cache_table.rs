@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -73,9 +74,9 @@ fn less(counter: &AtomicU32) {
 }
 
 /// Whether a stream cuts medium blocks from pages of its own. That serves threads that would meet in the central heap.
-/// Elsewhere the central heap is as fast and holds less. Blocks that are freed on other streams have no use there either:
-/// they come back to a cache when its stream is known to come after that, while in the central heap they belong to the
-/// stream that freed them.
+/// Elsewhere the central heap is as fast and holds less. A thread with several streams would keep pages in each. Blocks
+/// that are freed on other streams have no use there either: they come back to a cache when its stream is known to come
+/// after that, while in the central heap they belong to the stream that freed them.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     keeps: AtomicBool,
@@ -90,6 +91,11 @@ pub(super) struct Keeping {
 
 /// Requests that meet others in the central heap before a stream keeps medium blocks.
 const MEETINGS: u32 = 512;
+
+thread_local! {
+    /// The stream for which this thread met others last, by arena and cache.
+    static LAST_MET: Cell<(u32, CacheId)> = const { Cell::new((0, 0)) };
+}
 /// A stream keeps no medium blocks if more than one in so many is freed on another stream.
 const REMOTE: u32 = 16;
 
@@ -100,11 +106,17 @@ impl Keeping {
         self.keeps.load(Ordering::Relaxed)
     }
 
-    /// A request for a medium block met others in the central heap. Threads that share the stream would meet in its cache
-    /// instead. Of the blocks that the stream asked for since the last time, so many were freed on others; none if no
-    /// stream should keep any.
-    pub(super) fn met(&self, thread: u64, freed_elsewhere: impl FnOnce() -> Option<u32>) {
-        let met = if self.thread.load(Ordering::Relaxed) == thread {
+    /// A request of this stream, by arena and cache, for a medium block met others in the central heap. Threads that
+    /// share the stream would meet in its cache instead. Of the blocks that the stream asked for since the last time, so
+    /// many were freed on others; none if no stream should keep any.
+    pub(super) fn met(
+        &self,
+        stream: (u32, CacheId),
+        freed_elsewhere: impl FnOnce() -> Option<u32>,
+    ) {
+        let thread = thread::number();
+        let is_same = LAST_MET.replace(stream) == stream;
+        let met = if is_same && self.thread.load(Ordering::Relaxed) == thread {
             self.met.load(Ordering::Relaxed) + 1
         } else {
             self.thread.store(thread, Ordering::Relaxed);
@@ -170,9 +182,9 @@ impl CacheSlot {
 /// Slots found in one step; few programs have more streams.
 const FIRST: usize = 64;
 
-/// A block that a stream keeps is at most one part in this many of what the arena holds. Pages for larger ones would lie
-/// idle in many streams.
-const LARGEST_KEPT: u64 = 128;
+/// A block that a stream keeps is at most one part in this many of its even share of what the arena holds. Pages for
+/// larger ones would lie idle in many streams.
+const LARGEST_KEPT: u64 = 8;
 
 /// Cached large blocks together are at most one part in this many of what the arena holds.
 const CACHED: u64 = 128;
@@ -234,7 +246,7 @@ impl CacheTable {
             u32::try_from(held / UNIT / (caches * CACHED)).unwrap_or(u32::MAX)
         };
         self.cached_limit.store(limit.max(SMALL), Ordering::Relaxed);
-        let limit = u32::try_from(held / UNIT / LARGEST_KEPT).unwrap_or(u32::MAX);
+        let limit = u32::try_from(held / UNIT / (caches * LARGEST_KEPT)).unwrap_or(u32::MAX);
         let limit = limit.clamp(MEDIUM_AT_LEAST, MEDIUM);
         self.medium_limit.store(limit, Ordering::Relaxed);
     }

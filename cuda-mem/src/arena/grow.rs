@@ -17,7 +17,7 @@ const LEAST_GROWN: u64 = 4;
 const MOST_GROWN: u64 = 16;
 
 /// Bytes up to which an arena of several streams grows before it queries them.
-pub(super) const SMALL_ARENA: u64 = 32 << 20;
+const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
     /// While the arena is small, it grows before its streams are queried or made to wait: the driver's pool takes as
@@ -26,7 +26,7 @@ impl Inner {
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
         let mut limit = SMALL_ARENA;
-        if self.slot(id).keeping.is_on() && self.caches.is_medium(size) {
+        if self.slot(id).keeping.is_on() {
             let wanted = self.wanted();
             if wanted >= 2 * SMALL_ARENA {
                 limit = wanted;

@@ -75,7 +75,6 @@ use biased_lock::BiasedLock;
 use cache_table::{CacheSlot, CacheTable};
 use central_heap::CentralHeap;
 use counters::Counters;
-use grow::SMALL_ARENA;
 use last_freed::{MEDIUM, is_small};
 use late_waits::LateWaits;
 use page_map::CacheId;
@@ -216,10 +215,9 @@ impl Inner {
         }
         let mut central = self.central.lock(me);
         if self.caches.is_medium(size) {
-            slot.keeping.met(me, || {
-                // Pages of several streams would be a large part of it.
-                let is_large = self.backing.reserved().current() > SMALL_ARENA;
-                is_large.then(|| central.take_freed_elsewhere(id))
+            slot.keeping.met((self.number, id), || {
+                // Where streams do not wait for each other, what one keeps is lost to the others.
+                self.may_wait().then(|| central.take_freed_elsewhere(id))
             });
         }
         central.allocate(size, id, counters)

@@ -24,7 +24,7 @@ pub(super) struct RemoteFree {
 /// What a cache may have free beyond what it needed lately, in units: 512 KiB.
 const MOST_SPARE: u64 = 2 * PAGE_UNITS;
 /// Frees of medium blocks after which the recent peak moves an eighth of the way to what is in use.
-const DECAY: u32 = 256;
+const DECAY: u32 = 1024;
 
 /// Sizes and places are in units. What is free here was last used by the cache's own stream, or its last use is done.
 #[derive(Debug, Default)]
@@ -174,7 +174,7 @@ impl StreamCache {
                 DECAY
             }
         };
-        let limit = self.recent_peak + self.recent_peak / 8 + MOST_SPARE;
+        let limit = self.recent_peak + self.recent_peak / 4 + MOST_SPARE;
         counters.set_kept_limit(limit);
         // Several at a time.
         if self.heap.total_units() <= limit + MOST_SPARE {

@@ -89,6 +89,19 @@ fn the_lock_becomes_the_own_of_each_thread_in_turn() {
     );
 }
 
+/// The first thread loses the lock, becomes its owner again with the flag that it had, and loses it once more.
+#[test]
+fn an_owner_that_comes_back_has_its_flag_again() {
+    check(
+        3,
+        Counts {
+            owner: FIRST,
+            first: 5,
+            others: &[2],
+        },
+    );
+}
+
 #[test]
 fn two_threads_take_the_lock_from_its_owner() {
     check(

@@ -49,7 +49,7 @@ fn meet(arena: &Arena, streams: &[Stream; 2]) -> Result<()> {
 fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
     let arena = Arena::builder(&lab.device()?).build()?;
     let streams = [lab.stream()?, lab.stream()?];
-    // In a small arena no stream keeps pages. A stream that has ended would leave its cache to the next one.
+    // Streams keep blocks of a part of what the arena holds. A stream that has ended would leave its cache to the next one.
     let third = lab.stream()?;
     pair(&arena, &third, 64 << 20)?;
     meet(&arena, &streams)?;
@@ -169,11 +169,11 @@ pub(super) fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<
     let full = arena.free_space().kept;
     ensure!(full >= 64 * MIB, "{full}");
     blocks.truncate(8);
-    for _ in 0..20_000 {
+    for _ in 0..40_000 {
         pair(&arena, &streams[0], 1 << 20)?;
     }
     let kept = arena.free_space().kept;
-    // With the block that comes and goes, an eighth more, and up to 1 MiB for each of the two streams.
-    ensure!(kept <= 9 * MIB * 9 / 8 + 2 * MIB, "{kept}");
+    // With the block that comes and goes, a quarter more, and up to 1 MiB for each of the two streams.
+    ensure!(kept <= 9 * MIB * 5 / 4 + 2 * MIB, "{kept}");
     Ok(())
 }
