@@ -11,10 +11,21 @@ use cuda_mem::{
 use crate::draws::Draws;
 
 const STREAMS: [usize; 4] = [1, 4, 16, 64];
-const POLICIES: [(&str, ReusePolicy); 3] = [
-    ("default", ReusePolicy::DRIVER_DEFAULT),
-    ("opportunistic", ReusePolicy::ALLOW_OPPORTUNISTIC),
-    ("deterministic", ReusePolicy::DETERMINISTIC),
+/// Name, policy, and the arena's initial bytes.
+const KINDS: [(&str, ReusePolicy, u64); 5] = [
+    ("default", ReusePolicy::DRIVER_DEFAULT, 0),
+    ("opportunistic", ReusePolicy::ALLOW_OPPORTUNISTIC, 0),
+    ("deterministic", ReusePolicy::DETERMINISTIC, 0),
+    (
+        "default, initially 512 MiB",
+        ReusePolicy::DRIVER_DEFAULT,
+        512 << 20,
+    ),
+    (
+        "opportunistic, initially 512 MiB",
+        ReusePolicy::ALLOW_OPPORTUNISTIC,
+        512 << 20,
+    ),
 ];
 /// Blocks that each stream keeps.
 const ALIVE: usize = 4;
@@ -76,7 +87,7 @@ pub(crate) fn measure(device: &Device, operations: usize) -> Result<()> {
     println!("streams     asked      pool     arena  calls/op   policy");
     let context = device.primary_context()?;
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-    for (name, reuse) in POLICIES {
+    for (name, reuse, initial) in KINDS {
         for count in STREAMS {
             let pool = MemoryPool::builder(device)
                 .reuse(reuse)
@@ -86,7 +97,8 @@ pub(crate) fn measure(device: &Device, operations: usize) -> Result<()> {
             program.run(2 * operations)?;
             let in_pool = pool.stats()?.reserved.high;
             drop(program);
-            let arena = Arena::builder(device).reuse(reuse).build()?;
+            let builder = Arena::builder(device).reuse(reuse);
+            let arena = builder.initial_bytes(initial).build()?;
             let mut program = Program::new(&context, count, Resource::from(arena.clone()))?;
             program.run(operations)?;
             let before = arena.stats().driver_calls;

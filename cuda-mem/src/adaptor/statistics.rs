@@ -29,8 +29,11 @@ impl Counter {
     #[inline]
     fn add(&mut self, amount: u64) {
         // Layouts are never larger than `i64`; only sums of years could come near.
-        self.current = self.current.wrapping_add_unsigned(amount);
-        self.peak = self.peak.max(self.current);
+        let current = self.current.wrapping_add_unsigned(amount);
+        self.current = current;
+        if current > self.peak {
+            self.peak = current;
+        }
         self.total = self.total.wrapping_add(amount);
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
 use super::late_waits::LateWaits;
-use super::{Arena, Central, Inner};
+use super::{Arena, Central, Inner, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
@@ -34,6 +34,7 @@ pub struct ArenaBuilder {
     device: Device,
     reuse: ReusePolicy,
     max: u64,
+    initial: u64,
     threshold: ReleaseThreshold,
     peers: Vec<Device>,
     fallback: Fallback,
@@ -45,6 +46,7 @@ impl ArenaBuilder {
             device,
             reuse: ReusePolicy::DRIVER_DEFAULT,
             max: u64::MAX,
+            initial: 0,
             threshold: ReleaseThreshold::default(),
             peers: Vec::new(),
             fallback: Fallback::default(),
@@ -68,6 +70,27 @@ impl ArenaBuilder {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max = bytes;
+        self
+    }
+
+    /// Bytes that the arena takes with its first allocation, if the device has them; a few MiB, unless told otherwise.
+    /// Up to there no stream is queried or made to wait: with enough for what each stream has alive, an arena of many
+    /// streams makes no driver calls at all. They are one piece, which goes back when no block is left in it.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).initial_bytes(256 << 20).build()?;
+    /// let small = Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?;
+    /// assert_eq!(arena.stats().reserved, 256 << 20);
+    /// # drop(small);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn initial_bytes(mut self, bytes: u64) -> Self {
+        self.initial = bytes;
         self
     }
 
@@ -106,6 +129,7 @@ impl ArenaBuilder {
             device,
             reuse,
             max,
+            initial,
             threshold,
             mut peers,
             fallback,
@@ -120,7 +144,7 @@ impl ArenaBuilder {
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            let arena = assemble(Backing::Vmm(vmm), properties, reuse);
+            let arena = assemble(Backing::Vmm(vmm), properties, reuse, initial);
             arena.set_release_threshold(threshold);
             return Ok(arena);
         }
@@ -133,7 +157,7 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
-        let arena = assemble(backing, properties, reuse);
+        let arena = assemble(backing, properties, reuse, initial);
         arena.set_release_threshold(threshold);
         Ok(arena)
     }
@@ -142,24 +166,35 @@ impl ArenaBuilder {
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, u64::MAX));
-        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT)
+        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, 0)
     }
 }
 
 #[track_caller]
-fn assemble(backing: Backing, properties: MemoryProperties, reuse: ReusePolicy) -> Arena {
+fn assemble(
+    backing: Backing,
+    properties: MemoryProperties,
+    reuse: ReusePolicy,
+    initial: u64,
+) -> Arena {
     // From 1, because the notes of streams are 0 at first.
     static NEXT: AtomicU32 = AtomicU32::new(1);
+    let central = Central::new();
+    if initial > 0 {
+        // Else all of it would count as used by the first stream.
+        central.lock(thread::number()).share(0, 0);
+    }
     let inner = Inner {
         number: NEXT.fetch_add(1, Ordering::Relaxed),
         device: properties.device,
         properties,
         reuse,
+        initial,
         threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
         late_waits: LateWaits::default(),
         backing: Arc::new(backing),
         caches: CacheTable::default(),
-        central: Central::new(),
+        central,
         slow_path: Arc::default(),
     };
     ledger::born(inner.item());

@@ -20,12 +20,12 @@ const MOST_GROWN: u64 = 16;
 const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
-    /// While the arena is small, it grows before its streams are queried or made to wait: the driver's pool takes as
-    /// much for its first block. For streams that keep medium blocks it grows as long as they have no more than they
+    /// While the arena is small, or holds no more than it was to take at first, it grows before its streams are queried
+    /// or made to wait: the driver's pool takes as much for its first block. For streams that keep medium blocks it grows as long as they have no more than they
     /// would keep: taking pages out of their caches would disturb all of them.
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
-        let mut limit = SMALL_ARENA;
+        let mut limit = SMALL_ARENA.max(self.initial);
         if self.slot(id).keeping.is_on() {
             let wanted = self.wanted();
             if wanted >= 2 * SMALL_ARENA {
@@ -103,7 +103,13 @@ impl Inner {
     /// Memory from the backing: this many granules, and more where that succeeds, so that the next growth is far off.
     fn more(&self, frontier: Option<u64>, granules: u64, stream: &Stream) -> Result<Chunk> {
         let held = self.backing.reserved().current() / GRANULE;
-        let wanted = granules.max((held / 16).clamp(LEAST_GROWN, MOST_GROWN));
+        let share = if held == 0 {
+            let most = self.initial.min(self.backing.max());
+            (most / GRANULE).max(LEAST_GROWN)
+        } else {
+            (held / 16).clamp(LEAST_GROWN, MOST_GROWN)
+        };
+        let wanted = granules.max(share);
         let grown = match self.backing.grow(frontier, wanted * GRANULE, stream) {
             Err(error) if wanted > granules && error.is_out_of_memory() => {
                 self.backing.grow(frontier, granules * GRANULE, stream)

@@ -138,6 +138,8 @@ struct Inner {
     device: Option<Device>,
     properties: MemoryProperties,
     reuse: ReusePolicy,
+    /// Bytes that the first growth takes.
+    initial: u64,
     /// Bytes that are kept when the program waits.
     threshold: AtomicU64,
     late_waits: LateWaits,

@@ -192,8 +192,9 @@ impl Inner {
                 self.query_all(&mut state);
                 self.query_parked(&mut state, true);
                 // From now on streams are queried as they free: memory that is not known to be done does not merge
-                // with that of other streams.
-                for (cache, slot) in self.caches.iter() {
+                // with that of other streams. An only stream needs nothing from others.
+                let several = self.caches.count() > 1;
+                for (cache, slot) in self.caches.iter().filter(|_| several) {
                     slot.requested.queries();
                     self.request_events(cache);
                 }

@@ -114,3 +114,53 @@ pub(super) fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
     unsafe { arena.deallocate(other, small, &b) }?;
     Ok(())
 }
+
+pub(super) fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    for reuse in [
+        ReusePolicy::DRIVER_DEFAULT,
+        ReusePolicy::ALLOW_OPPORTUNISTIC,
+    ] {
+        let builder = Arena::builder(&lab.device()?).reuse(reuse);
+        let arena = builder.initial_bytes(256 << 20).build()?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+        let resource = Resource::from(arena.clone());
+        let streams: Result<Vec<_>> = (0..16).map(|_| lab.stream()).collect();
+        let streams = streams?;
+        drop(resource.alloc::<u8>(&streams[0], MIB)?);
+        let first = arena.stats();
+        ensure!(first.reserved == 256 << 20, "{first}");
+        for turn in 0..400 {
+            let stream = &streams[turn % streams.len()];
+            let mut block = resource.alloc::<u8>(stream, MIB << (turn % 3))?;
+            block.fill(1)?;
+        }
+        let stats = arena.stats();
+        ensure!(stats.reserved == 256 << 20, "{stats}");
+        ensure!(stats.driver_calls == first.driver_calls, "{first}; {stats}");
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
+
+pub(super) fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let free = stream.context().memory_info()?.free;
+    for initial in [free.saturating_mul(2), u64::MAX] {
+        let builder = Arena::builder(&lab.device()?).initial_bytes(initial);
+        let arena = builder.build()?;
+        let block = Resource::from(arena.clone()).alloc::<u8>(&stream, 20 * MIB)?;
+        let stats = arena.stats();
+        ensure!((20 << 20..free).contains(&stats.reserved), "{stats}");
+        drop(block);
+    }
+    let builder = Arena::builder(&lab.device()?).initial_bytes(1 << 30);
+    let arena = builder.max_bytes(64 << 20).build()?;
+    drop(Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?);
+    ensure!(arena.stats().reserved == 64 << 20, "{}", arena.stats());
+    Ok(())
+}
