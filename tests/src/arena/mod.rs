@@ -99,6 +99,8 @@ pub fn all() -> Vec<Test> {
 const PROGRAMS: &str = "CUDA_MEM_TEST_PROGRAMS";
 /// Instead: for how many seconds they run.
 const SECONDS: &str = "CUDA_MEM_TEST_SECONDS";
+/// If it is set, all programs are long, and on so many threads.
+const THREADS: &str = "CUDA_MEM_TEST_THREADS";
 /// If it is set, every program is told before it runs: for a driver that crashes or hangs.
 const LOUD: &str = "CUDA_MEM_TEST_LOUD";
 /// The number of the first one.
@@ -131,6 +133,7 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
         Some(_) => u64::MAX - first,
         None => number(PROGRAMS)?.unwrap_or(default),
     };
+    let threads = number(THREADS)?;
     let loud = std::env::var_os(LOUD).is_some();
     // The primary context ends with its last handle, and takes 0.15 s to be made again on a GPU.
     let _context = lab.context()?;
@@ -144,8 +147,8 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
         if loud {
             println!("program {seed}, {:.3} s", start.elapsed().as_secs_f64());
         }
-        let tally =
-            program::run(Lab::get()?, seed).with_context(|| format!("program {SEED}={seed}"))?;
+        let tally = program::run(Lab::get()?, seed, threads)
+            .with_context(|| format!("program {SEED}={seed}"))?;
         sum.add(&tally);
         ran += 1;
         if ran % 5000 == 0 {
@@ -173,7 +176,12 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
     );
     // Programs that never get there show nothing.
     ensure!(
-        ran < 200 || (sum.taken_over > 0 && sum.waits > 0 && sum.foreign > 0 && sum.refused > 0),
+        ran < 200
+            || (sum.taken_over > 0
+                && sum.waits > 0
+                && sum.foreign > 0
+                && sum.refused > 0
+                && sum.kept > 0),
         "some way was never taken: {sum}"
     );
     Ok(())

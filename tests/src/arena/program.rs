@@ -29,6 +29,8 @@ pub(super) struct Tally {
     grown: u64,
     released: u64,
     hits: u64,
+    /// Programs after which streams kept pages for larger blocks.
+    pub(super) kept: u64,
 }
 
 impl Tally {
@@ -42,6 +44,7 @@ impl Tally {
         self.grown += other.grown;
         self.released += other.released;
         self.hits += other.hits;
+        self.kept += other.kept;
     }
 }
 
@@ -50,7 +53,7 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} blocks, {} looked at, {} from the front, {} freed on another stream, {} refused; memory \
-             taken over {} times, {} waits, {} growths, {} pieces given back",
+             taken over {} times, {} waits, {} growths, {} pieces given back; {} kept pages",
             self.blocks,
             self.checked,
             self.hits,
@@ -59,7 +62,8 @@ impl fmt::Display for Tally {
             self.taken_over,
             self.waits,
             self.grown,
-            self.released
+            self.released,
+            self.kept
         )
     }
 }
@@ -112,7 +116,11 @@ struct Shared {
     limited: bool,
 }
 
-pub(super) fn run(lab: &'static Lab, seed: u64) -> Result<Tally> {
+/// One program in so many is long, on four threads that mostly stay on one stream.
+const LONG: u64 = 100;
+
+/// Runs the program of this seed. If a number of threads is given, the program is a long one on as many.
+pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<Tally> {
     let mut draw = Draw::new(seed);
     let policies = [
         ReusePolicy::DRIVER_DEFAULT,
@@ -128,8 +136,13 @@ pub(super) fn run(lab: &'static Lab, seed: u64) -> Result<Tally> {
     }
     let arena = builder.build()?;
     let context = lab.context()?;
-    let threads = 1 + draw.below(3);
-    let steps = 20 + draw.below(40);
+    let (few, short) = (1 + draw.below(3), 20 + draw.below(40));
+    let is_long = threads.is_some() || seed.is_multiple_of(LONG);
+    let (threads, steps) = match threads {
+        _ if !is_long => (few, short),
+        Some(threads) => (threads.max(1), 2500),
+        None => (4, 2000),
+    };
     let pool = MemoryPool::builder(&lab.device()?).build()?;
     let first = context.stream()?;
     let shared = Shared {
@@ -143,14 +156,16 @@ pub(super) fn run(lab: &'static Lab, seed: u64) -> Result<Tally> {
         limited,
         context,
     };
-    let streams: Result<Vec<Stream>> = (0..=draw.below(5)).map(|_| shared.stream()).collect();
+    let count = if is_long { threads } else { 1 + draw.below(5) };
+    let streams: Result<Vec<Stream>> = (0..count).map(|_| shared.stream()).collect();
     let streams = streams?;
     let outcomes: Vec<Result<(Tally, Vec<Expected>)>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
                 let (shared, streams) = (&shared, streams.clone());
                 let draw = Draw::new(seed.wrapping_mul(31).wrapping_add(thread + 1));
-                scope.spawn(move || Worker::new(shared, streams, draw, thread).run(steps))
+                let own = is_long.then_some(thread as usize);
+                scope.spawn(move || Worker::new(shared, streams, draw, thread, own).run(steps))
             })
             .collect();
         let ends = workers.into_iter().map(|worker| {
@@ -172,6 +187,7 @@ pub(super) fn run(lab: &'static Lab, seed: u64) -> Result<Tally> {
     ));
     shared.context.synchronize()?;
     shared.log.check(&expected)?;
+    tally.kept = u64::from(shared.arena.free_space().kept > 4 << 20);
     let stats = shared.arena.stats();
     ensure!(
         (stats.live, stats.live_blocks) == (0, 0),
@@ -199,6 +215,8 @@ impl Shared {
 struct Worker<'a> {
     shared: &'a Shared,
     streams: Vec<Stream>,
+    /// The stream that it mostly stays on, in long programs.
+    own: Option<usize>,
     draw: Draw,
     blocks: Vec<Block>,
     tally: Tally,
@@ -207,10 +225,17 @@ struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    fn new(shared: &'a Shared, streams: Vec<Stream>, draw: Draw, thread: u64) -> Self {
+    fn new(
+        shared: &'a Shared,
+        streams: Vec<Stream>,
+        draw: Draw,
+        thread: u64,
+        own: Option<usize>,
+    ) -> Self {
         Self {
             shared,
             streams,
+            own,
             draw,
             blocks: Vec::new(),
             tally: Tally::default(),
@@ -230,7 +255,11 @@ impl<'a> Worker<'a> {
     }
 
     fn stream(&mut self) -> Stream {
-        let place = self.draw.below(self.streams.len() as u64) as usize;
+        let place = match self.own {
+            Some(own) if self.draw.below(1500) != 0 => own,
+            _ => self.draw.below(self.streams.len() as u64) as usize,
+        };
+        self.own = self.own.map(|_| place);
         self.streams[place].clone()
     }
 
@@ -248,7 +277,12 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<()> {
-        match self.draw.below(100) {
+        let mut kind = self.draw.below(100);
+        if self.own.is_some() && kind >= 73 && self.draw.below(16) != 0 {
+            // Where blocks often go elsewhere, streams keep no pages.
+            kind -= 50;
+        }
+        match kind {
             0..=43 => self.allocate(),
             44..=72 => match self.any_block() {
                 Some(block) => self.end(block),
