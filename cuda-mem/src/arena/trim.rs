@@ -114,7 +114,7 @@ impl Inner {
         self.scavenge(is_thorough);
         self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
-        if self.caches.count() <= 1 {
+        if self.caches.count() <= 1 && self.initial == 0 {
             self.central.lock(me).unshare();
         }
         chunks

@@ -127,7 +127,12 @@ pub(super) fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &La
         let resource = Resource::from(arena.clone());
         let streams: Result<Vec<_>> = (0..16).map(|_| lab.stream()).collect();
         let streams = streams?;
+        // Once before a trim, and once after it.
         drop(resource.alloc::<u8>(&streams[0], MIB)?);
+        streams[0].synchronize()?;
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+        resource.alloc::<u8>(&streams[0], MIB)?.fill(1)?;
         let first = arena.stats();
         ensure!(first.reserved == 256 << 20, "{first}");
         for turn in 0..400 {

@@ -11,6 +11,7 @@ mod medium;
 mod parked;
 mod program;
 mod rules;
+mod slow_upstream;
 mod streams;
 mod threads;
 mod upstream;
@@ -58,6 +59,8 @@ pub fn all() -> Vec<Test> {
             memory_that_the_upstream_refuses_stays_usable,
             an_upstream_that_panics_is_given_nothing_twice,
             a_panic_of_the_upstream_leaves_the_arena_as_it_was;
+        slow_upstream: a_thread_that_grows_holds_up_no_other,
+            a_thread_that_trims_holds_up_no_other;
         medium: threads_that_mix_sizes_live_from_pages_of_their_own,
             pages_that_an_idle_stream_keeps_go_to_others,
             blocks_that_are_freed_elsewhere_are_not_kept,

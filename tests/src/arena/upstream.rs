@@ -20,12 +20,26 @@ const GRANULE: u64 = 2 << 20;
 
 /// Hands out one large block from its beginning on, part by part, without a gap.
 #[derive(Debug)]
-struct SideBySide {
+pub(super) struct SideBySide {
     next: AtomicU64,
     /// Where the parts begin, and how large they are.
     parts: Mutex<Vec<(u64, usize)>>,
     memory: DeviceBuffer<u8>,
     properties: MemoryProperties,
+}
+
+impl SideBySide {
+    pub(super) fn new(lab: &Lab, stream: &Stream) -> Result<Self> {
+        let direct = DirectResource::new(lab.device()?);
+        let properties = direct.memory_properties();
+        let memory = Resource::new(direct).alloc::<u8>(stream, 160 * MIB)?;
+        Ok(Self {
+            next: AtomicU64::new(memory.as_raw().next_multiple_of(GRANULE)),
+            parts: Mutex::default(),
+            memory,
+            properties,
+        })
+    }
 }
 
 // SAFETY: each address is handed out once, within a block that lives as long as this.
@@ -53,15 +67,7 @@ unsafe impl MemoryResource for SideBySide {
 pub(super) fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (stream, other) = (lab.stream()?, lab.stream()?);
-    let direct = DirectResource::new(lab.device()?);
-    let properties = direct.memory_properties();
-    let memory = Resource::new(direct).alloc::<u8>(&stream, 160 * MIB)?;
-    let below = Arc::new(SideBySide {
-        next: AtomicU64::new(memory.as_raw().next_multiple_of(GRANULE)),
-        parts: Mutex::default(),
-        memory,
-        properties,
-    });
+    let below = Arc::new(SideBySide::new(lab, &stream)?);
     let arena = Arena::over(Arc::clone(&below));
     let resource = Resource::from(arena.clone());
     // A second stream, so that blocks do not stand in front.
@@ -86,7 +92,7 @@ pub(super) fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-fn wait_until(flag: &AtomicBool) {
+pub(super) fn wait_until(flag: &AtomicBool) {
     let begin = Instant::now();
     while !flag.load(Ordering::SeqCst) && begin.elapsed() < Duration::from_secs(3) {
         std::thread::yield_now();
