@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
 use super::late_waits::LateWaits;
+use super::moves::Moves;
 use super::{Arena, Central, Inner, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -13,6 +14,9 @@ use crate::fallback::Fallback;
 use crate::ledger;
 use crate::pool::{ReleaseThreshold, ReusePolicy};
 use crate::resource::{MemoryProperties, MemoryResource, Resource};
+
+/// What an arena may hold, unless told otherwise, over what the program had at most.
+const SLACK: f64 = 1.05;
 
 /// Describes an arena; [`build`](Self::build) makes it. From [`Arena::builder`].
 ///
@@ -35,6 +39,7 @@ pub struct ArenaBuilder {
     reuse: ReusePolicy,
     max: u64,
     initial: u64,
+    slack: f64,
     threshold: ReleaseThreshold,
     peers: Vec<Device>,
     fallback: Fallback,
@@ -47,6 +52,7 @@ impl ArenaBuilder {
             reuse: ReusePolicy::DRIVER_DEFAULT,
             max: u64::MAX,
             initial: 0,
+            slack: SLACK,
             threshold: ReleaseThreshold::default(),
             peers: Vec::new(),
             fallback: Fallback::default(),
@@ -94,6 +100,33 @@ impl ArenaBuilder {
         self
     }
 
+    /// How many times the most that the program had the arena may hold before it moves memory; 1.05, unless told
+    /// otherwise. Beyond that physical memory that is free and done is mapped where a large request needs it, and only
+    /// what is missing is made anew. A move takes three driver calls, and disturbs no running work.
+    ///
+    /// With 1.0 the arena holds least, with [`f64::INFINITY`] no memory moves. Nothing moves where the
+    /// [`reuse`](Self::reuse) policy forbids queries, nor where the arena takes blocks of another resource.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).slack(1.0).build()?;
+    /// let resource = Resource::from(arena.clone());
+    /// let [first, _second, third] = [64, 64, 64].map(|mib| resource.alloc::<u8>(&stream, mib << 20));
+    /// drop((first, third));
+    /// // No two free pieces lie side by side.
+    /// let _large = resource.alloc::<u8>(&stream, 128 << 20)?;
+    /// assert_eq!(arena.stats().reserved, 192 << 20);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn slack(mut self, ratio: f64) -> Self {
+        self.slack = ratio;
+        self
+    }
+
     /// How much memory the arena keeps when streams, events or contexts are synchronised; everything, unless told
     /// otherwise. See [`Arena::set_release_threshold`].
     pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
@@ -121,7 +154,7 @@ impl ArenaBuilder {
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and
     /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// if those are of another driver; else as the driver answers.
+    /// if those are of another driver, or the slack is below 1.0; else as the driver answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     #[track_caller]
     pub fn build(self) -> Result<Arena> {
@@ -130,10 +163,16 @@ impl ArenaBuilder {
             reuse,
             max,
             initial,
+            slack,
             threshold,
             mut peers,
             fallback,
         } = self;
+        if slack.is_nan() || slack < 1.0 {
+            return Err(Error::invalid(format!(
+                "a slack of {slack}; an arena holds at least 1.0 times what the program has"
+            )));
+        }
         for peer in &peers {
             let driver = device.driver();
             driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
@@ -144,7 +183,7 @@ impl ArenaBuilder {
             properties.devices = peers
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
-            let arena = assemble(Backing::Vmm(vmm), properties, reuse, initial);
+            let arena = assemble(Backing::Vmm(vmm), properties, reuse, (initial, slack));
             arena.set_release_threshold(threshold);
             return Ok(arena);
         }
@@ -157,7 +196,7 @@ impl ArenaBuilder {
         let upstream = device.default_resource()?;
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
-        let arena = assemble(backing, properties, reuse, initial);
+        let arena = assemble(backing, properties, reuse, (initial, slack));
         arena.set_release_threshold(threshold);
         Ok(arena)
     }
@@ -166,7 +205,7 @@ impl ArenaBuilder {
     pub(super) fn over(upstream: Resource) -> Arena {
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, u64::MAX));
-        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, 0)
+        assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, (0, SLACK))
     }
 }
 
@@ -175,7 +214,7 @@ fn assemble(
     backing: Backing,
     properties: MemoryProperties,
     reuse: ReusePolicy,
-    initial: u64,
+    (initial, slack): (u64, f64),
 ) -> Arena {
     // From 1, because the notes of streams are 0 at first.
     static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -190,6 +229,9 @@ fn assemble(
         properties,
         reuse,
         initial,
+        slack,
+        mark: AtomicU64::new(0),
+        moves: Moves::default(),
         threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
         late_waits: LateWaits::default(),
         backing: Arc::new(backing),

@@ -2,6 +2,7 @@
 
 use super::backing::Chunk;
 use super::last_use::LastUse;
+use super::moves::Place;
 use super::page_map::CacheId;
 use super::refill::STEPS_WITHOUT_GROWTH;
 use super::slow_path::count;
@@ -25,7 +26,7 @@ impl Inner {
     /// would keep: taking pages out of their caches would disturb all of them.
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
-        let mut limit = SMALL_ARENA.max(self.initial);
+        let mut limit = self.small();
         if self.slot(id).keeping.is_on() {
             let wanted = self.wanted();
             if wanted >= 2 * SMALL_ARENA {
@@ -34,6 +35,11 @@ impl Inner {
         }
         let held = self.backing.reserved().current();
         caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
+    }
+
+    /// Bytes up to which growing is better than anything else.
+    pub(super) fn small(&self) -> u64 {
+        SMALL_ARENA.max(self.initial)
     }
 
     /// Bytes that the caches of all streams would keep, and that are in use elsewhere. What streams that have ended left
@@ -66,19 +72,34 @@ impl Inner {
         if self.caches.cuts(self.slot(id), size) {
             return self.grow_cache(id, size, stream);
         }
-        let needed = u64::from(size).div_ceil(GRANULE_UNITS);
-        let frontier = self.backing.frontier(needed * GRANULE);
+        let bytes = u64::from(size) * UNIT;
+        let room = Self::granules(bytes) * GRANULE;
+        let frontier = self.backing.frontier(room);
         let tail = frontier.and_then(|end| {
             let central = self.central.lock(thread::number());
             Some(end / UNIT - central.usable_tail(end / UNIT, id)?)
         });
-        let rest = u64::from(size).saturating_sub(tail.unwrap_or(0));
-        let grown = self.more(frontier, rest.div_ceil(GRANULE_UNITS).max(1), stream)?;
-        let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
-        let last_use = self.last_use_of_new(id);
-        let joins = self.joins(start, units);
+        let tail = tail.unwrap_or(0) * UNIT;
+        let mut rest = bytes.saturating_sub(tail);
+        let mut place = frontier;
+        let is_beyond = self.is_beyond_slack(bytes, rest);
+        if is_beyond && let Some(address) = frontier.or_else(|| self.backing.reserve(room)) {
+            let from = Place {
+                address,
+                usable_from: address - tail,
+            };
+            let moved = self.move_to(from, rest, stream);
+            rest = rest.saturating_sub(moved);
+            place = Some(address + moved);
+        }
+        if rest > 0 {
+            let granules = Self::granules(rest);
+            let is_exact = is_beyond && self.may_query() && self.moves.are_likely();
+            let grown = self.more(place, granules, is_exact, stream)?;
+            let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
+            self.add_to_central(start, units, self.last_use_of_new(id));
+        }
         let mut central = self.central.lock(thread::number());
-        central.add(start, units, last_use, joins);
         Ok(central.allocate(size, id, &self.central.counters))
     }
 
@@ -87,7 +108,7 @@ impl Inner {
         let pages = self.pages_for(id, size);
         let granules = pages.least.div_ceil(GRANULE_UNITS);
         let frontier = self.backing.frontier(granules * GRANULE);
-        let grown = self.more(frontier, granules, stream)?;
+        let grown = self.more(frontier, granules, false, stream)?;
         let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
         let taken = units.min(pages.most);
         if units > taken {
@@ -100,8 +121,15 @@ impl Inner {
         Ok(self.add_pages(id, pages, size))
     }
 
-    /// Memory from the backing: this many granules, and more where that succeeds, so that the next growth is far off.
-    fn more(&self, frontier: Option<u64>, granules: u64, stream: &Stream) -> Result<Chunk> {
+    /// Memory from the backing: this many granules, and more where that succeeds, so that the next growth is far off;
+    /// unless memory is likely to move.
+    fn more(
+        &self,
+        frontier: Option<u64>,
+        granules: u64,
+        is_exact: bool,
+        stream: &Stream,
+    ) -> Result<Chunk> {
         let held = self.backing.reserved().current() / GRANULE;
         let share = if held == 0 {
             let most = self.initial.min(self.backing.max());
@@ -109,7 +137,11 @@ impl Inner {
         } else {
             (held / 16).clamp(LEAST_GROWN, MOST_GROWN)
         };
-        let wanted = granules.max(share);
+        let wanted = if is_exact {
+            granules
+        } else {
+            granules.max(share)
+        };
         let grown = match self.backing.grow(frontier, wanted * GRANULE, stream) {
             Err(error) if wanted > granules && error.is_out_of_memory() => {
                 self.backing.grow(frontier, granules * GRANULE, stream)

@@ -23,6 +23,7 @@ mod index;
 mod last_freed;
 mod last_use;
 mod late_waits;
+mod moves;
 mod page_map;
 mod parked;
 #[cfg(test)]
@@ -77,6 +78,7 @@ use central_heap::CentralHeap;
 use counters::Counters;
 use last_freed::{MEDIUM, is_small};
 use late_waits::LateWaits;
+use moves::Moves;
 use page_map::CacheId;
 use slow_path::{SlowPath, SlowStateGuard};
 
@@ -140,6 +142,11 @@ struct Inner {
     reuse: ReusePolicy,
     /// Bytes that the first growth takes.
     initial: u64,
+    /// The arena may hold so many times what the program had at most before memory moves.
+    slack: f64,
+    /// The most bytes that the program was seen to have.
+    mark: AtomicU64,
+    moves: Moves,
     /// Bytes that are kept when the program waits.
     threshold: AtomicU64,
     late_waits: LateWaits,

@@ -116,6 +116,8 @@ pub(super) struct SlowCounters {
     pub(super) taken_over: AtomicU64,
     pub(super) grown: AtomicU64,
     pub(super) released: AtomicU64,
+    pub(super) moved: AtomicU64,
+    pub(super) beyond_slack: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64) {

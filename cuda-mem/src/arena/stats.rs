@@ -56,6 +56,11 @@ pub struct ArenaStats {
     pub grown: u64,
     /// How many pieces of memory it has freed.
     pub released: u64,
+    /// How many pieces of physical memory it has moved to another address.
+    pub moved: u64,
+    /// How often it made physical memory beyond its [slack](super::ArenaBuilder::slack), because what was free could not
+    /// move: it was in use still, or no piece was free as a whole.
+    pub beyond_slack: u64,
     /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
     pub driver_calls: u64,
     /// Streams that it has memory for, or had.
@@ -142,6 +147,8 @@ impl Inner {
             waits: slow_counters(&self.slow_path.calls.waits),
             grown: slow_counters(&self.slow_path.counters.grown),
             released: slow_counters(&self.slow_path.counters.released),
+            moved: slow_counters(&self.slow_path.counters.moved),
+            beyond_slack: slow_counters(&self.slow_path.counters.beyond_slack),
             driver_calls: self.backing.calls() + slow_counters(&self.slow_path.calls.calls),
             streams: self.caches.count() as u64,
             ..ArenaStats::default()

@@ -8,6 +8,7 @@ mod footprint;
 mod limits;
 mod log;
 mod medium;
+mod moves;
 mod parked;
 mod program;
 mod rules;
@@ -65,6 +66,9 @@ pub fn all() -> Vec<Test> {
             pages_that_an_idle_stream_keeps_go_to_others,
             blocks_that_are_freed_elsewhere_are_not_kept,
             pages_go_back_when_little_is_in_use_for_long;
+        moves: free_memory_moves_where_a_large_request_needs_it,
+            memory_in_use_does_not_move,
+            memory_moves_only_as_it_is_told;
         threads: threads_of_one_stream_get_blocks_of_their_own,
             a_thread_keeps_one_block_of_each_small_size,
             threads_that_come_and_go_take_the_caches_of_others_over;
@@ -77,6 +81,7 @@ pub fn all() -> Vec<Test> {
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
         parked: an_arena_ends_after_all_users_of_its_memory;
+        moves: bytes_survive_many_moves;
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
             streams_that_take_turns_hold_no_more_than_the_drivers_pool,
             a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool;
@@ -184,6 +189,7 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
                 && sum.waits > 0
                 && sum.foreign > 0
                 && sum.refused > 0
+                && sum.moved > 0
                 && sum.kept > 0),
         "some way was never taken: {sum}"
     );

@@ -31,6 +31,7 @@ pub(super) struct Tally {
     hits: u64,
     /// Programs after which streams kept pages for larger blocks.
     pub(super) kept: u64,
+    pub(super) moved: u64,
 }
 
 impl Tally {
@@ -45,6 +46,7 @@ impl Tally {
         self.released += other.released;
         self.hits += other.hits;
         self.kept += other.kept;
+        self.moved += other.moved;
     }
 }
 
@@ -53,7 +55,7 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} blocks, {} looked at, {} from the front, {} freed on another stream, {} refused; memory \
-             taken over {} times, {} waits, {} growths, {} pieces given back; {} kept pages",
+             taken over {} times, {} waits, {} growths, {} pieces given back, {} moved; {} kept pages",
             self.blocks,
             self.checked,
             self.hits,
@@ -63,6 +65,7 @@ impl fmt::Display for Tally {
             self.waits,
             self.grown,
             self.released,
+            self.moved,
             self.kept
         )
     }
@@ -131,6 +134,9 @@ pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<
     ];
     let limited = draw.below(4) == 0;
     let mut builder = Arena::builder(&lab.device()?).reuse(policies[draw.below(5) as usize]);
+    if seed.is_multiple_of(2) {
+        builder = builder.slack(1.0);
+    }
     if limited {
         builder = builder.max_bytes((8 + draw.below(56)) << 20);
     }
@@ -200,6 +206,7 @@ pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<
     tally.waits = stats.waits;
     tally.grown = stats.grown;
     tally.released = stats.released;
+    tally.moved = stats.moved;
     tally.hits = stats.hits;
     Ok(tally)
 }

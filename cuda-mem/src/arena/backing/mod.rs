@@ -84,6 +84,37 @@ impl Backing {
         }
     }
 
+    /// Whether physical memory can get another address.
+    pub(super) fn can_move(&self) -> bool {
+        matches!(self, Self::Vmm(_))
+    }
+
+    /// Gives the memory of a chunk another address, which is a place for it. `None` if that fails: the chunk is where it
+    /// was then ([`has`](Self::has)), or its memory went back to the device.
+    ///
+    /// # Safety
+    ///
+    /// As [`release`](Self::release).
+    pub(super) unsafe fn relocate(&self, chunk: Chunk, to: u64, stream: &Stream) -> Option<Chunk> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Vmm(vmm) => unsafe { vmm.relocate(chunk, to, stream) },
+            Self::Upstream(_) => None,
+        }
+    }
+
+    pub(super) fn has(&self, chunk: Chunk) -> bool {
+        self.chunks_in(chunk.address, chunk.end()).contains(&chunk)
+    }
+
+    /// A place for so many bytes, if places are known before memory is there.
+    pub(super) fn reserve(&self, bytes: u64) -> Option<u64> {
+        match self {
+            Self::Vmm(vmm) => vmm.reserve(bytes).ok(),
+            Self::Upstream(_) => None,
+        }
+    }
+
     /// The chunks that lie wholly between two addresses.
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
         match self {

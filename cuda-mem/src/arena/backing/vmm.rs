@@ -21,8 +21,7 @@ pub(in crate::arena) struct Vmm {
     device: Device,
     memory: PhysicalMemoryBuilder,
     access: Vec<(Location, Access)>,
-    /// How many addresses are reserved at a time, in bytes: for all memory of the device. Memory that goes back
-    /// from the middle leaves addresses unused, and then there will be a second reservation.
+    /// How many addresses are reserved at a time, in bytes: for all memory of the device.
     reservation: u64,
     pub(super) max: u64,
     /// Held by the thread that grows, from when it finds that there is not enough.
@@ -34,7 +33,7 @@ pub(in crate::arena) struct Vmm {
 
 #[derive(Debug, Default)]
 struct State {
-    /// There is a second one only when the first is used up.
+    /// There is a second one only when the first is used up, and has no gap that is large enough.
     reservations: Vec<Reservation>,
     /// What is mapped, by address.
     chunks: BTreeMap<u64, Mapping>,
@@ -45,6 +44,77 @@ struct Reservation {
     range: AddressRange,
     /// Nothing is mapped from this address on.
     frontier: u64,
+}
+
+/// Physical memory is made in pieces of at most so many bytes, unless there would be too many. A smaller piece is free as a
+/// whole more often, and may then move; a larger one takes fewer driver calls.
+const PIECE: u64 = 32 << 20;
+/// The most pieces of one growth.
+const MOST_PIECES: u64 = 64;
+
+impl State {
+    /// An address for this much memory, at the end of what is mapped, or in a gap.
+    fn place_for(&self, bytes: u64) -> Option<u64> {
+        let reservations = self.reservations.iter();
+        let mut roomy = reservations.filter(|reservation| reservation.room() >= bytes);
+        if let Some(reservation) = roomy.next() {
+            return Some(reservation.frontier);
+        }
+        let mut reservations = self.reservations.iter();
+        reservations.find_map(|reservation| self.gap_in(reservation, bytes))
+    }
+
+    /// Memory went back from there, or moved.
+    fn gap_in(&self, reservation: &Reservation, bytes: u64) -> Option<u64> {
+        let mut start = reservation.range.address();
+        for (address, mapping) in self.chunks.range(start..reservation.frontier) {
+            if address - start >= bytes {
+                return Some(start);
+            }
+            start = address + mapping.size_bytes();
+        }
+        None
+    }
+
+    /// The reservation of an address.
+    fn reservation_at(&mut self, address: u64) -> Option<&mut Reservation> {
+        let mut reservations = self.reservations.iter_mut();
+        reservations
+            .find(|reservation| (reservation.range.address()..reservation.end()).contains(&address))
+    }
+
+    /// Whether nothing is mapped there.
+    fn is_free(&self, address: u64, bytes: u64) -> bool {
+        let before = self.chunks.range(..address + bytes).next_back();
+        before.is_none_or(|(start, mapping)| start + mapping.size_bytes() <= address)
+    }
+
+    /// Maps memory at an address of a reservation.
+    fn map(&mut self, address: u64, memory: &PhysicalMemory, vmm: &Vmm) -> Result<()> {
+        let Some(Reservation { range, frontier }) = self.reservation_at(address) else {
+            return Err(Error::invalid(format!("{address:#x} is not reserved")));
+        };
+        let mapping = range.map(address - range.address(), memory)?;
+        // What fails here takes the mapping apart again.
+        mapping.set_accesses(&vmm.access)?;
+        *frontier = (*frontier).max(address + mapping.size_bytes());
+        self.chunks.insert(address, mapping);
+        Ok(())
+    }
+
+    /// Nothing is mapped any more where this chunk was.
+    fn lower_frontier(&mut self, address: u64) {
+        let Some(reservation) = self.reservation_at(address) else {
+            return;
+        };
+        let range = reservation.range.address()..reservation.frontier;
+        let start = range.start;
+        let last = self.chunks.range(range).next_back();
+        let frontier = last.map_or(start, |(address, last)| address + last.size_bytes());
+        if let Some(reservation) = self.reservation_at(address) {
+            reservation.frontier = frontier;
+        }
+    }
 }
 
 impl Reservation {
@@ -113,10 +183,7 @@ impl Vmm {
     }
 
     pub(super) fn frontier(&self, bytes: u64) -> Option<u64> {
-        let state = self.state();
-        let mut reservations = state.reservations.iter();
-        let roomy = reservations.find(|reservation| reservation.room() >= bytes)?;
-        Some(roomy.frontier)
+        self.state().place_for(bytes)
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
@@ -134,30 +201,44 @@ impl Vmm {
     fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let _current = stream.context().bind()?;
         let mut state = self.state();
-        let wished = state.reservations.iter().position(|reservation| {
-            Some(reservation.frontier) == frontier && reservation.room() >= bytes
-        });
-        let index = match wished {
-            Some(index) => index,
-            None => self.reservation_for(&mut state, bytes)?,
+        let address = match frontier.filter(|address| state.is_free(*address, bytes)) {
+            Some(address) => address,
+            None => self.reserve_for(&mut state, bytes)?,
         };
-        let Reservation { range, frontier } = &mut state.reservations[index];
-        self.count(3);
-        let memory = self.memory.create_part(bytes)?;
-        let mapping = range.map(*frontier - range.address(), &memory)?;
-        // What fails here takes the mapping apart again.
-        mapping.set_accesses(&self.access)?;
-        let address = *frontier;
-        *frontier += bytes;
-        state.chunks.insert(address, mapping);
+        let piece = PIECE.max((bytes / MOST_PIECES).next_multiple_of(GRANULE));
+        let mut mapped = 0;
+        while mapped < bytes {
+            let part = piece.min(bytes - mapped);
+            self.count(3);
+            let memory = self.memory.create_part(part);
+            let done = memory.and_then(|memory| state.map(address + mapped, &memory, self));
+            if let Err(error) = done {
+                self.unmap_new(&mut state, address, mapped);
+                return Err(error);
+            }
+            mapped += part;
+        }
         Ok(Chunk { address, bytes })
     }
 
-    /// A reservation with this much room.
-    fn reservation_for(&self, state: &mut State, bytes: u64) -> Result<usize> {
-        let mut reservations = state.reservations.iter();
-        if let Some(index) = reservations.position(|reservation| reservation.room() >= bytes) {
-            return Ok(index);
+    /// Takes the pieces of a growth apart that failed later. Nobody has seen them.
+    fn unmap_new(&self, state: &mut State, address: u64, bytes: u64) {
+        let pieces: Vec<u64> = state
+            .chunks
+            .range(address..address + bytes)
+            .map(|(address, _)| *address)
+            .collect();
+        for piece in pieces {
+            // Its drop takes the mapping apart.
+            drop(state.chunks.remove(&piece));
+        }
+        state.lower_frontier(address);
+    }
+
+    /// Addresses for this much memory, reserved anew if need be.
+    fn reserve_for(&self, state: &mut State, bytes: u64) -> Result<u64> {
+        if let Some(address) = state.place_for(bytes) {
+            return Ok(address);
         }
         let size = self.reservation.max(bytes);
         self.count(1);
@@ -172,8 +253,46 @@ impl Vmm {
                 "an arena cannot keep account of addresses up to {end:#x}"
             )));
         }
+        let address = reservation.frontier;
         state.reservations.push(reservation);
-        Ok(state.reservations.len() - 1)
+        Ok(address)
+    }
+
+    /// Maps the physical memory of a chunk elsewhere. If that fails, the memory goes back to the device; `None` then, and
+    /// if the chunk could not be unmapped: then it stays where it is, which `chunks_in` tells.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backing::release`](super::Backing::release).
+    pub(super) unsafe fn relocate(&self, chunk: Chunk, to: u64, stream: &Stream) -> Option<Chunk> {
+        let _current = stream.context().bind().ok()?;
+        let mut state = self.state();
+        if !state.is_free(to, chunk.bytes) {
+            return None;
+        }
+        let mapping = state.chunks.remove(&chunk.address)?;
+        let memory = mapping.memory().clone();
+        self.count(3);
+        if let Err(failed) = mapping.unmap() {
+            if let Some(mapping) = failed.object {
+                state.chunks.insert(chunk.address, mapping);
+            }
+            return None;
+        }
+        if state.map(to, &memory, self).is_err() {
+            self.reserved.subtract(chunk.bytes);
+            state.lower_frontier(chunk.address);
+            return None;
+        }
+        Some(Chunk {
+            address: to,
+            bytes: chunk.bytes,
+        })
+    }
+
+    /// Addresses for this much memory, at the end of what is mapped or in a gap.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<u64> {
+        self.reserve_for(&mut self.state(), bytes)
     }
 
     /// # Safety
@@ -181,29 +300,18 @@ impl Vmm {
     /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
-        let State {
-            reservations,
-            chunks,
-        } = &mut *state;
-        let Some(mapping) = chunks.remove(&chunk.address) else {
+        let Some(mapping) = state.chunks.remove(&chunk.address) else {
             return Ok(());
         };
         self.count(2);
         if let Err(failed) = mapping.unmap() {
             if let Some(mapping) = failed.object {
-                chunks.insert(chunk.address, mapping);
+                state.chunks.insert(chunk.address, mapping);
             }
             return Err(failed.error);
         }
         self.reserved.subtract(chunk.bytes);
-        for reservation in reservations {
-            let (first, end) = (reservation.range.address(), reservation.end());
-            if (first..end).contains(&chunk.address) {
-                let last = chunks.range(first..reservation.frontier).next_back();
-                reservation.frontier =
-                    last.map_or(first, |(address, last)| address + last.size_bytes());
-            }
-        }
+        state.lower_frontier(chunk.address);
         Ok(())
     }
 }

@@ -1,0 +1,145 @@
+//! Physical memory that moves: what is free and done elsewhere is mapped where the arena grows, so that less is made anew.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::backing::Chunk;
+use super::last_use::LastUse;
+use super::slow_path::count;
+use super::{GRANULE, Inner, UNIT, thread};
+use crate::epoch;
+use crate::stream::Stream;
+
+/// Growths beyond the slack, and when the next one is to look for memory that can move.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// Looks in a row that found nothing.
+    vain: AtomicU32,
+    /// Growths that do not look.
+    rest: AtomicU32,
+}
+
+/// Fruitless looks in a row after which growths rest from looking: each look queries all streams.
+const PATIENCE: u32 = 8;
+/// At most 2 to this power of growths rest.
+const LONGEST_REST: u32 = 6;
+
+impl Moves {
+    /// For the thread that has the turn to grow.
+    fn is_due(&self) -> bool {
+        let rest = self.rest.load(Ordering::Relaxed);
+        self.rest.store(rest.saturating_sub(1), Ordering::Relaxed);
+        rest == 0
+    }
+
+    fn tried(&self, found: bool) {
+        let vain = if found {
+            0
+        } else {
+            (self.vain.load(Ordering::Relaxed) + 1).min(PATIENCE + LONGEST_REST)
+        };
+        self.vain.store(vain, Ordering::Relaxed);
+        let rest = (1 << vain.saturating_sub(PATIENCE)) - 1;
+        self.rest.store(rest, Ordering::Relaxed);
+    }
+
+    /// Whether looks found something lately, so that the arena should grow by no more than it must.
+    pub(super) fn are_likely(&self) -> bool {
+        self.vain.load(Ordering::Relaxed) < PATIENCE
+    }
+}
+
+/// Where memory is to be added.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// The address, behind all that is mapped or in a gap.
+    pub(super) address: u64,
+    /// From here to the address lies free memory that the request can use.
+    pub(super) usable_from: u64,
+}
+
+impl Inner {
+    /// Notes what the program has at this moment, with a request for so many bytes. Says whether the arena would hold
+    /// more than its slack allows after growing by so many. A small arena may grow.
+    pub(super) fn is_beyond_slack(&self, request: u64, growth: u64) -> bool {
+        let has = self.stats().live + request;
+        let mark = self.mark.fetch_max(has, Ordering::Relaxed).max(has);
+        let held = self.backing.reserved().current() + growth;
+        held > self.small() && held as f64 > mark as f64 * self.slack
+    }
+
+    /// Moves chunks that are free and done to a place, up to so many bytes or a little more. Returns how many came. For
+    /// the thread that has the turn to grow.
+    #[cold]
+    pub(super) fn move_to(&self, place: Place, bytes: u64, stream: &Stream) -> u64 {
+        let may_move = self.may_query() && self.backing.can_move();
+        let moved = if may_move && self.moves.is_due() {
+            self.move_up_to(place, bytes, stream)
+        } else {
+            0
+        };
+        if moved < bytes {
+            count(&self.slow_path.counters.beyond_slack);
+        }
+        moved
+    }
+
+    fn move_up_to(&self, place: Place, bytes: u64, stream: &Stream) -> u64 {
+        let mut moved = 0;
+        for chunk in self.take_movable(place, bytes) {
+            // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
+            let came = unsafe { self.backing.relocate(chunk, place.address + moved, stream) };
+            let now = match came {
+                Some(came) => {
+                    moved += came.bytes;
+                    count(&self.slow_path.counters.moved);
+                    came
+                }
+                // It is still where it was, or its memory went back to the device.
+                None if self.backing.has(chunk) => chunk,
+                None => continue,
+            };
+            self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);
+        }
+        self.moves.tried(moved > 0);
+        moved
+    }
+
+    /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more.
+    fn take_movable(&self, place: Place, bytes: u64) -> Vec<Chunk> {
+        let me = thread::number();
+        let mut state = self.slow_state();
+        // Memory may move only once the host knows that its use is done.
+        self.central.lock(me).share(0, epoch::now());
+        self.query_all(&mut state);
+        let mut places = self.central.lock(me).done_pages();
+        // From the small places, which serve fewer requests.
+        places.sort_unstable_by_key(|place| (place.units, place.start));
+        let found = places.iter().flat_map(|place| {
+            let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
+            self.backing.chunks_in(from, to)
+        });
+        let is_elsewhere =
+            |chunk: &Chunk| chunk.end() <= place.usable_from || chunk.address >= place.address;
+        let (mut chunks, mut sum) = (Vec::new(), 0);
+        for chunk in found.filter(is_elsewhere) {
+            if sum >= bytes {
+                break;
+            }
+            let mut central = self.central.lock(me);
+            // Another thread may have taken a part of it.
+            if central.give_away(chunk.address / UNIT, chunk.bytes / UNIT) {
+                sum += chunk.bytes;
+                chunks.push(chunk);
+            }
+        }
+        if self.caches.count() <= 1 && self.initial == 0 {
+            self.central.lock(me).unshare();
+        }
+        chunks
+    }
+
+    /// Granules for so many bytes.
+    pub(super) fn granules(bytes: u64) -> u64 {
+        bytes.div_ceil(GRANULE)
+    }
+}

@@ -1,0 +1,151 @@
+//! Physical memory that moves to where a large request needs it.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, ReusePolicy, Stream};
+
+use crate::draws::Draws;
+use crate::hold::hold;
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+/// Blocks of this size are pieces of physical memory of their own.
+const PIECE: usize = 32 * MIB;
+
+/// Blocks side by side, each full of its number.
+fn row(resource: &Resource, stream: &Stream, count: u8) -> Result<Vec<DeviceBuffer<u8>>> {
+    let blocks = (0..count).map(|number| {
+        let mut block = resource.alloc::<u8>(stream, PIECE)?;
+        block.fill(number)?;
+        Ok(block)
+    });
+    blocks.collect()
+}
+
+/// Every other block, which are freed, and the rest.
+fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<DeviceBuffer<u8>>) {
+    let (freed, kept): (Vec<_>, Vec<_>) = blocks
+        .into_iter()
+        .enumerate()
+        .partition(|(number, _)| number % 2 == 0);
+    let only = |blocks: Vec<(usize, _)>| blocks.into_iter().map(|(_, block)| block).collect();
+    (only(freed), only(kept))
+}
+
+fn is_full_of(block: &DeviceBuffer<u8>, number: u8) -> Result<()> {
+    let found = block.to_vec()?;
+    ensure!(found == vec![number; found.len()], "not {number}");
+    Ok(())
+}
+
+fn arena(lab: &Lab, slack: f64) -> Result<(Arena, Resource)> {
+    let arena = Arena::builder(&lab.device()?).slack(slack).build()?;
+    Ok((arena.clone(), Resource::from(arena)))
+}
+
+pub(super) fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab, 1.0)?;
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    for second in [false, true] {
+        if second {
+            drop(resource.alloc::<u8>(&other, 1000)?);
+        }
+        let (freed, kept) = every_other(row(&resource, &stream, 9)?);
+        drop(freed);
+        stream.synchronize()?;
+        let before = arena.stats();
+        let mut large = resource.alloc::<u8>(&stream, 5 * PIECE)?;
+        large.fill(100)?;
+        let after = arena.stats();
+        ensure!(after.reserved == before.reserved, "{before}; {after}");
+        ensure!(after.moved >= before.moved + 4, "{before:?}; {after:?}");
+        for (number, block) in (1..).step_by(2).zip(&kept) {
+            is_full_of(block, number)?;
+        }
+        is_full_of(&large, 100)?;
+        drop((kept, large));
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
+
+pub(super) fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, resource) = arena(lab, 1.0)?;
+    let stream = lab.stream()?;
+    let (freed, kept) = every_other(row(&resource, &stream, 9)?);
+    let before = arena.stats();
+    let held = hold(&stream)?;
+    drop(freed);
+    let large = resource.alloc::<u8>(&stream, 5 * PIECE)?;
+    let after = arena.stats();
+    ensure!(after.moved == before.moved, "{after:?}");
+    ensure!(after.beyond_slack > before.beyond_slack, "{after:?}");
+    ensure!(after.reserved > before.reserved, "{before}; {after}");
+    drop(held);
+    for (number, block) in (1..).step_by(2).zip(&kept) {
+        is_full_of(block, number)?;
+    }
+    drop(large);
+    Ok(())
+}
+
+pub(super) fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
+    let device = lab.device()?;
+    let stream = lab.stream()?;
+    let builders = [
+        Arena::builder(&device).slack(f64::INFINITY),
+        Arena::builder(&device).slack(3.0),
+        Arena::builder(&device)
+            .slack(1.0)
+            .reuse(ReusePolicy::DETERMINISTIC),
+    ];
+    for builder in builders {
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        let (freed, _kept) = every_other(row(&resource, &stream, 9)?);
+        drop(freed);
+        stream.synchronize()?;
+        let before = arena.stats();
+        let _large = resource.alloc::<u8>(&stream, 5 * PIECE)?;
+        let after = arena.stats();
+        ensure!(after.moved == 0, "{after:?}");
+        ensure!(after.reserved > before.reserved, "{before}; {after}");
+    }
+    for slack in [0.9, f64::NAN, -1.0, f64::NEG_INFINITY] {
+        let refused = Arena::builder(&device).slack(slack).build();
+        ensure!(refused.is_err(), "{slack}");
+    }
+    Ok(())
+}
+
+/// Blocks of many sizes come and go, and move, on two streams.
+pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let (arena, resource) = arena(lab, 1.0)?;
+    let streams = [lab.stream()?, lab.stream()?];
+    let mut draws = Draws::new(7);
+    let mut live: Vec<(DeviceBuffer<u8>, u8)> = Vec::new();
+    let mut bytes = 0;
+    for turn in 0..100_u32 {
+        let stream = &streams[draws.next() as usize % streams.len()];
+        while bytes > 150 * MIB || (live.len() > 4 && draws.next().is_multiple_of(3)) {
+            let place = draws.next() as usize % live.len();
+            let (block, number) = live.swap_remove(place);
+            bytes -= block.len();
+            is_full_of(&block, number)?;
+        }
+        let megabytes = 1 << (draws.next() % 6);
+        let mut block = resource.alloc::<u8>(stream, megabytes * MIB + 1)?;
+        block.fill(turn as u8)?;
+        bytes += block.len();
+        live.push((block, turn as u8));
+    }
+    let stats = arena.stats();
+    ensure!(stats.moved > 5, "{stats:?}");
+    for (block, number) in &live {
+        is_full_of(block, *number)?;
+    }
+    Ok(())
+}
