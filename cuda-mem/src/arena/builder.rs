@@ -178,6 +178,7 @@ impl ArenaBuilder {
             driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
         }
         peers.retain(|peer| *peer != device);
+        let initial = initial.min(max).min(device.total_memory()?);
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
             let mut properties = MemoryProperties::of_device(device);
             properties.devices = peers
@@ -228,7 +229,7 @@ fn assemble(
         device: properties.device,
         properties,
         reuse,
-        initial,
+        initial: AtomicU64::new(initial),
         slack,
         mark: AtomicU64::new(0),
         moves: Moves::default(),

@@ -27,6 +27,11 @@ pub(super) struct CacheSlot {
     pub(super) requested: Requested,
     /// Whether the stream keeps medium blocks.
     pub(super) keeping: Keeping,
+    /// Blocks of its pages that wait for other streams.
+    waiting: AtomicU32,
+    /// What [`is_idle`](Self::is_idle) saw the last time, and how often in a row.
+    answered: AtomicU64,
+    unchanged: AtomicU32,
     /// Units of blocks of other caches' pages that were freed on this one's stream since the last event, counted
     /// while others want events.
     unrecorded: AtomicU32,
@@ -123,7 +128,9 @@ impl Keeping {
             1
         };
         self.met.store(met % MEETINGS, Ordering::Relaxed);
-        if met == MEETINGS && freed_elsewhere().is_some_and(|blocks| blocks * REMOTE < MEETINGS) {
+        if met == MEETINGS
+            && freed_elsewhere().is_some_and(|blocks| blocks.saturating_mul(REMOTE) < MEETINGS)
+        {
             self.remote.store(0, Ordering::Relaxed);
             self.keeps.store(true, Ordering::Relaxed);
         }
@@ -151,6 +158,9 @@ impl Keeping {
 /// So many may be freed elsewhere in a row.
 const FEW_REMOTE: u32 = 16;
 
+/// Growths of the arena after which a stream that asked for nothing counts as idle.
+const IDLE: u32 = 16;
+
 impl CacheSlot {
     /// A block of another cache's pages was freed on this one's stream. Says whether it is time for an event.
     pub(super) fn freed_remote(&self, units: u32) -> bool {
@@ -159,6 +169,28 @@ impl CacheSlot {
         }
         let before = self.unrecorded.fetch_add(units, Ordering::Relaxed);
         u64::from(before.saturating_add(units)) >= PAGE_UNITS / 4
+    }
+
+    /// So many blocks wait for other streams, under the lock.
+    pub(super) fn set_waiting(&self, blocks: usize) {
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        self.waiting.store(blocks, Ordering::Relaxed);
+    }
+
+    /// Whether blocks wait for other streams.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether the stream asked for nothing since this was called some times. For growths.
+    pub(super) fn is_idle(&self) -> bool {
+        let (hits, fits) = self.counters.answered();
+        let answered = hits.wrapping_add(fits);
+        if self.answered.swap(answered, Ordering::Relaxed) != answered {
+            self.unchanged.store(0, Ordering::Relaxed);
+            return false;
+        }
+        self.unchanged.fetch_add(1, Ordering::Relaxed) >= IDLE
     }
 
     /// Units of blocks from pages that the caches of threads count, and not this one.
@@ -221,6 +253,9 @@ impl CacheTable {
             threads: Arc::default(),
             requested: Requested::default(),
             keeping: Keeping::default(),
+            waiting: AtomicU32::new(0),
+            answered: AtomicU64::new(0),
+            unchanged: AtomicU32::new(0),
             unrecorded: AtomicU32::new(0),
         });
         let id = self.count();

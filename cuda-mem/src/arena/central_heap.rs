@@ -154,7 +154,8 @@ impl CentralHeap {
         };
         let (size, asker) = (self.heap.headers[id].size, self.heap.headers[id].asker());
         if last_use.cache() != Some(asker) {
-            self.uses_mut(asker).freed_elsewhere += 1;
+            let elsewhere = &mut self.uses_mut(asker).freed_elsewhere;
+            *elsewhere = elsewhere.saturating_add(1);
         }
         let last_use = self.if_done(last_use);
         self.heap.release(id, last_use);

@@ -136,6 +136,11 @@ impl Counters {
         self.fruitless.store(fruitless, Ordering::Relaxed);
     }
 
+    /// Blocks came back that may make whole pages of fragments.
+    pub(super) fn expect_pages(&self) {
+        self.fruitless.store(0, Ordering::Relaxed);
+    }
+
     /// Adds this to a sum: units and blocks that users have.
     pub(super) fn live(&self) -> (u64, u64) {
         let units = read(&self.of_pages).wrapping_add(read(&self.of_central));

@@ -54,6 +54,7 @@ impl Inner {
         let mut cache = slot.lock.lock(thread::number());
         let freed = cache.free_remote(pending, &slot.counters);
         let waiting = cache.remote_frees();
+        slot.set_waiting(waiting);
         drop(cache);
         freed.map_err(|unknown| self.unknown(unknown))?;
         if !is_small(size) {
@@ -258,7 +259,8 @@ impl Inner {
                 (other, over)
             })
             .collect();
-        let mut cache = self.slot(id).lock.lock(me);
+        let slot = self.slot(id);
+        let mut cache = slot.lock.lock(me);
         let mut any = false;
         for block in pending {
             if over
@@ -271,6 +273,11 @@ impl Inner {
             } else {
                 cache.push_remote_free(block);
             }
+        }
+        slot.set_waiting(cache.remote_frees());
+        drop(cache);
+        if any {
+            slot.counters.expect_pages();
         }
         any
     }

@@ -1,5 +1,7 @@
 //! How the arena grows, and what it does when it cannot.
 
+use std::sync::atomic::Ordering;
+
 use super::backing::Chunk;
 use super::last_use::LastUse;
 use super::moves::Place;
@@ -39,14 +41,15 @@ impl Inner {
 
     /// Bytes up to which growing is better than anything else.
     pub(super) fn small(&self) -> u64 {
-        SMALL_ARENA.max(self.initial)
+        SMALL_ARENA.max(self.initial.load(Ordering::Relaxed))
     }
 
-    /// Bytes that the caches of all streams would keep, and that are in use elsewhere. What streams that have ended left
-    /// in their caches is to be used instead.
+    /// Bytes that the caches of all streams would keep, and that are in use elsewhere. What ended and idle streams
+    /// have in their caches is to be used instead.
     fn wanted(&self) -> u64 {
         let left = self.slow_state().left_caches().to_vec();
         let caches = self.caches.iter().filter(|(id, _)| !left.contains(id));
+        let caches = caches.filter(|(_, slot)| !slot.is_idle());
         let units = caches.map(|(_, slot)| {
             let held = slot.counters.held();
             let used = slot.counters.of_pages();
@@ -132,8 +135,7 @@ impl Inner {
     ) -> Result<Chunk> {
         let held = self.backing.reserved().current() / GRANULE;
         let share = if held == 0 {
-            let most = self.initial.min(self.backing.max());
-            (most / GRANULE).max(LEAST_GROWN)
+            (self.initial_of(stream) / GRANULE).max(LEAST_GROWN)
         } else {
             (held / 16).clamp(LEAST_GROWN, MOST_GROWN)
         };
@@ -151,6 +153,20 @@ impl Inner {
         count(&self.slow_path.counters.grown);
         self.caches.update_limits(self.backing.reserved().current());
         Ok(grown)
+    }
+
+    /// The bytes to begin with, if the device has them. Else they are never asked for.
+    fn initial_of(&self, stream: &Stream) -> u64 {
+        let initial = self.initial.load(Ordering::Relaxed);
+        if initial == 0 {
+            return 0;
+        }
+        let free = stream.context().memory_info().map(|memory| memory.free);
+        if free.is_ok_and(|free| free < initial) {
+            self.initial.store(0, Ordering::Relaxed);
+            return 0;
+        }
+        initial
     }
 
     fn last_use_of_new(&self, id: CacheId) -> LastUse {

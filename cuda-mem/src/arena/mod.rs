@@ -140,8 +140,8 @@ struct Inner {
     device: Option<Device>,
     properties: MemoryProperties,
     reuse: ReusePolicy,
-    /// Bytes that the first growth takes.
-    initial: u64,
+    /// Bytes that the first growth takes; 0 if nothing else is asked for, or if the device does not have them.
+    initial: AtomicU64,
     /// The arena may hold so many times what the program had at most before memory moves.
     slack: f64,
     /// The most bytes that the program was seen to have.

@@ -132,7 +132,7 @@ impl Inner {
                 chunks.push(chunk);
             }
         }
-        if self.caches.count() <= 1 && self.initial == 0 {
+        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
             self.central.lock(me).unshare();
         }
         chunks

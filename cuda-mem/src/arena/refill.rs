@@ -210,14 +210,18 @@ impl Inner {
             }
             Step::Grow | Step::WaitForAll => {}
         }
-        if self.caches.cuts(self.slot(id), size) {
+        let force = step == Step::QueryAll;
+        if self.slot(id).has_waiting() {
             let wait = (step == Step::Wait).then_some(stream);
-            let force = step == Step::QueryAll;
             if self.reclaim_remote_frees(&mut state, id, wait, force)
                 && let Some(start) = self.try_allocate(id, size)
             {
                 return Found::Block(start);
             }
+        }
+        if force || step == Step::WaitForAll {
+            // The next step is to grow, and other streams' pages may serve as well.
+            self.reclaim_everywhere(&mut state, id, force);
         }
         match step {
             Step::NoteWaits | Step::QueryAll => self.take(id, size).into(),
@@ -233,6 +237,24 @@ impl Inner {
             }
             Step::Wait => self.wait(&mut state, id, size, stream),
             Step::WaitForAll => self.wait_for_all(&mut state, id, size, stream),
+        }
+    }
+
+    /// Frees what came back to other caches, and gives whole pages of it to the central heap.
+    fn reclaim_everywhere(&self, state: &mut SlowState, own: CacheId, force: bool) {
+        let mut any = false;
+        for (id, slot) in self.caches.iter() {
+            // Those of the own cache that are whole have not gone to the central heap yet.
+            let waits = id != own && slot.has_waiting();
+            any |= waits && self.reclaim_remote_frees(state, id, None, force);
+        }
+        if any
+            || self
+                .slot(own)
+                .counters
+                .has_spare(false, self.slot(own).of_pages_elsewhere())
+        {
+            self.scavenge(false);
         }
     }
 

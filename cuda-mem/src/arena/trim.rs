@@ -20,10 +20,13 @@ pub(super) enum Search {
     Quick,
 }
 
+/// A thread that gives back what others have waited for returns after so many rounds: its own wait is over.
+const ROUNDS: u32 = 16;
+
 impl AfterWait for Inner {
     fn after_wait(&self) {
         self.late_waits.count();
-        loop {
+        for _ in 0..ROUNDS {
             let keep = self.threshold.load(Ordering::Relaxed);
             let held = self.backing.reserved().current();
             // Without a granule of free memory there is nothing that could go back.
@@ -114,7 +117,7 @@ impl Inner {
         self.scavenge(is_thorough);
         self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
-        if self.caches.count() <= 1 && self.initial == 0 {
+        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
             self.central.lock(me).unshare();
         }
         chunks

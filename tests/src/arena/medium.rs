@@ -177,3 +177,25 @@ pub(super) fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<
     ensure!(kept <= 9 * MIB * 5 / 4 + 2 * MIB, "{kept}");
     Ok(())
 }
+
+pub(super) fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(
+    lab: &Lab,
+) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, streams) = arena_that_keeps(lab)?;
+    let resource = Resource::from(arena.clone());
+    // Fewer than are looked through at once.
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        let blocks = (0..60).map(|_| resource.alloc::<u8>(&streams[0], 1 << 20));
+        let blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
+        streams[1].wait_for(&streams[0])?;
+        for block in blocks {
+            block.free_on(&streams[1])?;
+        }
+        streams[1].synchronize()?;
+        held.push(arena.stats().reserved);
+    }
+    ensure!(held[1..] == [held[0], held[0]], "{held:?}");
+    Ok(())
+}

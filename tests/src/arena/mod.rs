@@ -65,7 +65,8 @@ pub fn all() -> Vec<Test> {
         medium: threads_that_mix_sizes_live_from_pages_of_their_own,
             pages_that_an_idle_stream_keeps_go_to_others,
             blocks_that_are_freed_elsewhere_are_not_kept,
-            pages_go_back_when_little_is_in_use_for_long;
+            pages_go_back_when_little_is_in_use_for_long,
+            blocks_that_others_freed_come_back_when_a_stream_keeps_no_more;
         moves: free_memory_moves_where_a_large_request_needs_it,
             memory_in_use_does_not_move,
             memory_moves_only_as_it_is_told;

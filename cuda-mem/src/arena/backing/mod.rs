@@ -184,13 +184,10 @@ impl Reserved {
         let sum = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= max);
         let relaxed = Ordering::Relaxed;
         match self.current.fetch_update(relaxed, relaxed, sum) {
-            Ok(before) => {
-                self.peak.fetch_max(before + bytes, relaxed);
-                Ok(Claim {
-                    reserved: self,
-                    bytes,
-                })
-            }
+            Ok(_) => Ok(Claim {
+                reserved: self,
+                bytes,
+            }),
             Err(_) => Err(full(max, self)),
         }
     }
@@ -238,6 +235,8 @@ struct Claim<'a> {
 impl Claim<'_> {
     /// The bytes are there.
     fn keep(self) {
+        let current = self.reserved.current();
+        self.reserved.peak.fetch_max(current, Ordering::Relaxed);
         std::mem::forget(self);
     }
 }
