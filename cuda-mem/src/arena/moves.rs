@@ -20,6 +20,8 @@ pub(super) struct Moves {
 
 /// Fruitless looks in a row after which growths rest from looking: each look queries all streams.
 const PATIENCE: u32 = 8;
+/// Bytes that are worth a look.
+const MUCH: u64 = 32 << 20;
 /// At most 2 to this power of growths rest.
 const LONGEST_REST: u32 = 6;
 
@@ -72,7 +74,11 @@ impl Inner {
     #[cold]
     pub(super) fn move_to(&self, place: Place, bytes: u64, stream: &Stream) -> u64 {
         let may_move = self.may_query() && self.backing.can_move();
-        let moved = if may_move && self.moves.is_due() {
+        let free = self.backing.reserved().current();
+        let free = free.saturating_sub(self.stats().live);
+        // Where little is free a look finds nothing, and says nothing about later ones.
+        let is_much = free >= bytes.min(MUCH);
+        let moved = if may_move && is_much && self.moves.is_due() {
             self.move_up_to(place, bytes, stream)
         } else {
             0

@@ -82,7 +82,8 @@ pub fn all() -> Vec<Test> {
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
         parked: an_arena_ends_after_all_users_of_its_memory;
-        moves: bytes_survive_many_moves;
+        moves: bytes_survive_many_moves,
+            the_training_log_fits_in_little_more_than_its_peak;
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
             streams_that_take_turns_hold_no_more_than_the_drivers_pool,
             a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool;

@@ -1,7 +1,10 @@
 //! Physical memory that moves to where a large request needs it.
 
-use anyhow::{Result, ensure};
+use std::alloc::Layout;
+
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, ReusePolicy, Stream};
+use cuda_mem_trace::{Op, Trace, recorded};
 
 use crate::draws::Draws;
 use crate::hold::hold;
@@ -151,5 +154,39 @@ pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
     for (block, number) in &live {
         is_full_of(block, *number)?;
     }
+    Ok(())
+}
+
+/// A recorded training run, twice, in an arena that may hold little more than what it asks for at most.
+pub(super) fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let trace = Trace::read(&recorded())?;
+    let layout = |bytes: usize| Layout::from_size_align(bytes.max(1), 256);
+    let stream = lab.stream()?;
+    let max = trace.peak_bytes / 100 * 102;
+    let arena = Arena::builder(&lab.device()?).max_bytes(max).build()?;
+    for pass in 0..2 {
+        let mut slots = vec![(0, 0); trace.slots];
+        for (number, op) in trace.ops.iter().enumerate() {
+            match *op {
+                Op::Allocate { slot, bytes, .. } => {
+                    let address = arena.allocate(layout(bytes)?, &stream);
+                    let what = || format!("pass {pass}, operation {number}: {}", arena.stats());
+                    slots[slot] = (address.with_context(what)?, bytes);
+                }
+                Op::Free { slot, .. } => {
+                    let (address, bytes) = std::mem::take(&mut slots[slot]);
+                    // SAFETY: allocated as this layout, and no work uses it.
+                    unsafe { arena.deallocate(address, layout(bytes)?, &stream) }?;
+                }
+            }
+        }
+        for (address, bytes) in slots {
+            // SAFETY: as above; what is free already has the address 0.
+            unsafe { arena.deallocate(address, layout(bytes)?, &stream) }?;
+        }
+    }
+    let stats = arena.stats();
+    ensure!(stats.moved > 0 && stats.live == 0, "{stats:?}");
     Ok(())
 }
