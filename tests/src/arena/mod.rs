@@ -185,14 +185,11 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
         start.elapsed().as_secs_f64()
     );
     // Programs that never get there show nothing.
+    let some = sum.taken_over > 0 && sum.waits > 0 && sum.foreign > 0 && sum.refused > 0;
+    // A few programs may miss what depends on how threads meet, and on what is done when.
+    let rare = sum.moved > 0 && sum.kept > 0;
     ensure!(
-        ran < 200
-            || (sum.taken_over > 0
-                && sum.waits > 0
-                && sum.foreign > 0
-                && sum.refused > 0
-                && sum.moved > 0
-                && sum.kept > 0),
+        (some || ran < 200) && (rare || ran < 5000),
         "some way was never taken: {sum}"
     );
     Ok(())
