@@ -46,9 +46,12 @@ struct Reservation {
     frontier: u64,
 }
 
-/// Physical memory is made in pieces of at most so many bytes, unless there would be too many. A smaller piece is free as a
-/// whole more often, and may then move; a larger one takes fewer driver calls.
-const PIECE: u64 = 32 << 20;
+/// Physical memory is made in pieces of a share of what the arena holds, but within these limits, unless one growth would
+/// have too many. A smaller piece is free as a whole more often, and may then move; a move takes as long for a larger one.
+/// An arena with a limit of its own has the smallest.
+const SHARE: u64 = 96;
+const SMALLEST_PIECE: u64 = 32 << 20;
+const LARGEST_PIECE: u64 = 128 << 20;
 /// The most pieces of one growth.
 const MOST_PIECES: u64 = 64;
 
@@ -197,6 +200,18 @@ impl Vmm {
         Ok(grown)
     }
 
+    /// Bytes a piece, for a growth that counts as reserved already.
+    fn piece(&self, growth: u64) -> u64 {
+        let is_limited = self.max < self.reservation;
+        let largest = if is_limited {
+            SMALLEST_PIECE
+        } else {
+            LARGEST_PIECE
+        };
+        let share = (self.reserved.current() / SHARE).clamp(SMALLEST_PIECE, largest);
+        share.max(growth / MOST_PIECES).next_multiple_of(GRANULE)
+    }
+
     /// The bytes count as reserved.
     fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         let _current = stream.context().bind()?;
@@ -205,7 +220,7 @@ impl Vmm {
             Some(address) => address,
             None => self.reserve_for(&mut state, bytes)?,
         };
-        let piece = PIECE.max((bytes / MOST_PIECES).next_multiple_of(GRANULE));
+        let piece = self.piece(bytes);
         let mut mapped = 0;
         while mapped < bytes {
             let part = piece.min(bytes - mapped);
