@@ -80,6 +80,7 @@ mod placement;
 mod pointer;
 mod pool;
 mod raw;
+mod reclaim;
 mod recording;
 mod report;
 mod resource;

@@ -1,7 +1,7 @@
 //! Making an arena.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
@@ -11,9 +11,9 @@ use super::{Arena, Central, Inner, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fallback::Fallback;
-use crate::ledger;
 use crate::pool::{ReleaseThreshold, ReusePolicy};
 use crate::resource::{MemoryProperties, MemoryResource, Resource};
+use crate::{ledger, reclaim};
 
 /// What an arena may hold, unless told otherwise, over what the program had at most.
 const SLACK: f64 = 1.05;
@@ -38,6 +38,7 @@ pub struct ArenaBuilder {
     device: Device,
     reuse: ReusePolicy,
     max: u64,
+    max_share: f64,
     initial: u64,
     slack: f64,
     threshold: ReleaseThreshold,
@@ -51,6 +52,7 @@ impl ArenaBuilder {
             device,
             reuse: ReusePolicy::DRIVER_DEFAULT,
             max: u64::MAX,
+            max_share: f64::INFINITY,
             initial: 0,
             slack: SLACK,
             threshold: ReleaseThreshold::default(),
@@ -76,6 +78,25 @@ impl ArenaBuilder {
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory).
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max = bytes;
+        self
+    }
+
+    /// The most that the arena may hold, as a share of all memory of the device, where that is less than
+    /// [`max_bytes`](Self::max_bytes): 0.5 is half of it.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).max_share(0.001).build()?;
+    /// let asked = (device.total_memory()? / 500) as usize;
+    /// assert!(Resource::from(arena).alloc::<u8>(&stream, asked).is_err());
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn max_share(mut self, share: f64) -> Self {
+        self.max_share = share;
         self
     }
 
@@ -154,14 +175,15 @@ impl ArenaBuilder {
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and
     /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// if those are of another driver, or the slack is below 1.0; else as the driver answers.
+    /// if those are of another driver, the slack is below 1.0, or the share not above 0.0; else as the driver answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     #[track_caller]
     pub fn build(self) -> Result<Arena> {
         let Self {
             device,
             reuse,
-            max,
+            mut max,
+            max_share,
             initial,
             slack,
             threshold,
@@ -173,12 +195,21 @@ impl ArenaBuilder {
                 "a slack of {slack}; an arena holds at least 1.0 times what the program has"
             )));
         }
+        if max_share.is_nan() || max_share <= 0.0 {
+            return Err(Error::invalid(format!(
+                "a share of {max_share} of the device's memory; it is more than 0.0"
+            )));
+        }
+        let total = device.total_memory()?;
+        if max_share < 1.0 {
+            max = max.min((total as f64 * max_share) as u64);
+        }
         for peer in &peers {
             let driver = device.driver();
             driver.require_same(peer.driver(), format_args!("the arena's device and {peer}"))?;
         }
         peers.retain(|peer| *peer != device);
-        let initial = initial.min(max).min(device.total_memory()?);
+        let initial = initial.min(max).min(total);
         if let Some(vmm) = Vmm::new(device, &peers, max)? {
             let mut properties = MemoryProperties::of_device(device);
             properties.devices = peers
@@ -241,5 +272,8 @@ fn assemble(
         slow_path: Arc::default(),
     };
     ledger::born(inner.item());
-    Arena(Arc::new(inner))
+    let inner = Arc::new(inner);
+    let holder: Weak<Inner> = Arc::downgrade(&inner);
+    reclaim::add(holder);
+    Arena(inner)
 }

@@ -78,20 +78,25 @@ impl Inner {
         let free = free.saturating_sub(self.stats().live);
         // Where little is free a look finds nothing, and says nothing about later ones.
         let is_much = free >= bytes.min(MUCH);
-        let moved = if may_move && is_much && self.moves.is_due() {
+        let (moved, movable) = if may_move && is_much && self.moves.is_due() {
             self.move_up_to(place, bytes, stream)
         } else {
-            0
+            (0, 0)
         };
         if moved < bytes {
-            count(&self.slow_path.counters.beyond_slack);
+            let counters = &self.slow_path.counters;
+            count(&counters.beyond_slack);
+            let stranded = free.saturating_sub(movable);
+            counters.stranded.store(stranded, Ordering::Relaxed);
         }
         moved
     }
 
-    fn move_up_to(&self, place: Place, bytes: u64, stream: &Stream) -> u64 {
+    /// How many bytes came, and how many could have been moved.
+    fn move_up_to(&self, place: Place, bytes: u64, stream: &Stream) -> (u64, u64) {
         let mut moved = 0;
-        for chunk in self.take_movable(place, bytes) {
+        let (chunks, movable) = self.take_movable(place, bytes);
+        for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
             let came = unsafe { self.backing.relocate(chunk, place.address + moved, stream) };
             let now = match came {
@@ -107,11 +112,12 @@ impl Inner {
             self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);
         }
         self.moves.tried(moved > 0);
-        moved
+        (moved, movable)
     }
 
-    /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more.
-    fn take_movable(&self, place: Place, bytes: u64) -> Vec<Chunk> {
+    /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more. Says also how many
+    /// bytes are in such chunks.
+    fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
         let me = thread::number();
         let mut state = self.slow_state();
         // Memory may move only once the host knows that its use is done.
@@ -124,10 +130,12 @@ impl Inner {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
             self.backing.chunks_in(from, to)
         });
+        let found: Vec<Chunk> = found.collect();
+        let movable = found.iter().map(|chunk| chunk.bytes).sum();
         let is_elsewhere =
             |chunk: &Chunk| chunk.end() <= place.usable_from || chunk.address >= place.address;
         let (mut chunks, mut sum) = (Vec::new(), 0);
-        for chunk in found.filter(is_elsewhere) {
+        for chunk in found.into_iter().filter(is_elsewhere) {
             if sum >= bytes {
                 break;
             }
@@ -141,7 +149,7 @@ impl Inner {
         if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
             self.central.lock(me).unshare();
         }
-        chunks
+        (chunks, movable)
     }
 
     /// Granules for so many bytes.

@@ -118,6 +118,7 @@ pub(super) struct SlowCounters {
     pub(super) released: AtomicU64,
     pub(super) moved: AtomicU64,
     pub(super) beyond_slack: AtomicU64,
+    pub(super) stranded: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64) {

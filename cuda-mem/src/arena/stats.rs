@@ -61,6 +61,8 @@ pub struct ArenaStats {
     /// How often it made physical memory beyond its [slack](super::ArenaBuilder::slack), because what was free could not
     /// move: it was in use still, or no piece was free as a whole.
     pub beyond_slack: u64,
+    /// Bytes that were free and could not move when it did so last.
+    pub stranded: u64,
     /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
     pub driver_calls: u64,
     /// Streams that it has memory for, or had.
@@ -149,6 +151,7 @@ impl Inner {
             released: slow_counters(&self.slow_path.counters.released),
             moved: slow_counters(&self.slow_path.counters.moved),
             beyond_slack: slow_counters(&self.slow_path.counters.beyond_slack),
+            stranded: slow_counters(&self.slow_path.counters.stranded),
             driver_calls: self.backing.calls() + slow_counters(&self.slow_path.calls.calls),
             streams: self.caches.count() as u64,
             ..ArenaStats::default()

@@ -8,7 +8,9 @@ use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::after_wait::AfterWait;
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::reclaim::Reclaim;
 use crate::{epoch, report};
 
 /// What is searched for memory to give back.
@@ -47,6 +49,23 @@ impl AfterWait for Inner {
                 return;
             }
         }
+    }
+}
+
+impl Reclaim for Inner {
+    fn reclaim(&self, device: Device) -> bool {
+        if self.device != Some(device) || self.backing.reserved().current() == 0 {
+            return false;
+        }
+        // Another thread is at it, or it is this arena that finds no memory.
+        let Some(turn) = self.backing.try_growing() else {
+            return false;
+        };
+        let before = self.slow_path.counters.released.load(Ordering::Relaxed);
+        // Its errors matter less than that there is too little memory, and hooks are not for under others' locks.
+        let _ = self.trim(0, Search::Thorough);
+        drop(turn);
+        self.slow_path.counters.released.load(Ordering::Relaxed) != before
     }
 }
 

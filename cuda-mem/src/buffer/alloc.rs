@@ -15,7 +15,7 @@ use crate::lock::Lock;
 use crate::pool::Pool;
 use crate::raw::Queue;
 use crate::stream::Stream;
-use crate::{raw, resource};
+use crate::{raw, reclaim, resource};
 
 impl Pool {
     /// Allocates `len` elements in the order of `stream`. Their content is arbitrary. Needs CUDA 11.2.
@@ -77,7 +77,11 @@ impl Pool {
             unsafe { raw::alloc::from_pool(queue, bytes, self.as_raw()) }
                 .map_err(|error| explain(error, bytes, self, stream))
         };
-        let address = stream.as_ref().submit_with(self, allocate)?;
+        let ask = || stream.as_ref().submit_with(self, allocate);
+        let address = match ask() {
+            Err(error) if reclaim::helps(&error, self.device(), stream, bytes) => ask()?,
+            answer => answer?,
+        };
         // Again: access is taken while no memory is handed out, which may have been so until just now.
         if !self.reaches(stream.device()) {
             return self.reached_or_free(address, stream);
@@ -151,10 +155,17 @@ impl Stream {
             0
         } else {
             self.release_deferred();
-            let open = self.as_ref().submit()?;
-            // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
-            // one ordered with it, use it.
-            unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }.map_err(|error| {
+            let ask = || {
+                let open = self.as_ref().submit()?;
+                // SAFETY: the stream is live; the buffer frees the memory once and lets only its stream, or
+                // one ordered with it, use it.
+                unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }
+            };
+            let answer = match ask() {
+                Err(error) if reclaim::helps(&error, Some(self.device()), self, bytes) => ask(),
+                answer => answer,
+            };
+            answer.map_err(|error| {
                 // In the call, where the oldest Rust lets its arguments live long enough.
                 resource::explain(
                     error,

@@ -9,8 +9,8 @@ use cuda_driver_sys::CUdeviceptr;
 use super::{MemoryProperties, MemoryResource, allocate_plain, wait_and_free, wrong_device};
 use crate::device::Device;
 use crate::error::Result;
-use crate::raw;
 use crate::stream::Stream;
+use crate::{raw, reclaim};
 
 /// Memory of a device from `cuMemAlloc`, which every driver and device has.
 ///
@@ -64,9 +64,11 @@ unsafe impl MemoryResource for DirectResource {
         if stream.device() != self.0 {
             return Err(wrong_device(self, stream));
         }
-        // SAFETY: the stream's context is current.
-        allocate_plain(self, layout, stream, |bytes| unsafe {
-            raw::memory::on_device(self.0.driver().table(), bytes)
+        allocate_plain(self, layout, stream, |bytes| {
+            reclaim::or_reclaim(self.0, || {
+                // SAFETY: the stream's context is current.
+                unsafe { raw::memory::on_device(self.0.driver().table(), bytes) }
+            })
         })
     }
 

@@ -224,7 +224,7 @@ fn allocate_plain(
     what: &impl Debug,
     layout: Layout,
     stream: &Stream,
-    take: impl FnOnce(usize) -> Result<CUdeviceptr>,
+    take: impl Fn(usize) -> Result<CUdeviceptr>,
 ) -> Result<CUdeviceptr> {
     require_alignment(what, layout)?;
     // Nobody could wait for another thread's own stream before the free.

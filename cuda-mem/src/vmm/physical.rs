@@ -16,7 +16,7 @@ use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result, took_effect};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::location::Location;
-use crate::{raw, recording, report};
+use crate::{raw, reclaim, recording, report};
 
 /// Physical memory of a device or of the host. It has no address until it is [mapped](super::AddressRange::map).
 ///
@@ -195,11 +195,17 @@ impl PhysicalMemoryBuilder {
 
     fn create_unlisted(&self, bytes: u64) -> Result<Inner> {
         let (table, prop) = (self.driver.table(), self.prop());
-        let raw = recording::kept_out(table, || {
-            // SAFETY: the driver is initialised, and the size is whole granules (R139).
-            unsafe { raw::vmm::create(table, bytes as usize, &prop) }
-        })
-        .map_err(|error| {
+        let create = || {
+            recording::kept_out(table, || {
+                // SAFETY: the driver is initialised, and the size is whole granules (R139).
+                unsafe { raw::vmm::create(table, bytes as usize, &prop) }
+            })
+        };
+        let raw = match self.location {
+            Location::Device(device) => reclaim::or_reclaim(device, create),
+            _ => create(),
+        };
+        let raw = raw.map_err(|error| {
             error.asked(|| format!("{} of physical memory, {}", Bytes(bytes), self.location))
         })?;
         Ok(Inner {

@@ -169,3 +169,42 @@ pub(super) fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Re
     ensure!(arena.stats().reserved == 64 << 20, "{}", arena.stats());
     Ok(())
 }
+
+pub(super) fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let total = device.total_memory()?;
+    let share = 64.0 * MIB as f64 / total as f64;
+    for (builder, most) in [
+        (Arena::builder(&device).max_share(share), 64 * MIB),
+        (
+            Arena::builder(&device).max_share(share).max_bytes(32 << 20),
+            32 * MIB,
+        ),
+        (
+            Arena::builder(&device).max_share(0.5).max_bytes(16 << 20),
+            16 * MIB,
+        ),
+    ] {
+        let arena = builder.build()?;
+        let resource = Resource::from(arena.clone());
+        drop(resource.alloc::<u8>(&stream, most - 4 * MIB)?);
+        let refused = resource.alloc::<u8>(&stream, most + 4 * MIB);
+        ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+        ensure!(
+            arena.stats().reserved_peak <= most as u64,
+            "{}",
+            arena.stats()
+        );
+    }
+    for share in [0.0, -1.0, f64::NAN] {
+        ensure!(
+            Arena::builder(&device).max_share(share).build().is_err(),
+            "{share}"
+        );
+    }
+    // All of it, and more than there is, limit nothing.
+    for share in [1.0, 2.0, f64::INFINITY] {
+        Arena::builder(&device).max_share(share).build()?;
+    }
+    Ok(())
+}

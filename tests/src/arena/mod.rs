@@ -73,7 +73,7 @@ pub fn all() -> Vec<Test> {
         threads: threads_of_one_stream_get_blocks_of_their_own,
             a_thread_keeps_one_block_of_each_small_size,
             threads_that_come_and_go_take_the_caches_of_others_over;
-        limits: threads_together_hold_no_more_than_the_arena_may,
+        limits: a_share_of_the_device_is_a_limit_too, threads_together_hold_no_more_than_the_arena_may,
             the_initial_bytes_serve_many_streams_without_driver_calls,
             initial_bytes_that_are_not_to_be_had_are_no_error,
             memory_that_is_done_is_found_before_memory_is_out,

@@ -85,6 +85,8 @@ pub(super) fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
     let after = arena.stats();
     ensure!(after.moved == before.moved, "{after:?}");
     ensure!(after.beyond_slack > before.beyond_slack, "{after:?}");
+    // What the four blocks had, and is not done.
+    ensure!(after.stranded >= 4 * PIECE as u64, "{after:?}");
     ensure!(after.reserved > before.reserved, "{before}; {after}");
     drop(held);
     for (number, block) in (1..).step_by(2).zip(&kept) {

@@ -14,6 +14,7 @@ mod keeping;
 mod ladder;
 mod misuse;
 mod own;
+mod reclaim;
 mod subjects;
 mod waiting;
 mod words;
@@ -95,7 +96,8 @@ pub fn all() -> Vec<Test> {
 /// What takes almost the whole card, and with it the memory of every other process.
 #[must_use]
 pub fn full_card() -> Vec<Test> {
-    tests! {
+    tests_alone! {
         ladder: a_full_card_recovers;
+        reclaim: others_get_what_an_arena_does_not_use;
     }
 }

@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 46] = [
+const LAYERS: [&str; 47] = [
     "error",
     "report",
     "lock",
@@ -35,6 +35,7 @@ const LAYERS: [&str; 46] = [
     "stream",
     "event",
     "join",
+    "reclaim",
     "stats",
     "traffic",
     "pool",

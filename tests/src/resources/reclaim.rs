@@ -1,0 +1,74 @@
+//! What a resource does not use goes to others of the process before memory is out.
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{
+    Arena, DirectResource, ErrorKind, MappedMemory, MemoryResource as _, Resource, Stream,
+};
+
+use crate::lab::Lab;
+
+const GIB: u64 = 1 << 30;
+
+/// Fills an arena with so many bytes, of which one block stays.
+fn fill(arena: &Arena, stream: &Stream, bytes: u64) -> Result<cuda_mem::DeviceBuffer<u8>> {
+    let resource = Resource::from(arena.clone());
+    let kept = resource.alloc::<u8>(stream, 1 << 20)?;
+    let blocks: cuda_mem::Result<Vec<_>> = (0..bytes / GIB)
+        .map(|_| resource.alloc::<u8>(stream, 1 << 30))
+        .collect();
+    drop(blocks?);
+    stream.synchronize()?;
+    ensure!(arena.stats().reserved >= bytes, "{}", arena.stats());
+    Ok(kept)
+}
+
+pub(super) fn others_get_what_an_arena_does_not_use(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let other = lab.stream()?;
+    let context = stream.context().clone();
+    let pool = lab.pool()?;
+    let arena = Arena::builder(&device).build()?;
+    let second = Resource::from(Arena::builder(&device).build()?);
+    let direct = Resource::new(DirectResource::new(device));
+    for who in ["pool", "arena", "direct", "mapped", "the stream's pool"] {
+        let free = context.memory_info()?.free;
+        let most = free / GIB * GIB;
+        let kept = fill(&arena, &stream, most - 4 * GIB)?;
+        let asked = usize::try_from(most - 8 * GIB)?;
+        let left = context.memory_info()?.free;
+        ensure!(left < asked as u64, "{left} bytes are free of {free}");
+        match who {
+            "pool" => drop(pool.alloc::<u8>(&other, asked)?),
+            "arena" => drop(second.alloc::<u8>(&other, asked)?),
+            "direct" => drop(direct.alloc::<u8>(&other, asked)?),
+            "mapped" => drop(MappedMemory::builder(&device).map(asked as u64)?),
+            _ => drop(other.alloc::<u8>(asked)?),
+        }
+        let stats = arena.stats();
+        ensure!(stats.reserved < GIB, "{who}: {stats}");
+        ensure!(stats.live_blocks == 1, "{who}: {stats}");
+        other.synchronize()?;
+        pool.trim_to(0)?;
+        second.trim_to(0)?;
+        drop(kept);
+        device.default_pool()?.trim_to(0)?;
+    }
+
+    // What is in use stays, and so does all where the shortage is not the device's.
+    let free = context.memory_info()?.free;
+    let kept = fill(&arena, &stream, 2 * GIB)?;
+    let too_much = usize::try_from(free + 4 * GIB)?;
+    let Err(error) = pool.alloc::<u8>(&other, too_much) else {
+        bail!("{too_much} bytes of {free} free ones");
+    };
+    ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+    ensure!(arena.stats().live_blocks == 1, "{}", arena.stats());
+    drop(kept);
+    let _kept = fill(&arena, &stream, 2 * GIB)?;
+    let before = arena.stats().reserved;
+    let small = Arena::builder(&device).max_bytes(4 << 20).build()?;
+    let refused = Resource::from(small).alloc::<u8>(&other, 8 << 20);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+    ensure!(arena.stats().reserved == before, "{}", arena.stats());
+    Ok(())
+}
