@@ -98,7 +98,9 @@ pub use adaptor::{
     LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
     StatisticsScope, TrackingAdaptor,
 };
-pub use arena::{Arena, ArenaBacking, ArenaBuilder, ArenaStats, FreeSpace};
+pub use arena::{
+    Arena, ArenaBacking, ArenaBuilder, ArenaPin, ArenaStats, FreeSpace, SleepContents,
+};
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use container::{DeviceScalar, DeviceVec};
 pub use context::{Context, Current, MemoryInfo};

@@ -7,9 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{
-    Access, AddressRange, Arena, CaptureMode, DeviceBuffer, Driver, Error, ErrorKind,
-    GrowableBuffer, HandleTypes, Ledger, LedgerKind, LedgerLevel, Location, MappedMemory,
-    MemoryResource as _, PhysicalMemory, Resource, drop_counts,
+    Access, AddressRange, CaptureMode, Driver, Error, ErrorKind, GrowableBuffer, HandleTypes,
+    Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
 };
 use cuda_mem_tests::lab::{Lab, sim_path};
 use cuda_mem_tests::run::{self, Options};
@@ -320,55 +319,12 @@ mod faults {
         Ledger::enable(LedgerLevel::Off);
         Ok(())
     }
-
-    /// Each driver call of an arena's move fails once: the request is served in another way or fails, other blocks keep
-    /// their bytes, and no memory is lost.
-    pub(crate) fn a_move_within_an_arena_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
-        const PIECE: usize = 32 << 20;
-        let control = lab.control()?;
-        let stream = lab.stream()?;
-        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
-        for function in ["cuMemUnmap", "cuMemMap", "cuMemSetAccess"] {
-            for nth in [1, 2] {
-                let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
-                let resource = Resource::from(arena.clone());
-                let blocks = (0..9_u8).map(|number| {
-                    let mut block = resource.alloc::<u8>(&stream, PIECE)?;
-                    block.fill(number)?;
-                    Ok(Some(block))
-                });
-                let mut blocks = blocks.collect::<Result<Vec<_>>>()?;
-                blocks.iter_mut().step_by(2).for_each(|block| *block = None);
-                stream.synchronize()?;
-                let before = arena.stats();
-                // What was not unmapped is still mapped.
-                control.fail_without_effect(function, nth, unknown);
-                let large = resource.alloc::<u8>(&stream, 5 * PIECE);
-                control.clear_faults();
-                let after = arena.stats();
-                ensure!(after.moved > before.moved, "{function}: {after:?}");
-                for (number, block) in (0_u8..).zip(&blocks) {
-                    let bytes = block.as_ref().map(DeviceBuffer::to_vec).transpose()?;
-                    let is_same = |bytes: Vec<u8>| bytes == vec![number; PIECE];
-                    ensure!(bytes.is_none_or(is_same), "{function}: block {number}");
-                }
-                drop((large, blocks));
-                stream.synchronize()?;
-                arena.trim_to(0)?;
-                let (live, stats) = (control.live(), arena.stats());
-                let left = (live.mappings, live.physical_allocations, stats.reserved);
-                ensure!(left == (0, 0, 0), "{function} {nth}: {live:?}, {stats}");
-            }
-        }
-        Ok(())
-    }
 }
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
         faults: every_call_of_virtual_memory_fails_once,
             every_call_of_several_places_fails_once, a_move_that_fails_puts_the_memory_back,
-            a_move_within_an_arena_that_fails_loses_nothing,
             elements_that_cannot_be_added_are_not_shown,
             memory_that_is_not_put_back_is_not_shown, two_drivers_do_not_mix,
             the_ledger_knows_what_was_not_given_back;

@@ -7,6 +7,7 @@ use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
 use super::late_waits::LateWaits;
 use super::moves::Moves;
+use super::pin::Pins;
 use super::{Arena, Central, Inner, thread};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -264,6 +265,7 @@ fn assemble(
         slack,
         mark: AtomicU64::new(0),
         moves: Moves::default(),
+        pins: Pins::default(),
         threshold: AtomicU64::new(ReleaseThreshold::Never.bytes()),
         late_waits: LateWaits::default(),
         backing: Arc::new(backing),

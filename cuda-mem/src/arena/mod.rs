@@ -26,11 +26,13 @@ mod late_waits;
 mod moves;
 mod page_map;
 mod parked;
+mod pin;
 #[cfg(test)]
 pub(crate) mod random;
 mod recorded_events;
 mod refill;
 mod size_classes;
+mod sleep;
 mod slow_path;
 mod stats;
 mod stream_cache;
@@ -52,6 +54,8 @@ mod sync {
 }
 
 pub use builder::ArenaBuilder;
+pub use pin::ArenaPin;
+pub use sleep::SleepContents;
 pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 
 use std::alloc::Layout;
@@ -80,6 +84,7 @@ use last_freed::{MEDIUM, is_small};
 use late_waits::LateWaits;
 use moves::Moves;
 use page_map::CacheId;
+use pin::Pins;
 use slow_path::{SlowPath, SlowStateGuard};
 
 /// Blocks are multiples of so many bytes, and so aligned.
@@ -147,6 +152,7 @@ struct Inner {
     /// The most bytes that the program was seen to have.
     mark: AtomicU64,
     moves: Moves,
+    pins: Pins,
     /// Bytes that are kept when the program waits.
     threshold: AtomicU64,
     late_waits: LateWaits,

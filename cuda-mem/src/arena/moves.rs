@@ -99,6 +99,7 @@ impl Inner {
         for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
             let came = unsafe { self.backing.relocate(chunk, place.address + moved, stream) };
+            self.pins.has_left(chunk);
             let now = match came {
                 Some(came) => {
                     moved += came.bytes;
@@ -141,7 +142,11 @@ impl Inner {
             }
             let mut central = self.central.lock(me);
             // Another thread may have taken a part of it.
-            if central.give_away(chunk.address / UNIT, chunk.bytes / UNIT) {
+            if !central.give_away(chunk.address / UNIT, chunk.bytes / UNIT) {
+                continue;
+            }
+            drop(central);
+            if self.may_leave(chunk) {
                 sum += chunk.bytes;
                 chunks.push(chunk);
             }
@@ -150,6 +155,15 @@ impl Inner {
             self.central.lock(me).unshare();
         }
         (chunks, movable)
+    }
+
+    /// Whether a chunk that was taken out of the bookkeeping may move or go back. If not, it is free again.
+    pub(super) fn may_leave(&self, chunk: Chunk) -> bool {
+        let may_leave = self.pins.may_leave(chunk);
+        if !may_leave {
+            self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
+        }
+        may_leave
     }
 
     /// Granules for so many bytes.

@@ -48,6 +48,8 @@ pub struct ArenaStats {
     pub fits: u64,
     /// How often what all streams have to spare was looked through for a request: the misses.
     pub refills: u64,
+    /// Bytes of addresses whose memory [sleeps](super::Arena::sleep).
+    pub asleep: u64,
     /// How often memory that was freed on other streams was taken over.
     pub taken_over: u64,
     /// How often a stream was made to wait for another one for that.
@@ -144,6 +146,7 @@ impl Inner {
             reserved,
             // Another thread may have raised the one and not the other yet.
             reserved_peak: self.backing.reserved().peak().max(reserved),
+            asleep: self.backing.reserved().asleep(),
             refills: slow_counters(&self.slow_path.counters.refills),
             taken_over: slow_counters(&self.slow_path.counters.taken_over),
             waits: slow_counters(&self.slow_path.calls.waits),

@@ -102,6 +102,7 @@ impl Inner {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
             let released = unsafe { self.backing.release(chunk) };
             self.backing.reserved().has_left(chunk.bytes);
+            self.pins.has_left(chunk);
             if self.backing.is_kept(&released) {
                 self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
             } else {
@@ -159,6 +160,9 @@ impl Inner {
                 if !taken {
                     // Another thread took a part of it.
                     break;
+                }
+                if !self.may_leave(chunk) {
+                    continue;
                 }
                 *held = held.saturating_sub(chunk.bytes);
                 self.backing.reserved().leaves(chunk.bytes);

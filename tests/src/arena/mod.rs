@@ -12,6 +12,7 @@ mod moves;
 mod parked;
 mod program;
 mod rules;
+mod sleep;
 mod slow_upstream;
 mod streams;
 mod threads;
@@ -73,6 +74,10 @@ pub fn all() -> Vec<Test> {
         threads: threads_of_one_stream_get_blocks_of_their_own,
             a_thread_keeps_one_block_of_each_small_size,
             threads_that_come_and_go_take_the_caches_of_others_over;
+        sleep: an_arena_that_sleeps_takes_and_gives,
+            what_cannot_sleep_says_so,
+            pinned_memory_stays_where_it_is,
+            a_pin_keeps_its_arena;
         limits: a_share_of_the_device_is_a_limit_too, threads_together_hold_no_more_than_the_arena_may,
             the_initial_bytes_serve_many_streams_without_driver_calls,
             initial_bytes_that_are_not_to_be_had_are_no_error,
@@ -82,6 +87,7 @@ pub fn all() -> Vec<Test> {
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
         parked: an_arena_ends_after_all_users_of_its_memory;
+        sleep: memory_comes_back_where_it_was;
         moves: bytes_survive_many_moves,
             the_training_log_fits_in_little_more_than_its_peak;
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,

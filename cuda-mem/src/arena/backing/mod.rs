@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::arena::SleepContents;
 use crate::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::stream::Stream;
 
@@ -103,6 +104,30 @@ impl Backing {
         }
     }
 
+    /// The chunk that an address is in.
+    pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.chunk_at(address),
+            Self::Upstream(upstream) => upstream.chunk_at(address),
+        }
+    }
+
+    /// Gives all physical memory back, and keeps the addresses.
+    pub(super) fn sleep(&self, contents: SleepContents, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Vmm(vmm) => vmm.sleep(contents, stream),
+            Self::Upstream(_) => Ok(()),
+        }
+    }
+
+    /// Takes memory again for the addresses that sleep.
+    pub(super) fn wake(&self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Vmm(vmm) => vmm.wake(stream),
+            Self::Upstream(_) => Ok(()),
+        }
+    }
+
     pub(super) fn has(&self, chunk: Chunk) -> bool {
         self.chunks_in(chunk.address, chunk.end()).contains(&chunk)
     }
@@ -176,6 +201,8 @@ pub(super) struct Reserved {
     peak: AtomicU64,
     /// In chunks that are on their way back.
     leaving: AtomicU64,
+    /// Not held, but to be taken again.
+    asleep: AtomicU64,
 }
 
 impl Reserved {
@@ -194,6 +221,22 @@ impl Reserved {
 
     fn subtract(&self, bytes: u64) {
         self.current.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes went back for a while.
+    fn falls_asleep(&self, bytes: u64) {
+        self.subtract(bytes);
+        self.asleep.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// They were taken again.
+    fn wakes(&self, bytes: u64) {
+        self.asleep.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of addresses whose memory went back for a while.
+    pub(super) fn asleep(&self) -> u64 {
+        self.asleep.load(Ordering::Relaxed)
     }
 
     pub(super) fn current(&self) -> u64 {
@@ -247,21 +290,37 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// The chunks of a map by address that lie wholly between two addresses.
+/// The chunks of a map by address that lie wholly between two addresses. `bytes` says how large one is, if it is there.
 fn chunks_in<T>(
     chunks: &BTreeMap<u64, T>,
     from: u64,
     to: u64,
-    bytes: impl Fn(&T) -> u64,
+    bytes: impl Fn(&T) -> Option<u64>,
 ) -> Vec<Chunk> {
     let found = chunks.range(from..to);
     found
-        .map(|(address, chunk)| Chunk {
-            address: *address,
-            bytes: bytes(chunk),
+        .filter_map(|(address, chunk)| {
+            Some(Chunk {
+                address: *address,
+                bytes: bytes(chunk)?,
+            })
         })
         .filter(|chunk| chunk.end() <= to)
         .collect()
+}
+
+/// The chunk of such a map that an address is in.
+fn chunk_at<T>(
+    chunks: &BTreeMap<u64, T>,
+    address: u64,
+    bytes: impl Fn(&T) -> Option<u64>,
+) -> Option<Chunk> {
+    let (start, chunk) = chunks.range(..=address).next_back()?;
+    let chunk = Chunk {
+        address: *start,
+        bytes: bytes(chunk)?,
+    };
+    (address < chunk.end()).then_some(chunk)
 }
 
 #[cold]

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Chunk, Reserved, chunks_in};
+use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::buffer::give_back;
@@ -50,7 +50,11 @@ impl Upstream {
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
-        chunks_in(&self.state().chunks, from, to, |bytes| *bytes)
+        chunks_in(&self.state().chunks, from, to, |bytes| Some(*bytes))
+    }
+
+    pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
+        chunk_at(&self.state().chunks, address, |bytes| Some(*bytes))
     }
 
     fn own_stream(&self, stream: &Stream) -> Result<Stream> {

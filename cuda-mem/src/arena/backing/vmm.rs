@@ -1,12 +1,14 @@
 //! Backing by physical memory at addresses of our own choice, so that it grows without gaps.
 
+mod sleep;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use cuda_driver_sys::CUdevice_attribute;
 
-use super::{Chunk, Reserved, chunks_in};
+use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
 use crate::device::Device;
@@ -35,8 +37,8 @@ pub(in crate::arena) struct Vmm {
 struct State {
     /// There is a second one only when the first is used up, and has no gap that is large enough.
     reservations: Vec<Reservation>,
-    /// What is mapped, by address.
-    chunks: BTreeMap<u64, Mapping>,
+    /// What is mapped, or sleeps, by address.
+    chunks: BTreeMap<u64, Piece>,
 }
 
 #[derive(Debug)]
@@ -55,7 +57,77 @@ const LARGEST_PIECE: u64 = 128 << 20;
 /// The most pieces of one growth.
 const MOST_PIECES: u64 = 64;
 
+/// Addresses that the arena uses.
+#[derive(Debug)]
+enum Piece {
+    Mapped(Mapping),
+    Asleep(Asleep),
+}
+
+/// Addresses whose memory went back for a while.
+#[derive(Debug)]
+struct Asleep {
+    bytes: u64,
+    /// What was there, unless it is lost.
+    contents: Option<Vec<u8>>,
+}
+
+impl Piece {
+    fn size_bytes(&self) -> u64 {
+        match self {
+            Self::Mapped(mapping) => mapping.size_bytes(),
+            Self::Asleep(asleep) => asleep.bytes,
+        }
+    }
+
+    fn mapped_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Mapped(mapping) => Some(mapping.size_bytes()),
+            Self::Asleep(_) => None,
+        }
+    }
+}
+
 impl State {
+    /// Takes a mapping out of the account.
+    fn take_mapped(&mut self, address: u64) -> Option<Mapping> {
+        match self.chunks.remove(&address)? {
+            Piece::Mapped(mapping) => Some(mapping),
+            asleep => {
+                self.chunks.insert(address, asleep);
+                None
+            }
+        }
+    }
+
+    fn take_asleep(&mut self, address: u64) -> Option<Asleep> {
+        match self.chunks.remove(&address)? {
+            Piece::Asleep(asleep) => Some(asleep),
+            mapped => {
+                self.chunks.insert(address, mapped);
+                None
+            }
+        }
+    }
+
+    /// The addresses that sleep.
+    fn asleep(&self) -> Vec<u64> {
+        let pieces = self.chunks.iter();
+        let asleep = pieces.filter(|(_, piece)| matches!(piece, Piece::Asleep(_)));
+        asleep.map(|(address, _)| *address).collect()
+    }
+
+    /// Unmaps what was taken out of the account. It is there again if that fails.
+    fn unmap(&mut self, mapping: Mapping) -> Result<()> {
+        let address = mapping.address();
+        mapping.unmap().map_err(|failed| {
+            if let Some(mapping) = failed.object {
+                self.chunks.insert(address, Piece::Mapped(mapping));
+            }
+            failed.error
+        })
+    }
+
     /// An address for this much memory, at the end of what is mapped, or in a gap.
     fn place_for(&self, bytes: u64) -> Option<u64> {
         let reservations = self.reservations.iter();
@@ -70,11 +142,11 @@ impl State {
     /// Memory went back from there, or moved.
     fn gap_in(&self, reservation: &Reservation, bytes: u64) -> Option<u64> {
         let mut start = reservation.range.address();
-        for (address, mapping) in self.chunks.range(start..reservation.frontier) {
+        for (address, piece) in self.chunks.range(start..reservation.frontier) {
             if address - start >= bytes {
                 return Some(start);
             }
-            start = address + mapping.size_bytes();
+            start = address + piece.size_bytes();
         }
         None
     }
@@ -89,7 +161,7 @@ impl State {
     /// Whether nothing is mapped there.
     fn is_free(&self, address: u64, bytes: u64) -> bool {
         let before = self.chunks.range(..address + bytes).next_back();
-        before.is_none_or(|(start, mapping)| start + mapping.size_bytes() <= address)
+        before.is_none_or(|(start, piece)| start + piece.size_bytes() <= address)
     }
 
     /// Maps memory at an address of a reservation.
@@ -101,7 +173,7 @@ impl State {
         // What fails here takes the mapping apart again.
         mapping.set_accesses(&vmm.access)?;
         *frontier = (*frontier).max(address + mapping.size_bytes());
-        self.chunks.insert(address, mapping);
+        self.chunks.insert(address, Piece::Mapped(mapping));
         Ok(())
     }
 
@@ -190,7 +262,11 @@ impl Vmm {
     }
 
     pub(super) fn chunks_in(&self, from: u64, to: u64) -> Vec<Chunk> {
-        chunks_in(&self.state().chunks, from, to, Mapping::size_bytes)
+        chunks_in(&self.state().chunks, from, to, Piece::mapped_bytes)
+    }
+
+    pub(super) fn chunk_at(&self, address: u64) -> Option<Chunk> {
+        chunk_at(&self.state().chunks, address, Piece::mapped_bytes)
     }
 
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
@@ -285,15 +361,10 @@ impl Vmm {
         if !state.is_free(to, chunk.bytes) {
             return None;
         }
-        let mapping = state.chunks.remove(&chunk.address)?;
+        let mapping = state.take_mapped(chunk.address)?;
         let memory = mapping.memory().clone();
         self.count(3);
-        if let Err(failed) = mapping.unmap() {
-            if let Some(mapping) = failed.object {
-                state.chunks.insert(chunk.address, mapping);
-            }
-            return None;
-        }
+        state.unmap(mapping).ok()?;
         if state.map(to, &memory, self).is_err() {
             self.reserved.subtract(chunk.bytes);
             state.lower_frontier(chunk.address);
@@ -315,16 +386,11 @@ impl Vmm {
     /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
-        let Some(mapping) = state.chunks.remove(&chunk.address) else {
+        let Some(mapping) = state.take_mapped(chunk.address) else {
             return Ok(());
         };
         self.count(2);
-        if let Err(failed) = mapping.unmap() {
-            if let Some(mapping) = failed.object {
-                state.chunks.insert(chunk.address, mapping);
-            }
-            return Err(failed.error);
-        }
+        state.unmap(mapping)?;
         self.reserved.subtract(chunk.bytes);
         state.lower_frontier(chunk.address);
         Ok(())
@@ -334,9 +400,10 @@ impl Vmm {
 impl Drop for Vmm {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // What was not released may still be in use. It stays, and its addresses with it.
+        // What was not released may still be in use. It stays, and its addresses with it. What sleeps has no users.
         std::mem::take(&mut state.chunks)
             .into_values()
+            .filter(|piece| matches!(piece, Piece::Mapped(_)))
             .for_each(std::mem::forget);
     }
 }

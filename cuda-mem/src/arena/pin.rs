@@ -1,0 +1,192 @@
+//! Memory that stays where it is, because others hold its address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::backing::Chunk;
+use super::{Arena, Inner};
+use crate::error::{Bytes, Error, ErrorKind, Result};
+
+/// Which pieces of memory are pinned, and which are on their way elsewhere. Neither may become the other.
+#[derive(Debug, Default)]
+pub(super) struct Pins(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the address of the piece: how many pins it has.
+    pinned: BTreeMap<u64, u32>,
+    leaving: BTreeSet<u64>,
+    /// All memory is on its way.
+    is_refused: bool,
+}
+
+/// While it lives, nothing is pinned.
+pub(super) struct Unpinned<'a>(&'a Pins);
+
+impl Drop for Unpinned<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_refused = false;
+    }
+}
+
+impl Pins {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A chunk is to move or to go back. Not if it is pinned.
+    pub(super) fn may_leave(&self, chunk: Chunk) -> bool {
+        let mut state = self.state();
+        let may_leave = !state.pinned.contains_key(&chunk.address);
+        if may_leave {
+            state.leaving.insert(chunk.address);
+        }
+        may_leave
+    }
+
+    /// It has left, or it stays.
+    pub(super) fn has_left(&self, chunk: Chunk) {
+        self.state().leaving.remove(&chunk.address);
+    }
+
+    /// From now on nothing is pinned, if nothing is. For one thread at a time.
+    pub(super) fn refuse(&self) -> Result<Unpinned<'_>> {
+        let mut state = self.state();
+        if !state.pinned.is_empty() {
+            let text = format!("{} pieces of its memory are pinned", state.pinned.len());
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        state.is_refused = true;
+        Ok(Unpinned(self))
+    }
+}
+
+/// Keeps memory of an arena where it is. From [`Arena::pin`].
+#[must_use = "the memory is kept until this is dropped"]
+pub struct ArenaPin {
+    inner: Arc<Inner>,
+    range: Range<CUdeviceptr>,
+    /// The addresses of the pieces.
+    pieces: Vec<u64>,
+}
+
+impl ArenaPin {
+    /// The addresses that were pinned. The pieces that they lie in stay too.
+    #[must_use]
+    pub fn range(&self) -> Range<CUdeviceptr> {
+        self.range.clone()
+    }
+}
+
+impl Drop for ArenaPin {
+    fn drop(&mut self) {
+        let mut state = self.inner.pins.state();
+        for piece in &self.pieces {
+            if let Some(count) = state.pinned.get_mut(piece) {
+                *count -= 1;
+                if *count == 0 {
+                    state.pinned.remove(piece);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ArenaPin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ArenaPin({:#x}..{:#x})",
+            self.range.start, self.range.end
+        )
+    }
+}
+
+impl Arena {
+    /// Keeps the physical memory at these addresses where it is until the pin is dropped, whether blocks of it are
+    /// allocated or free: it neither moves nor goes back to the device. The pin keeps the arena too.
+    ///
+    /// It is for those who hold addresses and of whom the arena does not know: a library that has registered the memory
+    /// with a network card, another process, a graph. Blocks in it are allocated and freed as before.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, and where the arena has no memory.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, MemoryResource, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).build()?;
+    /// let buffer = Resource::from(arena.clone()).alloc::<u8>(&stream, 1 << 20)?;
+    /// let pin = arena.pin(buffer.as_raw(), 1 << 20)?;
+    /// drop(buffer);
+    /// stream.synchronize()?;
+    /// arena.trim_to(0)?; // nothing goes
+    /// assert!(arena.stats().reserved >= 1 << 20);
+    /// drop(pin);
+    /// arena.trim_to(0)?;
+    /// assert_eq!(arena.stats().reserved, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn pin(&self, address: CUdeviceptr, bytes: u64) -> Result<ArenaPin> {
+        let refused = || {
+            Error::invalid(format!(
+                "{} at {address:#x} are to be pinned; {} has no memory there",
+                Bytes(bytes),
+                self.0
+            ))
+        };
+        let end = address.checked_add(bytes).filter(|_| bytes > 0);
+        let end = end.ok_or_else(refused)?;
+        // Nothing begins to leave while it is looked at.
+        let mut state = self.0.pins.state();
+        let mut pieces = Vec::new();
+        let mut at = address;
+        while at < end {
+            let piece = self.0.backing.chunk_at(at);
+            let stays =
+                |piece: &Chunk| !state.is_refused && !state.leaving.contains(&piece.address);
+            let piece = piece.filter(stays);
+            let piece = piece.ok_or_else(refused)?;
+            pieces.push(piece.address);
+            at = piece.end();
+        }
+        for piece in &pieces {
+            *state.pinned.entry(*piece).or_default() += 1;
+        }
+        drop(state);
+        Ok(ArenaPin {
+            inner: Arc::clone(&self.0),
+            range: address..end,
+            pieces,
+        })
+    }
+
+    /// The addresses of the piece of physical memory, or of the upstream's block, that this address is in: the most around
+    /// it that can be registered as one, and that moves and goes back as one. `None` where the arena has no memory.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, Resource};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).build()?;
+    /// let buffer = Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?;
+    /// let piece = arena.piece_at(buffer.as_raw()).expect("it is the arena's");
+    /// assert!(piece.contains(&buffer.as_raw()) && piece.end - piece.start >= 2 << 20);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn piece_at(&self, address: CUdeviceptr) -> Option<Range<CUdeviceptr>> {
+        let piece = self.0.backing.chunk_at(address)?;
+        Some(piece.address..piece.end())
+    }
+}

@@ -1,0 +1,107 @@
+//! Arenas that give their physical memory back for a while and keep its addresses.
+
+use super::trim::Search;
+use super::{Arena, Inner};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+
+/// What becomes of the contents of an arena's memory while it [sleeps](Arena::sleep).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SleepContents {
+    /// They are copied to the host, and back when it wakes.
+    Keep,
+    /// They are lost: the memory is as if newly allocated when it wakes.
+    Discard,
+}
+
+impl Arena {
+    /// Gives all physical memory of the arena back to the device and keeps its addresses, until [`wake`](Self::wake): for
+    /// a program that lends its device to another one for a while, as inference servers do between models. Returns how
+    /// many bytes went back.
+    ///
+    /// What is free goes as by [`trim_to(0)`](crate::MemoryResource::trim_to). Of the rest, the contents are kept on the
+    /// host or lost. Blocks may be freed meanwhile. What is allocated meanwhile may be new memory, which is there, or at
+    /// addresses that sleep.
+    ///
+    /// Waits for all work of the device's primary context. With [`SleepContents::Keep`] it takes as much memory of the
+    /// host, and copies.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse) while memory is [pinned](Self::pin);
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for an arena that takes blocks of another resource;
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the host has no room for the contents. Nothing sleeps after
+    /// these. Else as the driver answers; what sleeps then wakes as usual.
+    ///
+    /// # Safety
+    ///
+    /// Nothing may use memory of the arena from now until it is awake: no work of the host, of other devices and of
+    /// other contexts that was submitted before, and none that is submitted meanwhile. That holds for blocks allocated
+    /// meanwhile too.
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver, Resource, SleepContents};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let arena = Arena::builder(&device).build()?;
+    /// let weights = Resource::from(arena.clone()).alloc_from(&stream, &[1.0f32, 2.0])?;
+    ///
+    /// // SAFETY: nobody uses `weights` before the arena is awake.
+    /// unsafe { arena.sleep(SleepContents::Keep) }?;
+    /// assert_eq!(arena.stats().reserved, 0);
+    /// // … another program has the device …
+    /// arena.wake()?;
+    /// assert_eq!(weights.to_vec()?, [1.0, 2.0]); // where it was
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync"))]
+    pub unsafe fn sleep(&self, contents: SleepContents) -> Result<u64> {
+        let inner = &*self.0;
+        let Some(device) = inner.device.filter(|_| inner.backing.can_move()) else {
+            return Err(Error::not_supported(format!(
+                "{inner} is to sleep; blocks of another resource have no addresses that can be kept"
+            )));
+        };
+        let context = device.primary_context()?;
+        context.synchronize()?;
+        let slept = inner.fall_asleep(contents, &context.stream()?);
+        inner.report_unknown_blocks();
+        slept
+    }
+
+    /// Takes memory again for all addresses that [sleep](Self::sleep), with the contents that were kept. Nothing happens
+    /// to an arena that is awake. Waits until the contents are there.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device, or [`max_bytes`](super::ArenaBuilder::max_bytes),
+    /// has no room for all. Else as the driver answers. What is not awake then sleeps on, and this may be called again.
+    #[doc(alias("cuMemCreate", "cuMemMap", "cuMemcpyHtoDAsync"))]
+    pub fn wake(&self) -> Result<()> {
+        let inner = &*self.0;
+        let Some(device) = inner
+            .device
+            .filter(|_| inner.backing.reserved().asleep() > 0)
+        else {
+            return Ok(());
+        };
+        let stream = device.primary_context()?.stream()?;
+        let _turn = inner.backing.growing();
+        inner.backing.wake(&stream)
+    }
+}
+
+impl Inner {
+    fn fall_asleep(&self, contents: SleepContents, stream: &Stream) -> Result<u64> {
+        let _turn = self.backing.growing();
+        let before = self.backing.reserved().current();
+        let _unpinned = self.pins.refuse()?;
+        // What it cannot give back sleeps.
+        let _ = self.trim(0, Search::Thorough);
+        self.backing.sleep(contents, stream)?;
+        let after = self.backing.reserved().current();
+        Ok(before - after)
+    }
+}

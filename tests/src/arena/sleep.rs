@@ -1,0 +1,231 @@
+//! Arenas that give their memory back and keep its addresses, and memory that is held where it is.
+
+use anyhow::{Result, ensure};
+use cuda_mem::{
+    Arena, DeviceBuffer, DirectResource, ErrorKind, MemoryResource as _, Resource, SleepContents,
+    Stream,
+};
+
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 5] = [1000, 300_000, 5 * MIB, 33 * MIB, 70 * MIB];
+
+/// Blocks of many sizes, each full of its number.
+fn blocks(resource: &Resource, streams: &[Stream]) -> Result<Vec<DeviceBuffer<u8>>> {
+    let mut all = Vec::new();
+    for (stream, bytes) in streams
+        .iter()
+        .flat_map(|stream| SIZES.map(|bytes| (stream, bytes)))
+    {
+        let mut block = resource.alloc::<u8>(stream, bytes)?;
+        block.fill(all.len() as u8)?;
+        all.push(block);
+    }
+    Ok(all)
+}
+
+fn check(blocks: &[DeviceBuffer<u8>]) -> Result<()> {
+    for (number, block) in blocks.iter().enumerate() {
+        let found = block.to_vec()?;
+        ensure!(
+            found.iter().all(|byte| *byte == number as u8),
+            "block {number}"
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
+    let (device, streams) = (lab.device()?, [lab.stream()?, lab.stream()?]);
+    let context = device.primary_context()?;
+    let arena = Arena::builder(&device).build()?;
+    let resource = Resource::from(arena.clone());
+    for contents in [
+        SleepContents::Keep,
+        SleepContents::Discard,
+        SleepContents::Keep,
+    ] {
+        let mut live = blocks(&resource, &streams)?;
+        // Free memory needs no copy, and is not made anew.
+        drop(resource.alloc::<u8>(&streams[0], 100 * MIB)?);
+        let addresses: Vec<_> = live.iter().map(DeviceBuffer::as_raw).collect();
+        let before = arena.stats();
+        let full = context.memory_info()?.free;
+        // SAFETY: nothing uses the memory before it is woken.
+        let given = unsafe { arena.sleep(contents) }?;
+        let asleep = arena.stats();
+        ensure!(asleep.reserved == 0 && asleep.asleep > 0, "{asleep:?}");
+        ensure!(given == before.reserved, "{given} of {before}");
+        let free = context.memory_info()?.free;
+        ensure!(
+            free >= full + given / 10 * 9,
+            "{full}, then {free} bytes are free"
+        );
+        // Twice is once.
+        // SAFETY: as above.
+        ensure!(unsafe { arena.sleep(contents) }? == 0);
+        arena.wake()?;
+        let awake = arena.stats();
+        ensure!(
+            awake.asleep == 0 && awake.reserved == asleep.asleep,
+            "{awake:?}"
+        );
+        ensure!(awake.live == before.live, "{before}; {awake}");
+        arena.wake()?;
+        ensure!(addresses == live.iter().map(DeviceBuffer::as_raw).collect::<Vec<_>>());
+        if contents == SleepContents::Discard {
+            for (number, block) in live.iter_mut().enumerate() {
+                block.fill(number as u8)?;
+            }
+        }
+        check(&live)?;
+        // It is an arena as before.
+        check(&blocks(&resource, &streams)?)?;
+        drop(live);
+        for stream in &streams {
+            stream.synchronize()?;
+        }
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
+
+pub(super) fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let arena = Arena::builder(&lab.device()?)
+        .max_bytes(256 << 20)
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let mut kept = resource.alloc::<u8>(&stream, 50 * MIB)?;
+    kept.fill(3)?;
+    let freed = resource.alloc::<u8>(&stream, 50 * MIB)?;
+    // SAFETY: nothing uses the memory before it is woken.
+    unsafe { arena.sleep(SleepContents::Keep) }?;
+    drop(freed);
+    // Part of it may be where memory sleeps.
+    let other = resource.alloc::<u8>(&stream, 220 * MIB)?;
+    let asleep = arena.stats();
+    ensure!(asleep.reserved + asleep.asleep > 256 << 20, "{asleep:?}");
+    // There is no room for all.
+    let refused = arena.wake();
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory));
+    drop(other);
+    stream.synchronize()?;
+    arena.trim_to(0)?;
+    arena.wake()?;
+    ensure!(kept.to_vec()? == vec![3; kept.len()]);
+    ensure!(arena.stats().asleep == 0, "{:?}", arena.stats());
+    let mut third = resource.alloc::<u8>(&stream, 100 * MIB)?;
+    third.fill(5)?;
+    ensure!(third.to_vec()? == vec![5; third.len()]);
+    drop(third);
+
+    // Who drops an arena that sleeps leaves nothing.
+    // SAFETY: as above.
+    unsafe { arena.sleep(SleepContents::Keep) }?;
+    drop(kept);
+    ensure!(arena.stats().live == 0, "{}", arena.stats());
+    drop((resource, arena));
+    Ok(())
+}
+
+pub(super) fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    let over = Arena::over(DirectResource::new(device));
+    // SAFETY: nothing uses it.
+    let refused = unsafe { over.sleep(SleepContents::Discard) };
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
+    over.wake()?;
+
+    let arena = Arena::builder(&device).build()?;
+    let block = Resource::from(arena.clone()).alloc::<u8>(&stream, 5 * MIB)?;
+    let pin = arena.pin(block.as_raw(), 5 << 20)?;
+    // SAFETY: as above.
+    let refused = unsafe { arena.sleep(SleepContents::Discard) };
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InUse));
+    ensure!(
+        arena.stats().asleep == 0 && arena.stats().reserved > 0,
+        "{}",
+        arena.stats()
+    );
+    drop(pin);
+    // SAFETY: as above.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    let refused = arena.pin(block.as_raw(), 5 << 20);
+    ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+    arena.wake()?;
+    drop(arena.pin(block.as_raw(), 5 << 20)?);
+    Ok(())
+}
+
+pub(super) fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
+    const PIECE: usize = 32 * MIB;
+    let (device, stream) = (lab.device()?, lab.stream()?);
+    for is_over in [false, true] {
+        let arena = if is_over {
+            Arena::over(DirectResource::new(device))
+        } else {
+            Arena::builder(&device).slack(1.0).build()?
+        };
+        let resource = Resource::from(arena.clone());
+        let mut row: Vec<_> = (0..9)
+            .map(|_| resource.alloc::<u8>(&stream, PIECE).map(Some))
+            .collect::<cuda_mem::Result<_>>()?;
+        let pinned = row[4]
+            .as_mut()
+            .map(|block| block.fill(7).map(|()| block.as_raw()));
+        let address = pinned.transpose()?.unwrap_or_default();
+        let piece = arena.piece_at(address);
+        ensure!(
+            piece.as_ref().is_some_and(|piece| piece.contains(&address)),
+            "{piece:?}"
+        );
+        let pin = arena.pin(address, PIECE as u64)?;
+        let twice = arena.pin(address + 100, 1)?;
+        row.iter_mut().step_by(2).for_each(|block| *block = None);
+        stream.synchronize()?;
+        drop(resource.alloc::<u8>(&stream, 5 * PIECE)?);
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        ensure!(arena.piece_at(address) == piece, "{}", arena.stats());
+        drop(pin);
+        arena.trim_to(0)?;
+        ensure!(arena.piece_at(address) == piece, "{}", arena.stats());
+        // Who holds the address still finds what was there.
+        // SAFETY: the memory is mapped, and no block of it is handed out now.
+        let view = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, address, PIECE, ()) };
+        ensure!(view.to_vec()? == vec![7; PIECE]);
+        drop((view, twice));
+        arena.trim_to(0)?;
+        ensure!(arena.piece_at(address).is_none(), "{}", arena.stats());
+        let live = arena.stats().live;
+        ensure!(
+            live >= 4 * PIECE as u64 && arena.stats().reserved <= live + (12 << 20),
+            "{}",
+            arena.stats()
+        );
+
+        for (address, bytes) in [(0, 1), (address, 1), (address, 0), (u64::MAX - 5, 100)] {
+            let refused = arena.pin(address, bytes);
+            ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let mut block = Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?;
+    block.fill(9)?;
+    let (address, pin) = (block.as_raw(), arena.pin(block.as_raw(), 1 << 20)?);
+    drop((block, arena));
+    stream.synchronize()?;
+    // SAFETY: the memory is mapped, and no block of it is handed out.
+    let view = unsafe { DeviceBuffer::<u8>::borrow_raw(&stream, address, MIB, ()) };
+    ensure!(view.to_vec()? == vec![9; MIB]);
+    drop((view, pin));
+    Ok(())
+}

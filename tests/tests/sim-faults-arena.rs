@@ -1,0 +1,140 @@
+//! Arenas whose driver calls fail.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{Arena, ArenaStats, DeviceBuffer, MemoryResource as _, Resource, SleepContents};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options};
+
+mod faults {
+    use super::*;
+
+    /// Each driver call of an arena that falls asleep or wakes fails once: nothing is lost, and the next try succeeds.
+    pub(crate) fn a_sleep_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
+        let control = lab.control()?;
+        let stream = lab.stream()?;
+        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+        let calls = [
+            "cuMemcpyDtoHAsync_v2",
+            "cuMemUnmap",
+            "cuMemCreate",
+            "cuMemMap",
+            "cuMemSetAccess",
+            "cuMemcpyHtoDAsync_v2",
+        ];
+        for (function, nth) in calls.into_iter().flat_map(|call| [(call, 1), (call, 2)]) {
+            let arena = Arena::builder(&lab.device()?).build()?;
+            let resource = Resource::from(arena.clone());
+            let mut blocks = Vec::new();
+            for number in 0..3_u8 {
+                let mut block = resource.alloc::<u8>(&stream, 9 << 20)?;
+                block.fill(number)?;
+                blocks.push(block);
+            }
+            let before = arena.stats();
+            control.fail_without_effect(function, nth, unknown);
+            // SAFETY: nothing uses the blocks before the arena is awake.
+            let mut slept = unsafe { arena.sleep(SleepContents::Keep) }.map(drop);
+            let mut woken = arena.wake();
+            ensure!(
+                slept.is_err() != woken.is_err(),
+                "{function} {nth}: {slept:?}, {woken:?}"
+            );
+            control.clear_faults();
+            if slept.is_err() {
+                // SAFETY: as above.
+                slept = unsafe { arena.sleep(SleepContents::Keep) }.map(drop);
+                ensure!(
+                    arena.stats().reserved == 0,
+                    "{function} {nth}: {}",
+                    arena.stats()
+                );
+            }
+            if slept.is_ok() {
+                woken = arena.wake();
+            }
+            ensure!(
+                slept.is_ok() && woken.is_ok(),
+                "{function} {nth}: {slept:?}, {woken:?}"
+            );
+            let after = arena.stats();
+            let sums = |stats: &ArenaStats| (stats.reserved, stats.asleep, stats.live);
+            ensure!(
+                sums(&after) == sums(&before),
+                "{function} {nth}: {before:?}; {after:?}"
+            );
+            for (number, block) in (0_u8..).zip(&blocks) {
+                ensure!(
+                    block.to_vec()? == vec![number; block.len()],
+                    "{function} {nth}: block {number}"
+                );
+            }
+            drop(blocks);
+            stream.synchronize()?;
+            arena.trim_to(0)?;
+            let (live, stats) = (control.live(), arena.stats());
+            let left = (live.mappings, live.physical_allocations, stats.reserved);
+            ensure!(left == (0, 0, 0), "{function} {nth}: {live:?}, {stats}");
+        }
+        Ok(())
+    }
+
+    /// Each driver call of an arena's move fails once: the request is served in another way or fails, other blocks keep
+    /// their bytes, and no memory is lost.
+    pub(crate) fn a_move_within_an_arena_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
+        const PIECE: usize = 32 << 20;
+        let control = lab.control()?;
+        let stream = lab.stream()?;
+        let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+        for function in ["cuMemUnmap", "cuMemMap", "cuMemSetAccess"] {
+            for nth in [1, 2] {
+                let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
+                let resource = Resource::from(arena.clone());
+                let blocks = (0..9_u8).map(|number| {
+                    let mut block = resource.alloc::<u8>(&stream, PIECE)?;
+                    block.fill(number)?;
+                    Ok(Some(block))
+                });
+                let mut blocks = blocks.collect::<Result<Vec<_>>>()?;
+                blocks.iter_mut().step_by(2).for_each(|block| *block = None);
+                stream.synchronize()?;
+                let before = arena.stats();
+                // What was not unmapped is still mapped.
+                control.fail_without_effect(function, nth, unknown);
+                let large = resource.alloc::<u8>(&stream, 5 * PIECE);
+                control.clear_faults();
+                let after = arena.stats();
+                ensure!(after.moved > before.moved, "{function}: {after:?}");
+                for (number, block) in (0_u8..).zip(&blocks) {
+                    let bytes = block.as_ref().map(DeviceBuffer::to_vec).transpose()?;
+                    let is_same = |bytes: Vec<u8>| bytes == vec![number; PIECE];
+                    ensure!(bytes.is_none_or(is_same), "{function}: block {number}");
+                }
+                drop((large, blocks));
+                stream.synchronize()?;
+                arena.trim_to(0)?;
+                let (live, stats) = (control.live(), arena.stats());
+                let left = (live.mappings, live.physical_allocations, stats.reserved);
+                ensure!(left == (0, 0, 0), "{function} {nth}: {live:?}, {stats}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let tests = cuda_mem_tests::tests! {
+        faults: a_move_within_an_arena_that_fails_loses_nothing, a_sleep_that_fails_loses_nothing;
+    };
+    run::main(
+        &tests,
+        Options {
+            serial: true,
+            drops_fail: true,
+            sim_only: true,
+            ..Options::default()
+        },
+    )
+}
