@@ -99,7 +99,7 @@ pub use adaptor::{
     StatisticsScope, TrackingAdaptor,
 };
 pub use arena::{
-    Arena, ArenaBacking, ArenaBuilder, ArenaPin, ArenaStats, FreeSpace, SleepContents,
+    Arena, ArenaBacking, ArenaBuilder, ArenaPin, ArenaStats, CapturePool, FreeSpace, SleepContents,
 };
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};
 pub use container::{DeviceScalar, DeviceVec};

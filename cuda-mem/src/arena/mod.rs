@@ -14,6 +14,7 @@ mod biased_lock;
 mod builder;
 mod cache_pages;
 mod cache_table;
+mod capture_pool;
 mod central_heap;
 mod counters;
 mod free;
@@ -54,6 +55,7 @@ mod sync {
 }
 
 pub use builder::ArenaBuilder;
+pub use capture_pool::CapturePool;
 pub use pin::ArenaPin;
 pub use sleep::SleepContents;
 pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
@@ -110,9 +112,9 @@ const GRANULE_UNITS: u64 = GRANULE / UNIT;
 /// its own, so that it grows without gaps; elsewhere, and over a resource of your choice
 /// ([`over`](Self::over)), it cuts up blocks of that.
 ///
-/// In graphs and between processes: memory of an arena is no graph's, so it can be neither allocated nor
-/// freed on a stream that is being captured; a graph may use it while it is allocated. Parts of an
-/// arena cannot be exported. For both there are pools.
+/// In graphs and between processes: memory of an arena can be neither allocated nor freed on a stream that is being captured.
+/// A graph may use it while it is allocated, and captures allocate from a [`capture_pool`](Self::capture_pool). Parts of
+/// an arena cannot be exported; for that there are pools.
 ///
 /// A handle that can be cloned; all methods may be called from any thread.
 ///

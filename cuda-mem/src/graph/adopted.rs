@@ -53,8 +53,8 @@ impl<T> fmt::Debug for Adopted<T> {
     }
 }
 
-/// A buffer of any element.
-pub(super) trait AnyBuffer: Any + Send + Sync {
+/// A buffer of any element, or memory that several graphs use.
+pub(crate) trait AnyBuffer: Any + Send + Sync {
     fn stream(&self) -> &Stream;
     /// The buffer's stream waits for others that may still use it.
     fn settle(&mut self) -> Result<()>;
@@ -65,6 +65,14 @@ pub(super) trait AnyBuffer: Any + Send + Sync {
     fn as_any(&self) -> &dyn Any;
     fn as_any_mut(&mut self) -> &mut dyn Any;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
+
+    /// The number of the memory that several graphs use; 0 for a buffer.
+    fn number(&self) -> u64 {
+        0
+    }
+
+    /// A graph that kept a block of it has ended.
+    fn take_back(&self, _: CUdeviceptr) {}
 }
 
 impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
@@ -123,6 +131,23 @@ impl Parts {
         adopted
     }
 
+    /// The place of memory that several graphs use among the guests.
+    pub(super) fn shared_guest(&mut self, memory: impl AnyBuffer) -> usize {
+        let number = memory.number();
+        let known = self.guests.iter();
+        let known = known
+            .map(|guest| guest.buffer.number())
+            .position(|other| other == number);
+        known.unwrap_or_else(|| {
+            self.guests.push(Guest {
+                buffer: Box::new(memory),
+                last: Vec::new(),
+                is_captured: false,
+            });
+            self.guests.len() - 1
+        })
+    }
+
     pub(super) fn guest<T: Pod>(&self, adopted: &Adopted<T>) -> Result<&DeviceBuffer<T>> {
         self.check_owner(adopted.owner)?;
         let guest = self.guests.get(adopted.index);
@@ -161,7 +186,8 @@ impl Parts {
             reach.map_err(explain)?;
         }
         let (own, other) = (home.device(), stream.device());
-        if own == other || self.blocks.iter().all(|block| block.address == 0) {
+        let is_none = |block: &super::Block| block.address == 0 || block.guest.is_some();
+        if own == other || self.blocks.iter().all(is_none) {
             return Ok(());
         }
         if self.left().next().is_some() {

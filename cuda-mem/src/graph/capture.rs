@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
 
-use super::{Adopted, Block, Graph, Left, Parts};
+use super::{Adopted, AnyBuffer, Block, Graph, Left, Parts};
 use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::copy::Span;
 use crate::error::{Error, ErrorKind, Result};
@@ -170,6 +170,7 @@ impl Capture {
             address,
             bytes,
             is_freed: false,
+            guest: None,
         });
         Ok(GraphBuffer {
             capture: self,
@@ -178,6 +179,31 @@ impl Capture {
             len,
             element: PhantomData,
         })
+    }
+
+    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory.
+    pub(crate) fn buffer_of<T: Pod>(
+        &self,
+        memory: impl AnyBuffer,
+        address: CUdeviceptr,
+        len: usize,
+    ) -> GraphBuffer<'_, T> {
+        let mut parts = self.parts.borrow_mut();
+        let guest = parts.shared_guest(memory);
+        let index = parts.blocks.len();
+        parts.blocks.push(Block {
+            address,
+            bytes: len * size_of::<T>(),
+            is_freed: address == 0,
+            guest: Some(guest),
+        });
+        GraphBuffer {
+            capture: self,
+            index,
+            address,
+            len,
+            element: PhantomData,
+        }
     }
 
     /// Gives a buffer to the graph, so that copies from and to it can be recorded.
@@ -189,6 +215,22 @@ impl Capture {
         self.is_over.set(true);
         // SAFETY: this value began the capture.
         unsafe { self.stream.as_ref().end_capture() }
+    }
+}
+
+impl Parts {
+    /// A block is free from here on in the order of the capture, if it is memory that several graphs use.
+    fn give_back(&mut self, index: usize) -> bool {
+        let Some(block) = self.blocks.get_mut(index) else {
+            return false;
+        };
+        let guest = block.guest.and_then(|guest| self.guests.get(guest));
+        let Some(guest) = guest else {
+            return false;
+        };
+        block.is_freed = true;
+        guest.buffer.take_back(block.address);
+        true
     }
 }
 
@@ -321,6 +363,9 @@ impl<T: Pod> GraphBuffer<'_, T> {
             return Ok(());
         }
         let address = std::mem::take(&mut self.address);
+        if self.capture.parts.borrow_mut().give_back(self.index) {
+            return Ok(());
+        }
         let stream = &self.capture.stream;
         let open = stream.as_ref().submit_recorded()?;
         // SAFETY: the memory was allocated in this capture, and all its uses are recorded before this. No

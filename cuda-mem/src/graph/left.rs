@@ -63,7 +63,8 @@ pub struct LeftBuffer<'a, T> {
 }
 
 impl GraphExec {
-    /// What the last launch left of this memory.
+    /// What the last launch left of this memory. Memory of a [`CapturePool`](crate::CapturePool) is there before the first
+    /// launch too.
     ///
     /// # Errors
     ///
@@ -71,6 +72,16 @@ impl GraphExec {
     /// was freed; or if the memory is another graph's.
     pub fn left<T: Pod>(&mut self, left: &Left<T>) -> Result<LeftBuffer<'_, T>> {
         let block = Graph::block(&self.parts, left)?;
+        // Memory that the graph keeps is always there.
+        let keeper = block.guest.and_then(|guest| self.parts.guests.get(guest));
+        if let Some(keeper) = keeper {
+            return Ok(LeftBuffer {
+                stream: keeper.buffer.stream(),
+                address: left.address,
+                len: left.len,
+                element: PhantomData,
+            });
+        }
         match &self.alive {
             Some(alive) if alive.blocks.iter().any(|it| it.address == block.address) => {
                 Ok(LeftBuffer {
@@ -140,7 +151,8 @@ impl<T: Pod> LeftBuffer<'_, T> {
 
     fn span(&self) -> Span<'_, T> {
         // SAFETY: the last launch left the memory in this stream (R70), and the instance is borrowed
-        // exclusively, so nothing frees it or launches again.
+        // exclusively, so nothing frees it or launches again. Memory of a pool is the graph's while that lives, and its
+        // stream comes after every launch.
         unsafe { Span::new(self.address, self.len, self.stream, true) }
     }
 }

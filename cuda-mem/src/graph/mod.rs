@@ -7,6 +7,7 @@ mod left;
 mod memory;
 mod nodes;
 
+pub(crate) use adopted::AnyBuffer;
 pub use adopted::{Adopted, AdoptedMut};
 pub use capture::{Capture, CaptureMode, GraphBuffer};
 pub use exec::{GraphExec, Instantiate};
@@ -77,6 +78,8 @@ struct Block {
     bytes: usize,
     /// A node of the same graph frees it.
     is_freed: bool,
+    /// It is memory of this guest, which the graph keeps, and which no node allocates or frees.
+    guest: Option<usize>,
 }
 
 // SAFETY: graph handles may be used from any thread, by one at a time, which `&mut self` sees to.
@@ -107,7 +110,18 @@ impl Parts {
     fn left(&self) -> impl Iterator<Item = &Block> {
         self.blocks
             .iter()
-            .filter(|block| !block.is_freed && block.address != 0)
+            .filter(|block| !block.is_freed && block.address != 0 && block.guest.is_none())
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        for block in self.blocks.iter().filter(|block| !block.is_freed) {
+            let guest = block.guest.and_then(|guest| self.guests.get(guest));
+            if let Some(guest) = guest {
+                guest.buffer.take_back(block.address);
+            }
+        }
     }
 }
 

@@ -146,6 +146,7 @@ impl Graph {
             address,
             bytes,
             is_freed: false,
+            guest: None,
         });
         Ok(NodeMemory {
             owner: self.parts.id,

@@ -2,6 +2,7 @@
 //! user can count on, step by step.
 
 mod annotated;
+mod capture_pool;
 mod captures;
 mod ends;
 mod footprint;
@@ -100,6 +101,9 @@ pub fn all() -> Vec<Test> {
             a_wait_from_before_a_cache_was_taken_over_shows_nothing,
             streams_may_end_while_their_arena_ends,
             an_arena_keeps_no_context_of_streams_that_ended;
+        capture_pool: a_graph_keeps_its_arenas_memory,
+            graphs_of_one_pool_share_its_memory,
+            captures_that_fail_give_their_memory_back;
         captures: misses_of_other_streams_do_not_spoil_a_capture,
             frees_do_not_spoil_what_others_capture,
             a_trim_does_not_spoil_a_capture,

@@ -1,0 +1,235 @@
+//! Memory of an arena for graphs.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use super::last_use::LastUse;
+use super::tlsf::{Joins, Tlsf};
+use super::{Arena, GRANULE, UNIT, units};
+use crate::buffer::{DeviceBuffer, bytes_of};
+use crate::context::Context;
+use crate::error::{Bytes, Error, Result};
+use crate::graph::{AnyBuffer, Capture, GraphBuffer};
+use crate::resource::Resource;
+use crate::stream::Stream;
+
+/// A pool takes an eighth of what it holds at a time, within these limits, in bytes.
+const LEAST_TAKEN: u64 = GRANULE;
+const MOST_TAKEN: u64 = 32 << 20;
+
+/// Memory of an arena for graphs, from [`Arena::capture_pool`]: what [`Capture::alloc_from`] records has its addresses here.
+/// No node allocates or frees it, so a launch takes nothing from the device, and the addresses stay as long as the pool or
+/// any of its graphs does.
+///
+/// Graphs of one pool use the same memory one after the other, as far as none of them keeps it: what a capture frees
+/// the same capture and all later ones use again. So their launches wait for each other, whatever their streams. Graphs that
+/// are to run at the same time take a pool each.
+///
+/// A handle that can be cloned; all methods may be called from any thread.
+///
+/// ```
+/// use cuda_mem::{Arena, CaptureMode, Driver, Instantiate};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = Arena::builder(&device).build()?.capture_pool()?;
+/// let (graph, result) = stream.capture(CaptureMode::default(), |capture| {
+///     let mut scratch = capture.alloc_from::<u32>(&pool, 100)?;
+///     scratch.fill(7)?;
+///     let mut result = capture.alloc_from::<u32>(&pool, 100)?;
+///     result.copy_from(&scratch)?; // `scratch` goes back here
+///     Ok(result.leave()) // stays the graph's
+/// })?;
+/// let mut exec = graph.instantiate(Instantiate::default())?;
+/// exec.launch(&stream)?;
+/// assert_eq!(exec.left(&result)?.to_vec()?, [7; 100]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct CapturePool(Arc<Shared>);
+
+struct Shared {
+    /// Tells pools apart in graphs.
+    number: u64,
+    arena: Arena,
+    /// Every launch of a graph of the pool comes after what is in this stream, and before what comes next.
+    stream: Stream,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    heap: Tlsf,
+    segments: Vec<DeviceBuffer<u8>>,
+}
+
+impl Arena {
+    /// A pool of memory for graphs. It takes memory of the arena as captures ask for it, and gives it back when the last
+    /// handle and the last graph are gone.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the arena's memory is no device's; else as the driver answers.
+    pub fn capture_pool(&self) -> Result<CapturePool> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let device = self.0.device.ok_or_else(|| {
+            Error::not_supported(format!("{} has no memory of a device for graphs", self.0))
+        })?;
+        let stream = device.primary_context()?.stream()?;
+        Ok(CapturePool(Arc::new(Shared {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            arena: self.clone(),
+            stream,
+            state: Mutex::default(),
+        })))
+    }
+}
+
+impl CapturePool {
+    /// Bytes that the pool has taken from its arena.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.0.state().heap.total_units() * UNIT
+    }
+
+    /// Bytes that captures have and graphs keep, each block rounded up to 256.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        let state = self.0.state();
+        (state.heap.total_units() - state.heap.free_units()) * UNIT
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let size = units(bytes).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} in one block of a capture pool",
+                Bytes(bytes as u64)
+            ))
+        })?;
+        let (found, held) = {
+            let mut state = self.state();
+            (state.heap.allocate(size), state.heap.total_units() * UNIT)
+        };
+        if let Some(start) = found {
+            return Ok(start * UNIT);
+        }
+        // Not under the lock: the arena may end what keeps memory of this pool.
+        let segment = self.take(bytes as u64, held)?;
+        let (start, whole) = (segment.as_raw() / UNIT, segment.len() as u64 / UNIT);
+        let apart = Joins {
+            left: false,
+            right: false,
+        };
+        let mut state = self.state();
+        state.segments.push(segment);
+        // The block is at its beginning.
+        state.heap.add(start, whole, LastUse::FREE, size, apart);
+        Ok(start * UNIT)
+    }
+
+    /// Memory of the arena with room for so many bytes.
+    fn take(&self, bytes: u64, held: u64) -> Result<DeviceBuffer<u8>> {
+        let resource = Resource::from(self.arena.clone());
+        let least = bytes.next_multiple_of(GRANULE);
+        let share = (held / 8).clamp(LEAST_TAKEN, MOST_TAKEN);
+        let wanted = least.max(share.next_multiple_of(GRANULE));
+        // What can be asked for in one block of an arena fits a `usize`.
+        match resource.alloc(&self.stream, wanted as usize) {
+            Err(error) if wanted > least && error.is_out_of_memory() => {
+                resource.alloc(&self.stream, least as usize)
+            }
+            taken => taken,
+        }
+    }
+}
+
+impl AnyBuffer for CapturePool {
+    fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        let mut state = self.0.state();
+        state.segments.iter_mut().try_for_each(DeviceBuffer::settle)
+    }
+
+    fn require_reach_in(&self, context: &Context) -> Result<()> {
+        let state = self.0.state();
+        let mut segments = state.segments.iter();
+        segments.try_for_each(|segment| segment.require_reach_in(context))
+    }
+
+    fn owe(&self, stream: &Stream) {
+        let state = self.0.state();
+        state
+            .segments
+            .iter()
+            .for_each(|segment| segment.owe_to(stream));
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+
+    fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    fn take_back(&self, address: CUdeviceptr) {
+        self.0.state().heap.free(address / UNIT, LastUse::FREE);
+    }
+}
+
+impl Capture {
+    /// Memory of a pool for the graph that is recorded, of `len` elements. Their content is arbitrary. Nothing is recorded
+    /// for it: dropped, it is free for what this capture and later ones of the pool allocate next; if it is
+    /// [left](GraphBuffer::leave), the graph keeps it.
+    ///
+    /// The pool may take memory of its arena, as any allocation does. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows, or the captured stream's device does not
+    /// reach the arena's memory; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the arena answers. The capture goes
+    /// on.
+    pub fn alloc_from<T: Pod>(&self, pool: &CapturePool, len: usize) -> Result<GraphBuffer<'_, T>> {
+        let bytes = bytes_of::<T>(len)?;
+        let address = if bytes == 0 {
+            0
+        } else {
+            self.stream().as_ref().require_reach(&*pool.0.arena.0)?;
+            pool.0.allocate(bytes)?
+        };
+        Ok(self.buffer_of(pool.clone(), address, len))
+    }
+}
+
+impl fmt::Debug for CapturePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CapturePool")
+            .field("arena", &self.0.arena)
+            .field("held_bytes", &self.held_bytes())
+            .field("live_bytes", &self.live_bytes())
+            .finish()
+    }
+}
