@@ -26,9 +26,9 @@ const MOST_TAKEN: u64 = 32 << 20;
 /// No node allocates or frees it, so a launch takes nothing from the device, and the addresses stay as long as the pool or
 /// any of its graphs does.
 ///
-/// Graphs of one pool use the same memory one after the other, as far as none of them keeps it: what a capture frees
-/// the same capture and all later ones use again. So their launches wait for each other, whatever their streams. Graphs that
-/// are to run at the same time take a pool each.
+/// Graphs of one pool use the same memory one after the other: what a capture frees the same capture and all later ones use
+/// again. So their launches wait for each other, whatever their streams, and what a graph is to keep over launches of others
+/// is in memory of its own ([`Capture::alloc_alone_from`]). Graphs that are to run at the same time take a pool each.
 ///
 /// A handle that can be cloned; all methods may be called from any thread.
 ///
@@ -42,9 +42,9 @@ const MOST_TAKEN: u64 = 32 << 20;
 /// let (graph, result) = stream.capture(CaptureMode::default(), |capture| {
 ///     let mut scratch = capture.alloc_from::<u32>(&pool, 100)?;
 ///     scratch.fill(7)?;
-///     let mut result = capture.alloc_from::<u32>(&pool, 100)?;
-///     result.copy_from(&scratch)?; // `scratch` goes back here
-///     Ok(result.leave()) // stays the graph's
+///     let mut result = capture.alloc_alone_from::<u32>(&pool, 100)?;
+///     result.copy_from(&scratch)?;
+///     Ok(result.leave()) // `scratch` goes back to the pool, the result stays the graph's
 /// })?;
 /// let mut exec = graph.instantiate(Instantiate::default())?;
 /// exec.launch(&stream)?;
@@ -65,8 +65,25 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    heap: Tlsf,
+    /// Memory that graphs share.
+    shared: Tlsf,
+    /// Memory of which each block is one graph's.
+    single: Tlsf,
     segments: Vec<DeviceBuffer<u8>>,
+}
+
+impl State {
+    fn heap(&mut self, is_alone: bool) -> &mut Tlsf {
+        if is_alone {
+            &mut self.single
+        } else {
+            &mut self.shared
+        }
+    }
+
+    fn held(&self) -> u64 {
+        (self.shared.total_units() + self.single.total_units()) * UNIT
+    }
 }
 
 impl Arena {
@@ -95,14 +112,14 @@ impl CapturePool {
     /// Bytes that the pool has taken from its arena.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.0.state().heap.total_units() * UNIT
+        self.0.state().held()
     }
 
     /// Bytes that captures have and graphs keep, each block rounded up to 256.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         let state = self.0.state();
-        (state.heap.total_units() - state.heap.free_units()) * UNIT
+        state.held() - (state.shared.free_units() + state.single.free_units()) * UNIT
     }
 }
 
@@ -111,7 +128,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<CUdeviceptr> {
+    fn allocate(&self, bytes: usize, is_alone: bool) -> Result<CUdeviceptr> {
         let size = units(bytes).ok_or_else(|| {
             Error::invalid(format!(
                 "{} in one block of a capture pool",
@@ -120,7 +137,7 @@ impl Shared {
         })?;
         let (found, held) = {
             let mut state = self.state();
-            (state.heap.allocate(size), state.heap.total_units() * UNIT)
+            (state.heap(is_alone).allocate(size), state.held())
         };
         if let Some(start) = found {
             return Ok(start * UNIT);
@@ -135,7 +152,8 @@ impl Shared {
         let mut state = self.state();
         state.segments.push(segment);
         // The block is at its beginning.
-        state.heap.add(start, whole, LastUse::FREE, size, apart);
+        let heap = state.heap(is_alone);
+        heap.add(start, whole, LastUse::FREE, size, apart);
         Ok(start * UNIT)
     }
 
@@ -196,14 +214,17 @@ impl AnyBuffer for CapturePool {
     }
 
     fn take_back(&self, address: CUdeviceptr) {
-        self.0.state().heap.free(address / UNIT, LastUse::FREE);
+        let (mut state, start) = (self.0.state(), address / UNIT);
+        if state.shared.free(start, LastUse::FREE).is_none() {
+            state.single.free(start, LastUse::FREE);
+        }
     }
 }
 
 impl Capture {
     /// Memory of a pool for the graph that is recorded, of `len` elements. Their content is arbitrary. Nothing is recorded
-    /// for it: dropped, it is free for what this capture and later ones of the pool allocate next; if it is
-    /// [left](GraphBuffer::leave), the graph keeps it.
+    /// for it. Dropped, it is free for what this capture and later ones of the pool allocate next; so other graphs of the
+    /// pool write there when they are launched.
     ///
     /// The pool may take memory of its arena, as any allocation does. Does not synchronise.
     ///
@@ -213,14 +234,37 @@ impl Capture {
     /// reach the arena's memory; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the arena answers. The capture goes
     /// on.
     pub fn alloc_from<T: Pod>(&self, pool: &CapturePool, len: usize) -> Result<GraphBuffer<'_, T>> {
+        self.take_from(pool, len, false)
+    }
+
+    /// As [`alloc_from`](Self::alloc_from), in memory that no other graph uses while this one is there: for what is to be
+    /// read, or there from the last launch, after others of the pool were launched.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn alloc_alone_from<T: Pod>(
+        &self,
+        pool: &CapturePool,
+        len: usize,
+    ) -> Result<GraphBuffer<'_, T>> {
+        self.take_from(pool, len, true)
+    }
+
+    fn take_from<T: Pod>(
+        &self,
+        pool: &CapturePool,
+        len: usize,
+        is_alone: bool,
+    ) -> Result<GraphBuffer<'_, T>> {
         let bytes = bytes_of::<T>(len)?;
         let address = if bytes == 0 {
             0
         } else {
             self.stream().as_ref().require_reach(&*pool.0.arena.0)?;
-            pool.0.allocate(bytes)?
+            pool.0.allocate(bytes, is_alone)?
         };
-        Ok(self.buffer_of(pool.clone(), address, len))
+        Ok(self.buffer_of(pool.clone(), address, len, is_alone))
     }
 }
 

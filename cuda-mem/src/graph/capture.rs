@@ -171,6 +171,7 @@ impl Capture {
             bytes,
             is_freed: false,
             guest: None,
+            is_alone: false,
         });
         Ok(GraphBuffer {
             capture: self,
@@ -181,12 +182,14 @@ impl Capture {
         })
     }
 
-    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory.
+    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory. If it is of this
+    /// graph alone, it is so until the graph ends.
     pub(crate) fn buffer_of<T: Pod>(
         &self,
         memory: impl AnyBuffer,
         address: CUdeviceptr,
         len: usize,
+        is_alone: bool,
     ) -> GraphBuffer<'_, T> {
         let mut parts = self.parts.borrow_mut();
         let guest = parts.shared_guest(memory);
@@ -196,6 +199,7 @@ impl Capture {
             bytes: len * size_of::<T>(),
             is_freed: address == 0,
             guest: Some(guest),
+            is_alone,
         });
         GraphBuffer {
             capture: self,
@@ -228,8 +232,11 @@ impl Parts {
         let Some(guest) = guest else {
             return false;
         };
-        block.is_freed = true;
-        guest.buffer.take_back(block.address);
+        // Its graph writes there at every launch.
+        if !block.is_alone {
+            block.is_freed = true;
+            guest.buffer.take_back(block.address);
+        }
         true
     }
 }
@@ -334,7 +341,8 @@ impl<T: Pod> GraphBuffer<'_, T> {
         target.recorded().copy_from_span(&self.span(), None)
     }
 
-    /// Leaves the memory allocated after a launch; the instance knows it by the token.
+    /// Leaves the memory allocated after a launch; the instance knows it by the token. In memory that graphs of a
+    /// [`CapturePool`](crate::CapturePool) share, it holds what this graph wrote until another one of them is launched.
     #[must_use]
     pub fn leave(mut self) -> Left<T> {
         let left = Left {

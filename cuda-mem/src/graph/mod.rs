@@ -80,6 +80,8 @@ struct Block {
     is_freed: bool,
     /// It is memory of this guest, which the graph keeps, and which no node allocates or frees.
     guest: Option<usize>,
+    /// No other graph uses it while this one is there.
+    is_alone: bool,
 }
 
 // SAFETY: graph handles may be used from any thread, by one at a time, which `&mut self` sees to.

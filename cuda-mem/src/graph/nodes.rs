@@ -147,6 +147,7 @@ impl Graph {
             bytes,
             is_freed: false,
             guest: None,
+            is_alone: false,
         });
         Ok(NodeMemory {
             owner: self.parts.id,

@@ -15,8 +15,7 @@ const MODES: [CaptureMode; 3] = [
     CaptureMode::Relaxed,
 ];
 
-/// A graph that fills two blocks one after the other, and leaves the sum of nothing else: the second block. Says also where
-/// the first one was.
+/// A graph that fills a block, and leaves a copy of it. Says also where the first one was.
 fn graph(
     pool: &CapturePool,
     stream: &Stream,
@@ -27,7 +26,7 @@ fn graph(
         let mut first = capture.alloc_from::<u32>(pool, LEN)?;
         first.fill(value)?;
         let address = first.as_raw();
-        let mut second = capture.alloc_from::<u32>(pool, LEN)?;
+        let mut second = capture.alloc_alone_from::<u32>(pool, LEN)?;
         second.copy_from(&first)?;
         drop(first);
         // In the capture's order memory is used again at once.
@@ -139,6 +138,7 @@ pub(super) fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()>
         let failed = stream.capture(CaptureMode::default(), |capture| {
             let kept = capture.alloc_from::<u8>(&pool, 3 << 20)?;
             let _left = capture.alloc_from::<u8>(&pool, 3 << 20)?.leave();
+            drop(capture.alloc_alone_from::<u8>(&pool, 3 << 20)?);
             let refused = capture.alloc_from::<u8>(&pool, 64 << 20);
             drop(kept);
             refused.map(drop)

@@ -115,6 +115,14 @@ pub fn all() -> Vec<Test> {
     all
 }
 
+/// Needs the whole card.
+#[must_use]
+pub fn full_card() -> Vec<Test> {
+    tests_alone! {
+        moves: the_training_log_runs_on_a_full_card;
+    }
+}
+
 /// How many random programs run.
 const PROGRAMS: &str = "CUDA_MEM_TEST_PROGRAMS";
 /// Instead: for how many seconds they run.
