@@ -6,5 +6,9 @@ use cuda_mem_tests::{arena, resources};
 fn main() -> std::process::ExitCode {
     let mut tests = resources::full_card();
     tests.extend(arena::full_card());
-    run::main(&tests, Options::default())
+    let options = Options {
+        serial: true,
+        ..Options::default()
+    };
+    run::main(&tests, options)
 }

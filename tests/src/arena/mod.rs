@@ -120,6 +120,7 @@ pub fn all() -> Vec<Test> {
 pub fn full_card() -> Vec<Test> {
     tests_alone! {
         moves: the_training_log_runs_on_a_full_card;
+        sleep: a_sleeping_arena_leaves_the_card_to_others;
     }
 }
 
