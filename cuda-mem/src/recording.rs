@@ -120,7 +120,7 @@ pub(crate) fn is_capturing() -> bool {
 
 /// An error if the stream is recorded by this crate now. A capture may begin right after: what must not fall into
 /// it is done [`outside`].
-#[inline]
+#[cold]
 pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
     // A capture that is announced waits for the work that this is part of.
     if any() && !outside::is_held(stream) {

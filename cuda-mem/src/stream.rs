@@ -269,6 +269,12 @@ impl Stream {
         self.as_ref().is_elsewhere()
     }
 
+    /// See [`StreamRef::is_plain`].
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.as_ref().is_plain()
+    }
+
     /// The context of this stream.
     #[must_use]
     pub fn context(&self) -> &Context {

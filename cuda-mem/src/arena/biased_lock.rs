@@ -11,6 +11,7 @@
 //! biased to it once more. There are few flags: a thread that finds all of them taken by others never becomes the owner.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
@@ -155,7 +156,24 @@ impl<T> BiasedLock<T> {
         }
         Guard {
             lock: self,
-            held: Held::Slowly(slow),
+            held: Held::Slowly(ManuallyDrop::new(slow)),
+        }
+    }
+}
+
+impl<T> BiasedLock<T> {
+    /// Biases the lock to the thread that has it, if that has come often.
+    #[cold]
+    #[inline(never)]
+    fn unlock_slowly(&self, mut slow: MutexGuard<'_, Slow>) {
+        if slow.streak < slow.needed || !barrier::is_there() {
+            return;
+        }
+        slow.streak = 0;
+        let last = slow.last;
+        if let Some(flag) = slow.flag_of(last) {
+            // Other threads come to the mutex after this.
+            self.owner.store(owner(last, flag), Ordering::Release);
         }
     }
 }
@@ -164,7 +182,8 @@ impl<T> BiasedLock<T> {
 enum Held<'a> {
     /// By the owner, who has this mark.
     ByOwner(&'a AtomicBool),
-    Slowly(MutexGuard<'a, Slow>),
+    /// Dropped by the guard, apart from the usual way.
+    Slowly(ManuallyDrop<MutexGuard<'a, Slow>>),
 }
 
 /// The value, until it is dropped.
@@ -196,17 +215,8 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         match &mut self.held {
             Held::ByOwner(busy) => busy.store(false, Ordering::Release),
-            Held::Slowly(slow) => {
-                if slow.streak < slow.needed || !barrier::is_there() {
-                    return;
-                }
-                slow.streak = 0;
-                let last = slow.last;
-                if let Some(flag) = slow.flag_of(last) {
-                    // Other threads come to the mutex after this.
-                    self.lock.owner.store(owner(last, flag), Ordering::Release);
-                }
-            }
+            // SAFETY: it is not used again.
+            Held::Slowly(slow) => self.lock.unlock_slowly(unsafe { ManuallyDrop::take(slow) }),
         }
     }
 }

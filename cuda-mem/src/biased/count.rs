@@ -121,15 +121,21 @@ impl<const SLOTS: usize> Count<SLOTS> {
     #[inline]
     pub(super) fn release_by(&self, thread: u64) -> bool {
         // While slots count it is not the last: the word counts one at least.
-        !self.change(thread, |count| count.checked_sub(1)) && self.release(|| thread)
+        !self.change(thread, |count| count.checked_sub(1)) && self.release_counted(thread)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_counted(&self, thread: u64) -> bool {
+        self.release(|| thread)
     }
 
     /// Changes the slot of this thread, if it has one that still counts, and if there is a change. Says whether it did.
     #[inline]
-    fn change(&self, thread: u64, change: impl FnOnce(u64) -> Option<u64>) -> bool {
+    fn change(&self, thread: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
         let slot = &self.slots[thread as usize % SLOTS];
-        if slot.owner.load(Ordering::Relaxed) != thread && !slot.claim(thread) {
-            return false;
+        if slot.owner.load(Ordering::Relaxed) != thread {
+            return self.claim_and_change(thread, change);
         }
         slot.busy.store(1, Ordering::Relaxed);
         barrier::light();
@@ -141,6 +147,15 @@ impl<const SLOTS: usize> Count<SLOTS> {
         }
         slot.busy.store(0, Ordering::Release);
         changed.is_some()
+    }
+
+    /// As [`change`](Self::change), if the slot is not this thread's yet. Apart, so that the usual way needs few
+    /// registers.
+    #[cold]
+    #[inline(never)]
+    fn claim_and_change(&self, thread: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
+        let slot = &self.slots[thread as usize % SLOTS];
+        slot.claim(thread) && self.change(thread, change)
     }
 
     /// Merges the slots into the word, and releases the caller's reference. Returns whether it was the last.

@@ -66,6 +66,7 @@ impl<T, const SLOTS: usize> Shared<T, SLOTS> {
 
     /// The last reference is gone.
     #[cold]
+    #[inline(never)]
     fn end(value: NonNull<Counted<T, SLOTS>>) {
         // SAFETY: made by `Arc::into_raw`, and dropped once: by whoever released the last reference.
         drop(unsafe { Arc::from_raw(value.as_ptr().cast_const()) });

@@ -8,8 +8,9 @@
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
+use super::DeviceBuffer;
+use super::debts::Debts;
 use super::home::{Home, apart, give_back};
-use super::{Debt, DeviceBuffer};
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item};
@@ -22,7 +23,7 @@ struct DroppedBuffer {
     address: CUdeviceptr,
     /// `None` when the memory is not there any more.
     home: Option<Home>,
-    owed: Vec<Debt>,
+    owed: Debts,
     /// In the ledger the memory stays until it is given back.
     item: Option<Item>,
     /// When the buffer was dropped.
@@ -62,7 +63,7 @@ impl DroppedBuffer {
             stream.wait_elsewhere()?;
             return self.give_back(stream.context().per_thread_stream().as_ref());
         }
-        for debt in &self.owed {
+        for debt in &*self.owed {
             let other = debt.stream.as_ref();
             if !other.is_elsewhere() {
                 order(other, stream)?;

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod copies;
+mod debts;
 mod from_resource;
 mod held;
 mod home;
@@ -18,6 +19,7 @@ pub(crate) use home::{Keep, give_back};
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
 
+use debts::{Debt, Debts};
 use home::Home;
 
 use std::fmt;
@@ -84,18 +86,10 @@ pub struct DeviceBuffer<T: Pod> {
     /// Who takes the memory back.
     home: Home,
     /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
-    /// was leaked, or a wait failed. Empty but for that, and then it needs no heap; the lock is only
-    /// taken through shared borrows, never to allocate or free.
-    owed: Lock<Vec<Debt>>,
+    /// was leaked, or a wait failed. Empty but for that; the lock is only taken through shared borrows,
+    /// never to allocate or free.
+    owed: Lock<Debts>,
     element: PhantomData<T>,
-}
-
-/// A stream that may still use a buffer's memory.
-#[derive(Clone)]
-struct Debt {
-    stream: Stream,
-    /// It only reads, so that other readers need not wait for it.
-    reads: bool,
 }
 
 impl<T: Pod> DeviceBuffer<T> {
@@ -314,8 +308,18 @@ unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
 impl<T: Pod> Drop for DeviceBuffer<T> {
     #[inline]
     fn drop(&mut self) {
+        if report::is_forked() || !self.release_plainly() {
+            self.end(Self::release);
+        }
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// What the destructor does: it releases the memory, and files what came of that.
+    #[inline]
+    fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
-            let released = self.release().or_else(|error| self.hold_back(error));
+            let released = release(self).or_else(|error| self.hold_back(error));
             if let (Err(_), Home::Kept(keep)) = (&released, &self.home) {
                 keep.abandon();
             }

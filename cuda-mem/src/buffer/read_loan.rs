@@ -126,12 +126,7 @@ impl<T: Pod> Drop for ReadLoan<'_, T> {
             // On failure the buffer still owes the wait, and pays before its next use.
             order(self.stream.as_ref(), home.as_ref())?;
             let mut debts = self.buffer.owed.lock()?;
-            if let Some(paid) = debts
-                .iter()
-                .position(|debt| debt.reads && debt.stream == *self.stream)
-            {
-                debts.swap_remove(paid);
-            }
+            debts.strike(|debt| debt.reads && debt.stream == *self.stream);
             Ok(())
         });
     }

@@ -153,7 +153,11 @@ impl<'a> StreamRef<'a> {
     /// much before they submit anything.
     #[inline]
     pub(crate) fn refuse_recorded(&self) -> Result<()> {
-        recording::refuse(self.table(), self.raw)
+        // The table is a few loads away.
+        if recording::any() {
+            return recording::refuse(self.table(), self.raw);
+        }
+        Ok(())
     }
 
     /// An error, with this text, if anybody captures the stream, or if it is another thread's own.
@@ -245,6 +249,13 @@ impl<'a> StreamRef<'a> {
             thread != std::thread::current().id()
         }
         self.thread.is_some_and(is_other)
+    }
+
+    /// Whether memory can be freed in its order with no further question: it is no default stream, and this crate
+    /// records none.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        !is_default(self.raw) && !recording::any()
     }
 
     /// What a call with this stream needs: nothing, unless it is a default stream. Then its context

@@ -425,7 +425,6 @@ impl<T: Pod> GrowableBuffer<T> {
     /// As the driver answers to the wait, and [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured;
     /// the buffer comes back. What cannot be unmapped afterwards is told to [`on_drop_failure`](crate::on_drop_failure).
     #[doc(alias("cuMemUnmap", "cuMemAddressFree", "cuMemRelease"))]
-    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
     pub fn free(self) -> Result<(), Failed<Self>> {
         let Self { buffer, memory } = self;
         let freed = buffer.free();
@@ -437,7 +436,6 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # Errors
     ///
     /// As the driver answers; the buffer comes back.
-    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
     pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
         let taken = self
             .finish()
