@@ -79,6 +79,7 @@ mod quickstart {
             "trimmed",
             "high marks reset",
             "reserved / asked",
+            "arena",
         ] {
             ensure!(shown.contains(word), "{word} is not in: {shown}");
         }
@@ -96,6 +97,10 @@ mod quickstart {
             value["replay"]["stats"]["used_bytes"] == 0,
             "everything is freed: {value}"
         );
+        let arena = &value["replay"]["arena"];
+        let reserved = arena["reserved_high_bytes"].as_u64();
+        ensure!(reserved.is_some_and(|bytes| bytes >= 1_005_000), "{arena}");
+        ensure!(arena["ns_per_operation_warm"].is_number(), "{arena}");
         let steps = value["tour"].as_array().context("no tour")?;
         let last = steps.last().context("an empty tour")?;
         ensure!(last["stats"]["reserved_bytes"] == 0, "{last}");

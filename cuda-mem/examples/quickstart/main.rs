@@ -1,7 +1,7 @@
 //! Memory pools from end to end: on the GPU if there is one, else on the simulated driver.
 //!
 //! First a tour of a pool, with its statistics after each step; then the allocations of a real
-//! training run are served by a pool.
+//! training run are served by a pool, and by an arena.
 //!
 //! ```sh
 //! cargo run --release --example quickstart
@@ -20,7 +20,7 @@ use clap::Parser;
 use cuda_mem_console::{DeviceOption, EXIT_CODES, Misuse, size};
 use cuda_mem_trace::Trace;
 
-/// Shows a memory pool at work, and serves the allocations of a real training run from one
+/// Shows a memory pool at work, and serves the allocations of a real training run from one and from an arena
 #[derive(Debug, Parser)]
 #[command(name = "quickstart", after_help = EXIT_CODES)]
 struct Args {

@@ -1,62 +1,104 @@
-//! Serving a recorded run's allocations from a pool.
+//! Serving a recorded run's allocations from a pool and from an arena.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{Device, DeviceBuffer, MemoryPool, PoolStats, Stream};
+use cuda_mem::{Arena, Device, DeviceBuffer, Error, MemoryPool, PoolStats, Resource, Stream};
 use cuda_mem_trace::{Op, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Operations between two looks at the clock; the progress bar moves outside the timed part.
 const BATCH: usize = 1024;
 
-/// What a replay took.
+/// The log, served by the driver's pool and by an arena.
 pub(crate) struct Replay {
     pub(crate) operations: usize,
-    /// Starts with an empty pool.
-    pub(crate) cold: Duration,
-    /// The same again; the pool has its memory.
-    pub(crate) warm: Duration,
     /// The most bytes that the log has alive at one moment.
     pub(crate) peak_asked: u64,
+    pub(crate) pool: Served,
+    pub(crate) arena: Served,
     pub(crate) stats: PoolStats,
+}
+
+/// What serving the log took.
+pub(crate) struct Served {
+    /// Starts without memory.
+    pub(crate) cold: Duration,
+    /// The same again, with the memory of the first time.
+    pub(crate) warm: Duration,
+    pub(crate) peak_reserved: u64,
 }
 
 impl Replay {
     /// Bytes held for each byte asked for, at the peak.
-    pub(crate) fn reserved_over_asked(&self) -> f64 {
-        self.stats.reserved.high as f64 / self.peak_asked as f64
+    pub(crate) fn reserved_over_asked(&self, served: &Served) -> f64 {
+        served.peak_reserved as f64 / self.peak_asked as f64
     }
 }
 
 pub(crate) fn run(device: Device, trace: &Trace, quiet: bool) -> Result<Replay> {
     let context = device.primary_context()?;
-    let pool = MemoryPool::builder(&device).build()?;
     let streams: Vec<Stream> = (0..trace.streams)
         .map(|_| context.stream())
         .collect::<Result<_, _>>()?;
-    let bar = progress(trace.ops.len() as u64 * 2, quiet)?;
-    let cold = pass(&pool, &streams, trace, &bar)?;
-    for stream in &streams {
-        stream.synchronize()?;
-    }
-    let warm = pass(&pool, &streams, trace, &bar)?;
+    let bar = progress(trace.ops.len() as u64 * 4, quiet)?;
+
+    let pool = MemoryPool::builder(&device).build()?;
+    let (cold, warm) = passes(&streams, trace, &bar, |stream, bytes| {
+        pool.alloc(stream, bytes)
+    })?;
+    let stats = pool.stats()?;
+    // One at a time has its memory.
+    pool.trim_to(0)?;
+    let by_pool = Served {
+        cold,
+        warm,
+        peak_reserved: stats.reserved.high,
+    };
+
+    let arena = Arena::builder(&device).build()?;
+    let resource = Resource::from(arena.clone());
+    let (cold, warm) = passes(&streams, trace, &bar, |stream, bytes| {
+        resource.alloc(stream, bytes)
+    })?;
+    let by_arena = Served {
+        cold,
+        warm,
+        peak_reserved: arena.stats().reserved_peak,
+    };
     bar.finish_and_clear();
     Ok(Replay {
         operations: trace.ops.len(),
-        cold,
-        warm,
         peak_asked: trace.peak_bytes,
-        stats: pool.stats()?,
+        pool: by_pool,
+        arena: by_arena,
+        stats,
     })
+}
+
+/// Replays the log twice, and waits for the streams after each time.
+fn passes(
+    streams: &[Stream],
+    trace: &Trace,
+    bar: &ProgressBar,
+    alloc: impl Fn(&Stream, usize) -> Result<DeviceBuffer<u8>, Error>,
+) -> Result<(Duration, Duration)> {
+    let once = || {
+        let spent = pass(streams, trace, bar, &alloc)?;
+        for stream in streams {
+            stream.synchronize()?;
+        }
+        anyhow::Ok(spent)
+    };
+    Ok((once()?, once()?))
 }
 
 /// Replays the log once and frees, untimed, what it leaves alive.
 fn pass(
-    pool: &MemoryPool,
     streams: &[Stream],
     trace: &Trace,
     bar: &ProgressBar,
+    alloc: impl Fn(&Stream, usize) -> Result<DeviceBuffer<u8>, Error>,
 ) -> Result<Duration> {
     let mut live: Vec<Option<DeviceBuffer<u8>>> = Vec::new();
     live.resize_with(trace.slots, || None);
@@ -70,7 +112,7 @@ fn pass(
                     bytes,
                     stream,
                 } => {
-                    let buffer = pool.alloc(&streams[stream], bytes).with_context(|| {
+                    let buffer = alloc(&streams[stream], bytes).with_context(|| {
                         format!("operation {} of the log", index * BATCH + offset + 1)
                     })?;
                     live[slot] = Some(buffer);

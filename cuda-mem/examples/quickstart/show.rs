@@ -5,7 +5,7 @@ use cuda_mem::{Device, MemoryPool, PoolStats};
 use cuda_mem_console::{Backend, bytes, count, figures, nanoseconds, say, table};
 use serde_json::{Map, Value, json};
 
-use crate::replay::Replay;
+use crate::replay::{Replay, Served};
 use crate::tour::Steps;
 
 /// Prints as it goes, or collects for the end.
@@ -107,33 +107,30 @@ impl Show {
         let per_op = |time: std::time::Duration| {
             nanoseconds(time.as_nanos() as f64 / replay.operations as f64)
         };
-        let waste = replay.stats.reserved.high.saturating_sub(replay.peak_asked);
-        let mut table = figures(1, ["training run replayed", ""]);
-        table.add_row(["operations".to_owned(), count(replay.operations as u64)]);
-        table.add_row([
-            "time per operation, cold pool".to_owned(),
-            per_op(replay.cold),
-        ]);
-        table.add_row([
-            "time per operation, warm pool".to_owned(),
-            per_op(replay.warm),
-        ]);
-        table.add_row(["peak asked".to_owned(), bytes(replay.peak_asked)]);
-        table.add_row(["peak used".to_owned(), bytes(replay.stats.used.high)]);
-        table.add_row([
-            "peak reserved".to_owned(),
-            bytes(replay.stats.reserved.high),
-        ]);
-        table.add_row(["waste".to_owned(), bytes(waste)]);
-        table.add_row([
-            "reserved / asked".to_owned(),
-            format!("{:.3}", replay.reserved_over_asked()),
-        ]);
+        let waste = |served: &Served| served.peak_reserved.saturating_sub(replay.peak_asked);
+        let ratio = |served: &Served| format!("{:.3}", replay.reserved_over_asked(served));
+        let (pool, arena) = (&replay.pool, &replay.arena);
+        let mut table = figures(1, ["training run replayed", "pool", "arena"]);
+        let both =
+            |what: &str, of: &dyn Fn(&Served) -> String| [what.to_owned(), of(pool), of(arena)];
+        table.add_row(both("operations", &|_| count(replay.operations as u64)));
+        table.add_row(both("time per operation, cold", &|served| {
+            per_op(served.cold)
+        }));
+        table.add_row(both("time per operation, warm", &|served| {
+            per_op(served.warm)
+        }));
+        table.add_row(both("peak asked", &|_| bytes(replay.peak_asked)));
+        table.add_row(both("peak reserved", &|served| bytes(served.peak_reserved)));
+        table.add_row(both("waste", &|served| bytes(waste(served))));
+        table.add_row(both("reserved / asked", &ratio));
         self.print(format_args!("\n{table}"))?;
-        if backend.simulated {
-            self.print("(simulated driver: the times and the waste say nothing about a GPU)")?;
-        }
-        Ok(())
+        self.print(if backend.simulated {
+            "(simulated driver: neither times nor waste say anything about a GPU)"
+        } else {
+            "One thread replays the allocations of the run without its kernels. The times are what allocating costs that\n\
+             thread, not how much faster training gets; what is reserved is what other programs cannot have."
+        })
     }
 
     /// Prints the JSON object, if that is what was asked for.
@@ -151,11 +148,17 @@ impl Show {
             "replay".into(),
             json!({
                 "operations": replay.operations,
-                "ns_per_operation_cold": per_op(replay.cold),
-                "ns_per_operation_warm": per_op(replay.warm),
+                "ns_per_operation_cold": per_op(replay.pool.cold),
+                "ns_per_operation_warm": per_op(replay.pool.warm),
                 "peak_asked_bytes": replay.peak_asked,
                 "stats": stats_json(&replay.stats),
-                "reserved_over_asked": replay.reserved_over_asked(),
+                "reserved_over_asked": replay.reserved_over_asked(&replay.pool),
+                "arena": {
+                    "ns_per_operation_cold": per_op(replay.arena.cold),
+                    "ns_per_operation_warm": per_op(replay.arena.warm),
+                    "reserved_high_bytes": replay.arena.peak_reserved,
+                    "reserved_over_asked": replay.reserved_over_asked(&replay.arena),
+                },
             }),
         );
         say!("{}", serde_json::to_string(&self.object)?)
