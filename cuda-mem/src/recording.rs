@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::raw::{self, Table};
 use crate::report;
 
-pub(crate) use outside::{Outside, outside};
+pub(crate) use outside::{Outside, PlainlyOutside, outside, plainly_outside};
 
 /// How many captures of ours run, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);

@@ -13,7 +13,6 @@ use crate::error::{Error, ErrorKind, OutOfMemory, Result};
 use crate::ledger::{self, LedgerKind};
 use crate::lock::Lock;
 use crate::pool::Pool;
-use crate::raw::Queue;
 use crate::stream::Stream;
 use crate::{raw, reclaim, resource};
 
@@ -62,31 +61,80 @@ impl Pool {
     /// The memory of a buffer, without the buffer: whoever asks has to free it. Compiled once, with all that it is made
     /// of.
     pub(super) fn alloc_bytes(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        if bytes == 0 || bytes >= TOO_MUCH {
+            return self.answer_for_the_driver(stream, bytes);
+        }
+        stream.release_deferred();
+        let place = self.place_in_reach(stream.device());
+        let address = match self.ask_plainly(stream, bytes, place) {
+            Some(Ok(address)) => address,
+            refused => self.ask_thoroughly(stream, bytes, refused)?,
+        };
+        // Again: access is taken while no memory is handed out, which may have been so until just now.
+        if !self.is_in_reach(place) {
+            return self.reached_or_free(address, stream);
+        }
+        Ok(address)
+    }
+
+    /// Asks the driver, where nothing has to be found out before. `None` elsewhere. In a fork the call itself is refused.
+    #[inline(always)]
+    fn ask_plainly(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        place: u64,
+    ) -> Option<Result<CUdeviceptr>> {
+        if !self.is_in_reach(place) {
+            return None;
+        }
+        let open = stream.as_ref().submit_plainly()?;
+        // SAFETY: as in `ask`.
+        Some(unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) })
+    }
+
+    /// Asks the driver, unless it has refused already, and once more if others gave memory back.
+    #[cold]
+    #[inline(never)]
+    fn ask_thoroughly(
+        &self,
+        stream: &Stream,
+        bytes: usize,
+        refused: Option<Result<CUdeviceptr>>,
+    ) -> Result<CUdeviceptr> {
+        let answer = match refused {
+            Some(Err(error)) if error.kind() == ErrorKind::Forked => return Err(error),
+            Some(answer) => answer.map_err(|error| explain(error, bytes, self, stream)),
+            None => self.ask(stream, bytes),
+        };
+        match answer {
+            Err(error) if reclaim::helps(&error, self.device(), stream, bytes) => {
+                self.ask(stream, bytes)
+            }
+            answer => answer,
+        }
+    }
+
+    #[cold]
+    fn ask(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
+        stream.as_ref().require_reach(self)?;
+        let open = stream.as_ref().submit()?;
+        // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
+        // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
+        unsafe { raw::alloc::from_pool(open.queue(), bytes, self.as_raw()) }
+            .map_err(|error| explain(error, bytes, self, stream))
+    }
+
+    /// No bytes, or more than there can be.
+    #[cold]
+    #[inline(never)]
+    fn answer_for_the_driver(&self, stream: &Stream, bytes: usize) -> Result<CUdeviceptr> {
         if bytes == 0 {
             stream.as_ref().require_reach(self)?;
             return Ok(0);
         }
-        if bytes >= TOO_MUCH {
-            let error = too_much(bytes);
-            return Err(error.and_memory(|memory| *memory = report(bytes, self, stream)));
-        }
-        stream.release_deferred();
-        let allocate = |queue: Queue<'_>| {
-            // SAFETY: pool and stream are live and of one driver (R7: they need not be of one device);
-            // whoever has the address frees it once, and lets only its stream, or one ordered with it, use it.
-            unsafe { raw::alloc::from_pool(queue, bytes, self.as_raw()) }
-                .map_err(|error| explain(error, bytes, self, stream))
-        };
-        let ask = || stream.as_ref().submit_with(self, allocate);
-        let address = match ask() {
-            Err(error) if reclaim::helps(&error, self.device(), stream, bytes) => ask()?,
-            answer => answer?,
-        };
-        // Again: access is taken while no memory is handed out, which may have been so until just now.
-        if !self.reaches(stream.device()) {
-            return self.reached_or_free(address, stream);
-        }
-        Ok(address)
+        let error = too_much(bytes);
+        Err(error.and_memory(|memory| *memory = report(bytes, self, stream)))
     }
 
     /// The memory again, if the stream's device still has access to it.

@@ -308,8 +308,23 @@ impl Pool {
     /// Whether work on `device` may touch the memory: one load, if it is known.
     #[inline]
     pub(crate) fn reaches(&self, device: Device) -> bool {
-        let bit = bit(device);
-        self.0.driver == device.driver() && self.0.reach.load(Ordering::Relaxed) & bit != 0
+        self.is_in_reach(self.place_in_reach(device))
+    }
+
+    /// What [`is_in_reach`](Self::is_in_reach) has to be asked about the device; for those who ask twice.
+    #[inline]
+    pub(crate) fn place_in_reach(&self, device: Device) -> u64 {
+        if self.0.driver == device.driver() {
+            bit(device)
+        } else {
+            0
+        }
+    }
+
+    /// See [`reaches`](Self::reaches).
+    #[inline]
+    pub(crate) fn is_in_reach(&self, place: u64) -> bool {
+        self.0.reach.load(Ordering::Relaxed) & place != 0
     }
 
     /// `Ok` if work on `device` may touch the memory, by what the driver says.
@@ -338,6 +353,7 @@ impl MemoryPool {
 }
 
 /// The place of a device in [`Inner::reach`]; the driver is asked about those that have none.
+#[inline]
 fn bit(device: Device) -> u64 {
     1_u64.checked_shl(device.ordinal()).unwrap_or(0)
 }

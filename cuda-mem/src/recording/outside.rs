@@ -7,6 +7,7 @@
 //! that do so at once, one sees the other, because a barrier lies between each one's note and its look. The side
 //! that comes often has the half of the barrier that costs nothing.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
 
 use super::refuse_recorded;
-use crate::barrier::pair;
+use crate::barrier::{self, pair};
 use crate::error::{Error, Result};
 use crate::raw::Table;
 use crate::report;
@@ -63,6 +64,8 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        // The next thread that takes it must be the only one to write there.
+        DESK.set(None);
         // In a fork nobody may be left to unlock the list.
         if !report::is_forked() {
             let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,6 +76,43 @@ impl Drop for Seat {
 
 thread_local! {
     static SEAT: Seat = Seat::take();
+    /// The desk of [`SEAT`], once it is taken. It is found without asking whether the thread is at its end. Only where the
+    /// light half of the barrier is [there](barrier::is_there), so that nobody need ask that either.
+    static DESK: Cell<Option<&'static Desk>> = const { Cell::new(None) };
+}
+
+/// As [`Outside`], in one word: the only note of its thread.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct PlainlyOutside {
+    place: &'static AtomicUsize,
+    /// It is the thread's.
+    not_send: PhantomData<*mut ()>,
+}
+
+/// As [`outside`], in the usual case: the thread has its desk, and is in no such work; this crate records no stream.
+/// `None` in any other. Not for default streams.
+#[inline(always)]
+pub(crate) fn plainly_outside(stream: CUstream) -> Option<PlainlyOutside> {
+    let place = &DESK.get()?.streams[0];
+    // Only this thread writes here.
+    if place.load(Ordering::Relaxed) != NOTHING {
+        return None;
+    }
+    place.store(stream.addr(), Ordering::Relaxed);
+    let noted = PlainlyOutside {
+        place,
+        not_send: PhantomData,
+    };
+    barrier::light();
+    (!super::any()).then_some(noted)
+}
+
+impl Drop for PlainlyOutside {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.place.store(NOTHING, Ordering::Release);
+    }
 }
 
 /// While it lives, no capture of the stream begins.
@@ -117,7 +157,13 @@ pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
         return Err(Error::forked());
     }
     let name = name(stream);
-    let (place, seat) = match SEAT.try_with(|seat| note(seat.0, name)) {
+    let note_at_seat = |seat: &Seat| {
+        if barrier::is_there() {
+            DESK.set(Some(seat.0));
+        }
+        note(seat.0, name)
+    };
+    let (place, seat) = match SEAT.try_with(note_at_seat) {
         Ok(place) => (place, None),
         Err(_) => note_at_the_end(name),
     };

@@ -21,7 +21,7 @@ use crate::context::Current;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::raw::{self, Queue, Table};
-use crate::recording::{self, Note, Outside};
+use crate::recording::{self, Note, Outside, PlainlyOutside};
 use crate::report;
 
 /// Memory that devices reach, or not.
@@ -38,6 +38,23 @@ pub(crate) struct Submission<'a> {
     _outside: Option<Outside>,
     _current: Option<Current<'a>>,
     stream: PhantomData<StreamRef<'a>>,
+}
+
+/// As [`Submission`], of a stream about which nothing has to be asked: small, for what is called most.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct PlainSubmission<'a> {
+    queue: Queue<'static>,
+    _outside: PlainlyOutside,
+    stream: PhantomData<StreamRef<'a>>,
+}
+
+impl PlainSubmission<'_> {
+    /// The stream, for functions of `raw` that are called while this lives.
+    #[inline(always)]
+    pub(crate) fn queue(&self) -> Queue<'_> {
+        self.queue
+    }
 }
 
 impl<'a> Submission<'a> {
@@ -98,18 +115,20 @@ impl<'a> StreamRef<'a> {
         Ok(Submission::new(self, Some(outside), self.enter()?))
     }
 
-    /// Makes a call, as between [`submit`](Self::submit) and the end of the submission, for work with this memory.
-    /// For calls that are made so often that the size of a [`Submission`] matters.
-    #[inline]
-    pub(crate) fn submit_with<T>(
-        &self,
-        memory: &impl Reach,
-        call: impl FnOnce(Queue<'_>) -> Result<T>,
-    ) -> Result<T> {
-        self.require_reach(memory)?;
-        let _outside = self.outside()?;
-        let _current = self.enter()?;
-        call(Queue::new(self.table(), self.raw))
+    /// As [`submit`](Self::submit), in the usual case: it is no default stream, this crate records no stream, and the thread
+    /// submits nothing else. `None` in any other, where `submit` says more. Does not ask whether it is a fork: the
+    /// functions of `raw` do.
+    #[inline(always)]
+    pub(crate) fn submit_plainly(&self) -> Option<PlainSubmission<'a>> {
+        if is_default(self.raw) {
+            return None;
+        }
+        let outside = recording::plainly_outside(self.raw)?;
+        Some(PlainSubmission {
+            queue: Queue::new(self.table(), self.raw),
+            _outside: outside,
+            stream: PhantomData,
+        })
     }
 
     /// As [`submit`](Self::submit), with the context current whatever the stream.
@@ -129,9 +148,15 @@ impl<'a> StreamRef<'a> {
     #[inline]
     pub(crate) fn submit_free(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         if recording::any() || is_default(self.raw) {
-            return self.submit()?.kept_out(free);
+            return self.submit_free_thoroughly(free);
         }
         free(Queue::new(self.table(), self.raw))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn submit_free_thoroughly(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        self.submit()?.kept_out(free)
     }
 
     /// For questions, and for waits of the host. A capture of this crate would be lost by them.
@@ -251,11 +276,11 @@ impl<'a> StreamRef<'a> {
         self.thread.is_some_and(is_other)
     }
 
-    /// Whether memory can be freed in its order with no further question: it is no default stream, and this crate
-    /// records none.
+    /// Whether memory can be freed in its order with no further question: it is no default stream, this crate records
+    /// none, and this is no fork.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        !is_default(self.raw) && !recording::any()
+        !is_default(self.raw) && !recording::any() && !report::is_forked()
     }
 
     /// What a call with this stream needs: nothing, unless it is a default stream. Then its context
