@@ -75,13 +75,17 @@ thread_local! {
 /// This thread is in a call of a memory resource, which may hold locks of its own: nothing is given back to
 /// any resource meanwhile.
 #[derive(Debug)]
-pub(crate) struct ResourceCall(());
+pub(crate) struct ResourceCall {
+    /// Kept here, because a number that was just written is slow to read.
+    outer: u32,
+}
 
 impl ResourceCall {
     #[inline]
     pub(crate) fn enter() -> Self {
-        RESOURCE_CALLS.set(RESOURCE_CALLS.get() + 1);
-        Self(())
+        let outer = RESOURCE_CALLS.get();
+        RESOURCE_CALLS.set(outer + 1);
+        Self { outer }
     }
 
     /// Whether this thread is in one.
@@ -94,7 +98,8 @@ impl ResourceCall {
 impl Drop for ResourceCall {
     #[inline]
     fn drop(&mut self) {
-        RESOURCE_CALLS.set(RESOURCE_CALLS.get() - 1);
+        debug_assert_eq!(RESOURCE_CALLS.get(), self.outer + 1, "calls end in turn");
+        RESOURCE_CALLS.set(self.outer);
     }
 }
 

@@ -355,12 +355,12 @@ impl WeakStream {
 }
 
 impl Hold for Stream {
-    #[inline]
+    #[inline(always)]
     fn hold(&self) -> Self {
         Self(self.0.hold())
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(self) {
         self.0.release();
     }

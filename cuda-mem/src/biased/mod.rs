@@ -109,13 +109,13 @@ pub(crate) trait Hold {
 }
 
 impl<T, const SLOTS: usize> Hold for Shared<T, SLOTS> {
-    #[inline]
+    #[inline(always)]
     fn hold(&self) -> Self {
         self.counted().count.retain_by(thread::number());
         Self(self.0)
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(self) {
         let this = ManuallyDrop::new(self);
         if this.counted().count.release_by(thread::number()) {
@@ -144,7 +144,7 @@ impl<R: Hold> Deref for Held<R> {
 }
 
 impl<R: Hold> Drop for Held<R> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: it is not used again.
         unsafe { ManuallyDrop::take(&mut self.0) }.release();

@@ -1,6 +1,7 @@
 //! Allocation from a pool.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -52,7 +53,7 @@ impl Pool {
             len,
             stream: Held::new(stream),
             device: self.device(),
-            home: Home::Driver,
+            home: ManuallyDrop::new(Home::Driver),
             owed: Lock::default(),
             element: PhantomData,
         })

@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -56,7 +57,7 @@ impl Resource {
             len,
             stream: Held::new(stream),
             device: self.device,
-            home: Home::Resource(Held::new(&self.inner), layout),
+            home: ManuallyDrop::new(Home::Resource(Held::new(&self.inner), layout)),
             owed: Lock::default(),
             element: PhantomData,
         })

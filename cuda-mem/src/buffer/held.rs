@@ -175,7 +175,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
     #[cold]
     pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
-        let is_kept = matches!(self.home, Home::Kept(_));
+        let is_kept = matches!(*self.home, Home::Kept(_));
         if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
             return Err(error);
         }
@@ -183,7 +183,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let owed = self.owed.get_mut();
         let dropped = DroppedBuffer {
             address: self.address,
-            home: Some(std::mem::replace(&mut self.home, Home::Driver)),
+            home: Some(std::mem::replace(&mut *self.home, Home::Driver)),
             owed: std::mem::take(owed),
             item,
             epoch: epoch::now(),

@@ -3,6 +3,7 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -13,6 +14,7 @@ use crate::deferred::ResourceCall;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result, took_effect};
 use crate::ledger;
+use crate::raw::{self, Queue};
 use crate::resource::{Handle, MemoryResource};
 use crate::stream::{Stream, StreamRef};
 
@@ -64,7 +66,7 @@ pub(crate) trait Keep: Send + Sync {
 impl<T: Pod> DeviceBuffer<T> {
     /// See [`Keep::is_open_to_host`].
     pub(crate) fn is_open_to_host(&self) -> Option<bool> {
-        match &self.home {
+        match &*self.home {
             Home::Kept(keep) => keep.is_open_to_host(self.size_bytes()),
             _ => None,
         }
@@ -72,7 +74,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// How many elements the memory has room for, which may be more than the buffer shows.
     pub(crate) fn room(&self) -> usize {
-        match &self.home {
+        match &*self.home {
             // Elements of no size need none.
             _ if size_of::<T>() == 0 => usize::MAX,
             Home::Resource(_, layout) => layout.size() / size_of::<T>(),
@@ -94,54 +96,60 @@ impl<T: Pod> DeviceBuffer<T> {
         self.device = device;
     }
 
-    /// Gives the memory back to its resource, and lets go of that, if nothing special is to be done: the end of nearly
-    /// all buffers that have a resource. Returns whether it did. Not in a fork.
-    #[inline]
-    pub(super) fn release_plainly(&mut self) -> bool {
-        let Home::Resource(resource, layout) = &self.home else {
-            return false;
-        };
-        let is_plain = self.address != 0
-            && !ledger::is_on()
-            && self.owed.get_mut().is_empty()
-            && self.stream.is_plain();
-        if !is_plain {
+    /// Gives the memory back to the driver, or to its resource, and lets go of that, if nothing special is to be done: the
+    /// end of nearly all buffers. Returns whether it did.
+    ///
+    /// # Safety
+    ///
+    /// For the destructor: afterwards nothing but the stream may be used, not even for its end.
+    #[inline(always)]
+    pub(super) unsafe fn end_plainly(&mut self) -> bool {
+        if self.address == 0 || ledger::is_on() || !self.owed.get_mut().is_empty() {
             return false;
         }
-        // Out of hand before the call, so that nothing is freed twice whatever it does.
-        let address = std::mem::take(&mut self.address);
-        // SAFETY: as in `release_home`.
-        let freed = unsafe { give_back(&***resource, address, *layout, &self.stream) };
-        match freed {
-            Ok(()) => {
-                self.stream.release_deferred();
-                let home = std::mem::replace(&mut self.home, Home::Driver);
-                // Here, where it is known which one it is.
-                if let Home::Resource(resource, _) = home {
-                    drop(resource);
-                }
+        if matches!(*self.home, Home::Driver) {
+            // SAFETY: as in `free_in_order`: nobody is owed a wait.
+            if let Err(error) = unsafe { free_plainly(self.address, &self.stream) } {
+                self.not_freed(error);
             }
-            Err(error) => self.not_released(address, error),
+        } else if let Home::Resource(resource, layout) = &mut *self.home
+            && self.stream.is_plain()
+        {
+            // SAFETY: as in `release_home`.
+            match unsafe { give_back_plainly(&***resource, self.address, *layout, &self.stream) } {
+                // Where it is: a copy of all that a home may be would take longer than the rest.
+                //
+                // SAFETY: nobody uses it any more, as the caller vouches.
+                Ok(()) => unsafe { ptr::drop_in_place(resource) },
+                Err(error) => self.not_released(error),
+            }
+        } else {
+            return false;
         }
         true
     }
 
     #[cold]
     #[inline(never)]
-    fn not_released(&mut self, address: CUdeviceptr, error: Error) {
+    fn not_released(&mut self, error: Error) {
         let refused = Err(error);
         if took_effect(&refused) {
-            self.home = Home::Driver;
-        } else {
-            self.address = address;
+            self.address = 0;
+            *self.home = Home::Driver;
         }
         self.end(|_| refused);
     }
 
+    #[cold]
+    #[inline(never)]
+    fn not_freed(&mut self, error: Error) {
+        self.end(|buffer| buffer.free_otherwise(error));
+    }
+
     /// Gives the memory back to its home, and lets go of that. The debts are settled.
     pub(super) fn release_home(&mut self) -> Result<()> {
-        if self.address == 0 && !matches!(self.home, Home::Kept(_)) {
-            self.home = Home::Driver;
+        if self.address == 0 && !matches!(*self.home, Home::Kept(_)) {
+            *self.home = Home::Driver;
             return Ok(());
         }
         let elsewhere = self.stream.is_elsewhere().then(|| self.past_elsewhere());
@@ -149,14 +157,14 @@ impl<T: Pod> DeviceBuffer<T> {
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
         // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
         stream.as_ref().refuse_recorded()?;
-        if let Home::Kept(keep) = &self.home
+        if let Home::Kept(keep) = &*self.home
             && keep.wait(stream.as_ref())?
         {
             self.address = 0;
-            self.home = Home::Driver;
+            *self.home = Home::Driver;
             return Ok(());
         }
-        match std::mem::replace(&mut self.home, Home::Driver) {
+        match std::mem::replace(&mut *self.home, Home::Driver) {
             Home::Driver => Ok(()),
             Home::Kept(keep) => {
                 self.address = 0;
@@ -172,7 +180,7 @@ impl<T: Pod> DeviceBuffer<T> {
                     stream.release_deferred();
                 } else {
                     self.address = address;
-                    self.home = Home::Resource(resource, layout);
+                    *self.home = Home::Resource(resource, layout);
                 }
                 freed
             }
@@ -187,7 +195,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.settle()?;
         self.stream.as_ref().refuse_recorded()?;
         let item = if ledger::is_on() { self.item() } else { None };
-        let Home::Resource(resource, layout) = std::mem::replace(&mut self.home, Home::Driver)
+        let Home::Resource(resource, layout) = std::mem::replace(&mut *self.home, Home::Driver)
         else {
             return Ok(());
         };
@@ -203,7 +211,7 @@ impl<T: Pod> DeviceBuffer<T> {
             return freed;
         }
         self.address = address;
-        self.home = Home::Resource(resource, layout);
+        *self.home = Home::Resource(resource, layout);
         if let (Some(item), Some(ended)) = (item, ended) {
             ledger::again(&item, ended);
         }
@@ -224,6 +232,7 @@ impl<T: Pod> DeviceBuffer<T> {
 /// # Safety
 ///
 /// As [`MemoryResource::deallocate`].
+#[inline(always)]
 pub(crate) unsafe fn give_back(
     resource: &dyn MemoryResource,
     address: CUdeviceptr,
@@ -232,14 +241,55 @@ pub(crate) unsafe fn give_back(
 ) -> Result<()> {
     // SAFETY: the caller's.
     let call = || unsafe { resource.deallocate(address, layout, stream) };
-    apart(&resource, call)
+    caught(call).unwrap_or_else(|| Err(panicked(&resource)))
+}
+
+/// As [`give_back`], and then releases what had to wait for the stream. Compiled once, with all that it is made of.
+///
+/// # Safety
+///
+/// As [`MemoryResource::deallocate`].
+unsafe fn give_back_plainly(
+    resource: &dyn MemoryResource,
+    address: CUdeviceptr,
+    layout: Layout,
+    stream: &Stream,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { give_back(resource, address, layout, stream) }?;
+    stream.release_deferred();
+    Ok(())
+}
+
+/// Frees in the order of a stream, and then releases what had to wait for it.
+///
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+#[inline(always)]
+unsafe fn free_plainly(address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
+    stream.as_ref().submit_free(free)?;
+    stream.release_deferred();
+    Ok(())
 }
 
 /// Calls somebody who gets memory back.
 pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    caught(call).unwrap_or_else(|| Err(panicked(who)))
+}
+
+/// The answer of somebody who gets memory back; none if they panic.
+#[inline(always)]
+fn caught(call: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
     let _inside = ResourceCall::enter();
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-        let text = format!("{who:?} panicked when it was given memory back");
-        Err(Error::new(ErrorKind::Other, text))
-    })
+    catch_unwind(AssertUnwindSafe(call)).ok()
+}
+
+#[cold]
+#[inline(never)]
+fn panicked(who: &dyn fmt::Debug) -> Error {
+    let text = format!("{who:?} panicked when it was given memory back");
+    Error::new(ErrorKind::Other, text)
 }

@@ -57,7 +57,7 @@ pub(super) fn born(
 impl<T: Pod> DeviceBuffer<T> {
     /// Bytes that go back at the end: there may be room for more than the buffer shows.
     pub(super) fn held_bytes(&self) -> usize {
-        match &self.home {
+        match &*self.home {
             Home::Resource(_, layout) => layout.size(),
             _ => self.size_bytes(),
         }
@@ -65,7 +65,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// What the ledger lists: memory that is the buffer's to give back.
     pub(super) fn item(&self) -> Option<Item> {
-        if self.address == 0 || matches!(self.home, Home::Kept(_)) {
+        if self.address == 0 || matches!(*self.home, Home::Kept(_)) {
             return None;
         }
         let bytes = self.held_bytes();

@@ -24,6 +24,7 @@ use home::Home;
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -83,8 +84,9 @@ pub struct DeviceBuffer<T: Pod> {
     stream: Held<Stream>,
     /// The device whose memory it is; `None` for memory of the host and where it is not known.
     device: Option<Device>,
-    /// Who takes the memory back.
-    home: Home,
+    /// Who takes the memory back. Never dropped by itself: memory that is still there may be in use, so its owner must
+    /// not be dropped as if it were not.
+    home: ManuallyDrop<Home>,
     /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
     /// was leaked, or a wait failed. Empty but for that; the lock is only taken through shared borrows,
     /// never to allocate or free.
@@ -114,7 +116,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// See [`Keep::loan_number`].
     #[cfg(target_os = "linux")]
     pub(crate) fn loan_number(&self) -> Option<u64> {
-        match &self.home {
+        match &*self.home {
             Home::Kept(keep) => keep.loan_number(),
             _ => None,
         }
@@ -123,7 +125,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// See [`Keep::note_failed_return`].
     #[cfg(target_os = "linux")]
     pub(crate) fn note_failed_return(&self, failure: Option<String>) {
-        if let Home::Kept(keep) = &self.home {
+        if let Home::Kept(keep) = &*self.home {
             keep.note_failed_return(failure);
         }
     }
@@ -201,16 +203,27 @@ impl<T: Pod> DeviceBuffer<T> {
         if let Err(error) = self.settle() {
             self.settle_elsewhere(error)?;
         }
-        if !matches!(self.home, Home::Driver) {
+        if !matches!(*self.home, Home::Driver) {
             return self.release_home();
         }
         if self.address == 0 {
             return Ok(());
         }
-        let mut freed = self.free_in_order();
-        if let Err(error) = freed {
-            freed = self.free_refused(error);
+        match self.free_in_order() {
+            Ok(()) => {
+                self.address = 0;
+                self.stream.release_deferred();
+                Ok(())
+            }
+            Err(error) => self.free_otherwise(error),
         }
+    }
+
+    /// Freeing failed with `error`: it may go in another way.
+    #[cold]
+    pub(super) fn free_otherwise(&mut self, error: Error) -> Result<()> {
+        let freed = self.free_elsewhere(error);
+        let freed = freed.or_else(|error| self.free_refused(error));
         if took_effect(&freed) {
             self.address = 0;
             self.stream.release_deferred();
@@ -222,7 +235,7 @@ impl<T: Pod> DeviceBuffer<T> {
     fn free_in_order(&self) -> Result<()> {
         // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
         // by this one (R13).
-        unsafe { free(self.address, &self.stream) }.or_else(|error| self.free_elsewhere(error))
+        unsafe { free(self.address, &self.stream) }
     }
 
     /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
@@ -308,26 +321,29 @@ unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
 impl<T: Pod> Drop for DeviceBuffer<T> {
     #[inline]
     fn drop(&mut self) {
-        if report::is_forked() || !self.release_plainly() {
-            self.end(Self::release);
+        // SAFETY: this is the destructor.
+        if !unsafe { self.end_plainly() } {
+            self.end_thoroughly();
         }
     }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
+    #[cold]
+    #[inline(never)]
+    fn end_thoroughly(&mut self) {
+        self.end(Self::release);
+    }
+
     /// What the destructor does: it releases the memory, and files what came of that.
-    #[inline]
     fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
             let released = release(self).or_else(|error| self.hold_back(error));
-            if let (Err(_), Home::Kept(keep)) = (&released, &self.home) {
+            if let (Err(_), Home::Kept(keep)) = (&released, &*self.home) {
                 keep.abandon();
             }
             released
         });
-        // Still there if that failed, or in a fork: the memory may be in use, so its owner must not be
-        // dropped as if it were not.
-        std::mem::forget(std::mem::replace(&mut self.home, Home::Driver));
     }
 }
 

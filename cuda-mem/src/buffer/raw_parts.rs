@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
@@ -79,7 +80,7 @@ impl<T: Pod> DeviceBuffer<T> {
         others: impl IntoIterator<Item = &'a Stream>,
     ) -> Result<(), Failed<Self>> {
         let others: Vec<&Stream> = others.into_iter().collect();
-        if !matches!(self.home, Home::Resource(..)) || self.stream.is_elsewhere() {
+        if !matches!(*self.home, Home::Resource(..)) || self.stream.is_elsewhere() {
             return match self.stream.join(others) {
                 Ok(()) => self.free(),
                 Err(error) => Err(Failed::new(error, self)),
@@ -173,7 +174,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn into_raw(mut self) -> Result<CUdeviceptr, Failed<Self>> {
-        if !matches!(self.home, Home::Driver) {
+        if !matches!(*self.home, Home::Driver) {
             let text = format!(
                 "{} has an owner that has to take the memory back, so its address cannot be taken out of it",
                 self.in_words()
@@ -226,7 +227,7 @@ impl<T: Pod> DeviceBuffer<T> {
             },
             stream: Held::new(stream),
             device: None,
-            home: Home::Driver,
+            home: ManuallyDrop::new(Home::Driver),
             owed: Lock::default(),
             element: PhantomData,
         }
@@ -295,7 +296,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ) -> Self {
         // SAFETY: the caller vouches for the memory; it is not freed here.
         let mut buffer = unsafe { Self::taken(stream, address, len) };
-        buffer.home = Home::Kept(keep);
+        *buffer.home = Home::Kept(keep);
         buffer.device = device;
         buffer
     }

@@ -74,7 +74,7 @@ impl Handle {
 }
 
 impl Hold for Handle {
-    #[inline]
+    #[inline(always)]
     fn hold(&self) -> Self {
         Self {
             resource: self.resource,
@@ -82,7 +82,7 @@ impl Hold for Handle {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(self) {
         if let Some(kept) = self.kept {
             kept.release();
