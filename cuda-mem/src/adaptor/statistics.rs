@@ -25,27 +25,57 @@ pub struct Counter {
     pub total: u64,
 }
 
-impl Counter {
+/// What a [`Counter`] is made of. Each change is one store, seldom two: what the lock is held for is what others wait for,
+/// and the processor too, which takes no lock before all stores are done.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    added: u64,
+    taken: u64,
+    peak: i64,
+}
+
+impl Sums {
     #[inline]
-    fn add(&mut self, amount: u64) {
+    fn current(&self) -> i64 {
         // Layouts are never larger than `i64`; only sums of years could come near.
-        let current = self.current.wrapping_add_unsigned(amount);
-        self.current = current;
+        self.added.wrapping_sub(self.taken) as i64
+    }
+
+    #[inline]
+    fn note_peak(&mut self) {
+        let current = self.current();
         if current > self.peak {
             self.peak = current;
         }
-        self.total = self.total.wrapping_add(amount);
+    }
+
+    #[inline]
+    fn add(&mut self, amount: u64) {
+        self.added = self.added.wrapping_add(amount);
+        self.note_peak();
     }
 
     #[inline]
     fn take(&mut self, amount: u64) {
-        self.current = self.current.wrapping_sub_unsigned(amount);
+        self.taken = self.taken.wrapping_add(amount);
     }
 
     /// Undoes [`take`](Self::take): nothing was added anew.
     fn restore(&mut self, amount: u64) {
-        self.current = self.current.wrapping_add_unsigned(amount);
-        self.peak = self.peak.max(self.current);
+        self.taken = self.taken.wrapping_sub(amount);
+        self.note_peak();
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak = self.current().max(0);
+    }
+
+    fn counter(&self) -> Counter {
+        Counter {
+            current: self.current(),
+            peak: self.peak,
+            total: self.added,
+        }
     }
 }
 
@@ -59,7 +89,21 @@ pub struct Statistics {
     pub allocations: Counter,
 }
 
-impl Statistics {
+/// What [`Statistics`] are made of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    bytes: Sums,
+    allocations: Sums,
+}
+
+impl Counts {
+    fn statistics(&self) -> Statistics {
+        Statistics {
+            bytes: self.bytes.counter(),
+            allocations: self.allocations.counter(),
+        }
+    }
+
     #[inline]
     fn add(&mut self, bytes: u64) {
         self.bytes.add(bytes);
@@ -123,8 +167,13 @@ pub struct StatisticsAdaptor<U> {
     upstream: U,
     /// All in one, so that a peak is the peak of a sum that was. A spin lock, because it is held for a few
     /// instructions only, and releasing it costs a plain store.
-    counts: SpinLock<Statistics>,
+    counts: Line<SpinLock<Counts>>,
 }
+
+/// On cache lines of its own, so that the lock and all that it guards come together.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line<T>(T);
 
 impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,7 +186,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
-            counts: SpinLock::default(),
+            counts: Line::default(),
         }
     }
 
@@ -149,17 +198,16 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     /// The counts, all of one moment. Nothing in a fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        let counts = self.counts.lock_unless_forked();
-        counts.map(|counts| *counts).unwrap_or_default()
+        let counts = self.counts.0.lock_unless_forked().map(|counts| *counts);
+        counts.unwrap_or_default().statistics()
     }
 
     /// Sets the peaks back to what there is now.
     pub fn reset_peaks(&self) {
-        let Some(mut counts) = self.counts.lock_unless_forked() else {
-            return;
-        };
-        counts.bytes.peak = counts.bytes.current.max(0);
-        counts.allocations.peak = counts.allocations.current.max(0);
+        if let Some(mut counts) = self.counts.0.lock_unless_forked() {
+            counts.bytes.reset_peak();
+            counts.allocations.reset_peak();
+        }
     }
 
     /// Counts from 0 what this thread does with this adaptor until the guard is dropped. Scopes may be
@@ -172,7 +220,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
                 scopes.push(Scope {
                     number,
                     of: self.identity(),
-                    counts: Statistics::default(),
+                    counts: Counts::default(),
                 });
             }
         });
@@ -190,8 +238,8 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     }
 
     #[inline]
-    fn count(&self, count: impl Fn(&mut Statistics)) {
-        let Some(mut counts) = self.counts.lock_unless_forked() else {
+    fn count(&self, count: impl Fn(&mut Counts)) {
+        let Some(mut counts) = self.counts.0.lock_unless_forked() else {
             return;
         };
         count(&mut counts);
@@ -202,7 +250,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     }
 
     #[cold]
-    fn count_in_scopes(&self, count: impl Fn(&mut Statistics)) {
+    fn count_in_scopes(&self, count: impl Fn(&mut Counts)) {
         let of = self.identity();
         // Of a thread that ends, nobody asks any more.
         let _ = SCOPES.try_with(|scopes| {
@@ -220,7 +268,7 @@ struct Scope {
     number: u64,
     /// The adaptor.
     of: usize,
-    counts: Statistics,
+    counts: Counts,
 }
 
 thread_local! {
@@ -292,7 +340,7 @@ impl StatisticsScope<'_> {
         let counts = SCOPES.try_with(|scopes| {
             let scopes = scopes.try_borrow().ok()?;
             let own = scopes.iter().find(|scope| scope.number == self.number);
-            own.map(|scope| scope.counts)
+            own.map(|scope| scope.counts.statistics())
         });
         counts.ok().flatten().unwrap_or_default()
     }
@@ -316,30 +364,31 @@ mod tests {
 
     #[test]
     fn a_line_says_all_of_it() {
-        let mut statistics = Statistics::default();
-        statistics.add(4 << 20);
-        statistics.add(4 << 20);
-        statistics.take(4 << 20);
+        let mut counts = Counts::default();
+        counts.add(4 << 20);
+        counts.add(4 << 20);
+        counts.take(4 << 20);
         assert_eq!(
-            statistics.to_string(),
+            counts.statistics().to_string(),
             "4.0 MiB in 1 allocations (peak 8.0 MiB in 2, total 8.0 MiB in 2)"
         );
-        statistics.take(8 << 20);
-        assert!(statistics.to_string().starts_with("-4.0 MiB"));
+        counts.take(8 << 20);
+        assert!(counts.statistics().to_string().starts_with("-4.0 MiB"));
     }
 
     #[test]
     fn what_is_restored_was_not_added_anew() {
-        let mut statistics = Statistics::default();
-        statistics.add(100);
-        let before = statistics;
-        statistics.take(100);
-        statistics.restore(100);
-        assert_eq!(statistics, before);
+        let mut counts = Counts::default();
+        counts.add(100);
+        let before = counts.statistics();
+        counts.take(100);
+        counts.restore(100);
+        assert_eq!(counts.statistics(), before);
         // Beside what another thread got meanwhile.
-        statistics.take(100);
-        statistics.add(50);
-        statistics.restore(100);
-        assert_eq!((statistics.bytes.peak, statistics.bytes.total), (150, 150));
+        counts.take(100);
+        counts.add(50);
+        counts.restore(100);
+        let bytes = counts.statistics().bytes;
+        assert_eq!((bytes.peak, bytes.total), (150, 150));
     }
 }
