@@ -1,8 +1,8 @@
 //! The arena beside the driver's pool: one pair, many threads, traces of one and of several streams.
 //!
 //! `cargo bench -p cuda-mem --bench arena [-- --json] [--pairs] [--threads] [--traces]`; all three parts
-//! unless some are named; `CUDA_MEM_BENCH_ONLY` leaves out every workload and kind of threads whose name it is
-//! no part of. On the simulated driver the arena's figures are
+//! unless some are named; `CUDA_MEM_BENCH_ONLY` leaves out every workload and kind of threads whose name, with
+//! the subject (`server, 8 streams, a, arena`; `arena, mixed`), it is no part of. On the simulated driver the arena's figures are
 //! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
 //!
 //! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of

@@ -16,7 +16,8 @@ use crate::{SUBJECTS, is_asked_for};
 pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource, on one thread, without \
      kernels: the first pass on a new resource, then the median of 11 more; what is left alive is freed between \
      passes, untimed, and streams are not synchronised within a pass. peak: bytes reserved at most over \
-     bytes asked for at most, over all passes";
+     bytes asked for at most, over all passes. calls: driver calls of the arena an operation of the warm passes, \
+     queries of idle streams and moves among them";
 
 const WARM_PASSES: usize = 11;
 
@@ -26,6 +27,8 @@ pub(crate) struct Run {
     operations: usize,
     first_ns: f64,
     warm_ns: f64,
+    /// Driver calls of the arena an operation of the warm passes.
+    warm_calls: Option<f64>,
     peak_asked: u64,
     peak_reserved: u64,
 }
@@ -33,24 +36,33 @@ pub(crate) struct Run {
 pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
     let context = device.primary_context()?;
     let mut runs = Vec::new();
-    let asked = |workload: &Workload| is_asked_for(&workload.name);
-    for workload in all()?.into_iter().filter(asked) {
+    for workload in all()? {
+        let asked = |subject: &&str| is_asked_for(&format!("{}, {subject}", workload.name));
+        let subjects: Vec<_> = SUBJECTS.into_iter().filter(asked).collect();
+        if subjects.is_empty() {
+            continue;
+        }
         let streams: cuda_mem::Result<Vec<Stream>> =
             (0..workload.streams).map(|_| context.stream()).collect();
         let streams = streams?;
         let steps = steps(&workload)?;
-        for subject in SUBJECTS {
+        for subject in subjects {
             let resource = Subject::new(subject, device)?;
             let first_ns = pass(&resource, &streams, &steps, workload.slots)?;
+            let calls_before = driver_calls(&resource);
             let warm: Result<Vec<f64>> = (0..WARM_PASSES)
                 .map(|_| pass(&resource, &streams, &steps, workload.slots))
                 .collect();
+            let warm = warm?;
+            let calls = driver_calls(&resource).zip(calls_before);
+            let operations = (WARM_PASSES * steps.len()) as f64;
             runs.push(Run {
                 workload: workload.name.clone(),
                 subject,
                 operations: workload.ops.len(),
                 first_ns,
-                warm_ns: middle(warm?),
+                warm_ns: middle(warm),
+                warm_calls: calls.map(|(after, before)| (after - before) as f64 / operations),
                 peak_asked: workload.peak,
                 peak_reserved: resource.peak_reserved()?,
             });
@@ -59,6 +71,14 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
         }
     }
     Ok(runs)
+}
+
+/// Driver calls that an arena has made so far.
+fn driver_calls(subject: &Subject) -> Option<u64> {
+    match subject {
+        Subject::Pool(_) => None,
+        Subject::Arena(arena) => Some(arena.stats().driver_calls),
+    }
 }
 
 /// An operation with all that is known before, so that the loop adds as little as it can.
@@ -118,6 +138,7 @@ pub(crate) fn json(runs: &[Run]) -> Value {
                 "operations": run.operations,
                 "first_ns": run.first_ns,
                 "warm_ns": run.warm_ns,
+                "warm_calls": run.warm_calls,
                 "peak_asked": run.peak_asked,
                 "peak_reserved": run.peak_reserved,
             })
@@ -128,17 +149,20 @@ pub(crate) fn json(runs: &[Run]) -> Value {
 pub(crate) fn show(runs: &[Run]) {
     println!("\ntraces: {METHOD}\n");
     println!(
-        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>14} {:>8}",
-        "workload", "subject", "operations", "first", "warm", "reserved, MB", "peak"
+        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>8} {:>14} {:>8}",
+        "workload", "subject", "operations", "first", "warm", "calls", "reserved, MB", "peak"
     );
     for run in runs {
+        let calls = run.warm_calls.map(|calls| format!("{calls:.3}"));
+        let calls = calls.unwrap_or_default();
         println!(
-            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>14.0} {:>8.4}",
+            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>8} {:>14.0} {:>8.4}",
             run.workload,
             run.subject,
             run.operations,
             run.first_ns,
             run.warm_ns,
+            calls,
             run.peak_reserved as f64 / 1e6,
             run.peak_reserved as f64 / run.peak_asked as f64,
         );

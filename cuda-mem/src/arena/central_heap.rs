@@ -23,6 +23,8 @@ pub(super) struct CentralHeap {
     uses: Vec<Uses>,
     /// Whether last users are recorded: not while there is only one cache.
     is_shared: bool,
+    /// Streams on which so much was freed that they are queried before the next allocation.
+    to_query: Vec<CacheId>,
 }
 
 /// What is known of the frees of one stream.
@@ -203,6 +205,25 @@ impl CentralHeap {
             of_all: self.heap.total_units(),
             caches: self.uses.len().max(1) as u64,
         }
+    }
+
+    /// The stream is to be queried before the next allocation: not at once, because frees come in bursts, and one query
+    /// after the last of them says as much as one after each.
+    pub(super) fn query_later(&mut self, cache: CacheId) {
+        if !self.to_query.contains(&cache) {
+            self.to_query.push(cache);
+        }
+    }
+
+    /// Whether streams are to be queried first.
+    #[inline]
+    pub(super) fn has_to_query(&self) -> bool {
+        !self.to_query.is_empty()
+    }
+
+    /// The streams that are to be queried.
+    pub(super) fn take_to_query(&mut self) -> Vec<CacheId> {
+        std::mem::take(&mut self.to_query)
     }
 
     /// The last use, or none if it is known to be done.

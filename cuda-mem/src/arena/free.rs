@@ -81,16 +81,19 @@ impl Inner {
                 self.central.counters.count_free(size, Home::Central);
             }
             let unrecorded = central.unrecorded(id);
-            drop(central);
-            if slot.requested.has_events() && unrecorded.is_worth_an_event() {
-                self.record_batch(id);
-            } else if self.may_query()
+            let is_worth_an_event = slot.requested.has_events() && unrecorded.is_worth_an_event();
+            if !is_worth_an_event
+                && self.may_query()
                 && unrecorded.is_worth_a_query(
                     slot.requested.has_queries(),
                     self.central.heap.is_biased_to(me),
                 )
             {
-                self.query_stream(id);
+                central.query_later(id);
+            }
+            drop(central);
+            if is_worth_an_event {
+                self.record_batch(id);
             }
             return freed.map_err(|unknown| self.unknown(unknown));
         }
@@ -181,15 +184,18 @@ impl Inner {
         self.note_done(progress, id);
     }
 
-    /// Queries a stream on which much was freed.
+    /// Queries the streams on which much was freed, before the next allocation.
     #[cold]
-    fn query_stream(&self, id: CacheId) {
-        let mut state = self.slow_state();
-        let newest = self.central.lock(thread::number()).newest(id);
-        let progress = &mut state.streams[id as usize];
-        if progress.query(newest) {
-            self.slot(id).queried();
-            self.note_done(progress, id);
+    #[inline(never)]
+    pub(super) fn query_freed(&self, state: &mut SlowState) {
+        let to_query = self.central.lock(thread::number()).take_to_query();
+        for id in to_query {
+            let newest = self.central.lock(thread::number()).newest(id);
+            let progress = &mut state.streams[id as usize];
+            if progress.query(newest) {
+                self.slot(id).queried();
+                self.note_done(progress, id);
+            }
         }
     }
 

@@ -205,9 +205,20 @@ impl Inner {
         ((note >> 32) as u32 == self.number).then_some(note as u32)
     }
 
-    /// From the cache and the central heap as they are.
+    /// From the cache and the central heap. Streams on which much was freed are queried first.
     #[inline]
     fn try_allocate(&self, id: CacheId, size: u32) -> Option<u64> {
+        self.try_allocate_after(id, size, || self.query_freed(&mut self.slow_state()))
+    }
+
+    /// As [`try_allocate`](Self::try_allocate), with what queries the streams.
+    #[inline]
+    fn try_allocate_after(
+        &self,
+        id: CacheId,
+        size: u32,
+        query_freed: impl FnOnce(),
+    ) -> Option<u64> {
         let me = thread::number();
         let slot = self.slot(id);
         if self.caches.cuts(slot, size) {
@@ -228,7 +239,12 @@ impl Inner {
         }
         let counters = &self.central.counters;
         if let Some(mut central) = self.central.heap.lock_by_owner(me) {
-            return central.allocate(size, id, counters);
+            if !central.has_to_query() {
+                return central.allocate(size, id, counters);
+            }
+            drop(central);
+            query_freed();
+            return self.central.lock(me).allocate(size, id, counters);
         }
         let mut central = self.central.lock(me);
         if self.caches.is_medium(size) {
@@ -236,6 +252,11 @@ impl Inner {
                 // Where streams do not wait for each other, what one keeps is lost to the others.
                 self.may_wait().then(|| central.take_freed_elsewhere(id))
             });
+        }
+        if central.has_to_query() {
+            drop(central);
+            query_freed();
+            central = self.central.lock(me);
         }
         central.allocate(size, id, counters)
     }

@@ -214,7 +214,8 @@ impl Inner {
         if self.slot(id).has_waiting() {
             let wait = (step == Step::Wait).then_some(stream);
             if self.reclaim_remote_frees(&mut state, id, wait, force)
-                && let Some(start) = self.try_allocate(id, size)
+                && let Some(start) =
+                    self.try_allocate_after(id, size, || self.query_freed(&mut state))
             {
                 return Found::Block(start);
             }

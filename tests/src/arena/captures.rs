@@ -67,18 +67,19 @@ pub(super) fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
         // Waits for the first stream.
         let second = resource.alloc::<u8>(&b, 32 * MIB)?;
         let third = resource.alloc::<u8>(&b, 32 * MIB)?;
-        // Sets a mark, and the next free asks how far it is.
+        // Frees are followed by a query before the next allocation.
         drop(second);
         let before = arena.stats();
         begin(&captured, mode)?;
         drop(third);
+        let fourth = resource.alloc::<u8>(&b, 32 * MIB)?;
         let after = arena.stats();
         end_well(&captured).with_context(|| format!("mode {mode}"))?;
         ensure!(
             after.driver_calls > before.driver_calls,
             "mode {mode}: nobody was asked: {before}, then {after}"
         );
-        drop(held);
+        drop((held, fourth));
     }
     Ok(())
 }

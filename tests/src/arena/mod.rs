@@ -38,6 +38,7 @@ pub fn all() -> Vec<Test> {
             without_leave_streams_keep_to_themselves,
             what_was_waited_for_goes_to_others_under_every_policy,
             what_is_done_goes_to_other_streams,
+            a_burst_of_frees_costs_one_query,
             blocks_may_come_back_on_other_streams,
             a_stream_that_ended_leaves_its_memory_to_the_next,
             an_arena_is_no_larger_than_it_may_be,

@@ -195,6 +195,31 @@ pub(super) fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
+    let builder = Arena::builder(&lab.device()?).initial_bytes(1 << 30);
+    let arena = builder.build()?;
+    let resource = Resource::from(arena.clone());
+    let (a, b) = (lab.stream()?, lab.stream()?);
+    // Streams are known by what they have allocated.
+    drop(resource.alloc::<u8>(&b, MIB)?);
+    let blocks = (0..32).map(|_| resource.alloc::<u8>(&a, 8 * MIB));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let before = arena.stats();
+    drop(blocks);
+    let freed = arena.stats();
+    ensure!(
+        freed.driver_calls == before.driver_calls,
+        "frees asked the driver: {before}, then {freed}"
+    );
+    let whole = resource.alloc::<u8>(&b, 1 << 29)?;
+    let after = arena.stats();
+    let calls = after.driver_calls - freed.driver_calls;
+    ensure!((1..=2).contains(&calls), "{calls} calls: {after}");
+    ensure!(after.grown == before.grown, "it grew: {after}");
+    drop(whole);
+    Ok(())
+}
+
 pub(super) fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
