@@ -23,9 +23,9 @@ const NOBODY: u64 = 0;
 
 /// How often in a row a thread takes the slow path before the lock is biased to it, at first.
 const FIRST_STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
-/// Twice as often after each time that the bias was revoked, up to this: then the streak costs many times what the
-/// revocation does.
-const LONGEST_STREAK: u32 = 1 << 13;
+/// Twice as often after each time that the bias was revoked, up to this: then the streak costs a few times what the
+/// revocation does. More would leave a busy thread on the slow path for long after another one came by.
+const LONGEST_STREAK: u32 = 1 << 10;
 
 /// Threads that can become owners.
 const OWNERS: usize = 8;

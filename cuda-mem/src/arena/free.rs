@@ -132,12 +132,12 @@ impl Inner {
         let slot = self.slot(id);
         let mut cache = slot.lock.lock(thread::number());
         cache.note_peak();
-        let settled = if size > self.caches.cached_limit.load(Ordering::Relaxed) {
-            slot.counters.count_free(size, Home::Pages);
-            cache.free_to_heap(start)
-        } else {
+        let settled = if cache.has_room_for(size) {
             let old = cache.free(start, size, &slot.counters);
             old.map_or(Ok(()), |old| cache.free_to_heap(old.start))
+        } else {
+            slot.counters.count_free(size, Home::Pages);
+            cache.free_to_heap(start)
         };
         slot.keeping.freed();
         let surplus = cache.take_surplus(&slot.counters);

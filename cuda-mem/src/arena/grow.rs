@@ -15,8 +15,9 @@ use crate::epoch;
 use crate::error::{Error, OutOfMemory, Result};
 use crate::stream::Stream;
 
-/// The arena grows by a sixteenth of what it holds, within these limits, in granules.
-const LEAST_GROWN: u64 = 4;
+/// The first growth, in granules.
+const FIRST_GROWN: u64 = 4;
+/// Later the arena grows by a sixteenth of what it holds, up to this many granules.
 const MOST_GROWN: u64 = 16;
 
 /// Bytes up to which an arena of several streams grows before it queries them.
@@ -24,16 +25,15 @@ const SMALL_ARENA: u64 = 32 << 20;
 
 impl Inner {
     /// While the arena is small, or holds no more than it was to take at first, it grows before its streams are queried
-    /// or made to wait: the driver's pool takes as much for its first block. For streams that keep medium blocks it grows as long as they have no more than they
-    /// would keep: taking pages out of their caches would disturb all of them.
+    /// or made to wait: the driver's pool takes as much for its first block. For streams that keep medium blocks it grows
+    /// as long as they have little more than they would keep: taking pages out of their caches would disturb all of them.
     pub(super) fn grows_first(&self, id: CacheId, size: u32) -> bool {
         let caches = self.caches.count() as u64;
         let mut limit = self.small();
         if self.slot(id).keeping.is_on() {
             let wanted = self.wanted();
-            if wanted >= 2 * SMALL_ARENA {
-                limit = wanted;
-            }
+            // Free memory is in fragments, and pages are on their way from one cache to another.
+            limit = limit.max(wanted + wanted / 8);
         }
         let held = self.backing.reserved().current();
         caches > 1 && held + u64::from(size) * UNIT <= limit.min(self.backing.max())
@@ -135,9 +135,9 @@ impl Inner {
     ) -> Result<Chunk> {
         let held = self.backing.reserved().current() / GRANULE;
         let share = if held == 0 {
-            (self.initial_of(stream) / GRANULE).max(LEAST_GROWN)
+            (self.initial_of(stream) / GRANULE).max(FIRST_GROWN)
         } else {
-            (held / 16).clamp(LEAST_GROWN, MOST_GROWN)
+            (held / 16).clamp(1, MOST_GROWN)
         };
         let wanted = if is_exact {
             granules

@@ -1,9 +1,12 @@
 //! The last-freed cache of a stream: blocks that have not gone back to the heap, so that the next request of the same
 //! size costs next to nothing.
 //!
-//! A cached block cannot merge with its neighbours, so few are kept: one of each small size, and one of all others.
+//! A cached block cannot merge with its neighbours, so few are kept: of each small size one, and some more as long as
+//! all together are no more than a page; of others what the stream's cache can spare. Programs that mix sizes free several blocks of one before they allocate as many.
 
 #![forbid(unsafe_code)]
+
+use super::PAGE_UNITS;
 
 /// The largest block that counts as small, in units: 16 KiB.
 pub(super) const SMALL: u32 = 64;
@@ -11,8 +14,10 @@ pub(super) const SMALL: u32 = 64;
 pub(super) const MEDIUM: u32 = 65536;
 /// The largest one in a small arena: 1 MiB.
 pub(super) const MEDIUM_AT_LEAST: u32 = 4096;
-/// One place for each size of small blocks.
-const PLACES: usize = SMALL as usize;
+/// Blocks of one size at most, and of larger ones that share a set.
+const DEPTH: usize = 4;
+/// Sets of blocks that are not small.
+const SETS: usize = 32;
 
 /// Whether blocks of this size are always cut from pages of their cache, and not from what all caches share.
 #[inline]
@@ -27,65 +32,136 @@ pub(super) struct Block {
     pub(super) size: u32,
 }
 
+/// Blocks of one small size, the last one on top.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stack {
+    starts: [u64; DEPTH],
+    len: usize,
+}
+
+/// Larger blocks of several sizes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Set {
+    sizes: [u32; DEPTH],
+    starts: [u64; DEPTH],
+    /// The place of the block that is replaced next.
+    oldest: usize,
+}
+
+impl Set {
+    #[inline]
+    fn find(&self, size: u32) -> Option<usize> {
+        self.sizes.iter().position(|cached| *cached == size)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct LastFreed {
-    /// The last place is for all other sizes.
-    places: [Block; PLACES + 1],
-    units: u64,
+    /// By size.
+    small: [Stack; SMALL as usize],
+    larger: [Set; SETS],
+    /// In each.
+    small_units: u64,
+    larger_units: u64,
 }
 
 impl Default for LastFreed {
     fn default() -> Self {
         Self {
-            places: [Block::default(); PLACES + 1],
-            units: 0,
+            small: [Stack::default(); SMALL as usize],
+            larger: [Set::default(); SETS],
+            small_units: 0,
+            larger_units: 0,
         }
     }
 }
 
+/// The number of the set for blocks of this size. The sizes that programs ask for are often round, so its low bits alone
+/// would not do.
 #[inline]
-fn place(size: u32) -> usize {
-    debug_assert_ne!(size, 0);
-    if is_small(size) {
-        size as usize - 1
-    } else {
-        PLACES
-    }
+fn set_of(size: u32) -> usize {
+    (size.wrapping_mul(0x9e37_79b1) >> (u32::BITS - SETS.ilog2())) as usize
 }
 
 impl LastFreed {
     /// A block of exactly this size.
     #[inline]
     pub(super) fn take(&mut self, size: u32) -> Option<u64> {
-        let block = &mut self.places[place(size)];
-        if block.size != size {
-            return None;
+        debug_assert_ne!(size, 0);
+        if is_small(size) {
+            let stack = &mut self.small[size as usize - 1];
+            stack.len = stack.len.checked_sub(1)?;
+            self.small_units -= u64::from(size);
+            return Some(stack.starts[stack.len % DEPTH]);
         }
-        block.size = 0;
-        self.units -= u64::from(size);
-        Some(block.start)
+        let set = &mut self.larger[set_of(size)];
+        let place = set.find(size)?;
+        set.sizes[place] = 0;
+        self.larger_units -= u64::from(size);
+        Some(set.starts[place])
     }
 
     /// Caches a block, and returns the one that it replaces.
     #[inline]
     pub(super) fn put(&mut self, block: Block) -> Option<Block> {
-        let old = std::mem::replace(&mut self.places[place(block.size)], block);
-        self.units = self.units + u64::from(block.size) - u64::from(old.size);
+        let Block { start, size } = block;
+        if !is_small(size) {
+            return self.put_larger(block);
+        }
+        let units = self.small_units + u64::from(size);
+        let stack = &mut self.small[size as usize - 1];
+        if stack.len == 0 || stack.len < DEPTH && units <= PAGE_UNITS {
+            stack.starts[stack.len] = start;
+            stack.len += 1;
+            self.small_units = units;
+            return None;
+        }
+        let top = &mut stack.starts[(stack.len - 1) % DEPTH];
+        let start = std::mem::replace(top, start);
+        Some(Block { start, size })
+    }
+
+    fn put_larger(&mut self, block: Block) -> Option<Block> {
+        let set = &mut self.larger[set_of(block.size)];
+        let place = set.find(0).unwrap_or(set.oldest);
+        set.oldest = (place + 1) % DEPTH;
+        let old = Block {
+            start: std::mem::replace(&mut set.starts[place], block.start),
+            size: std::mem::replace(&mut set.sizes[place], block.size),
+        };
+        self.larger_units = self.larger_units + u64::from(block.size) - u64::from(old.size);
         (old.size != 0).then_some(old)
     }
 
     /// Removes all blocks.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Block> {
-        self.units = 0;
-        self.places
-            .iter_mut()
-            .map(std::mem::take)
-            .filter(|block| block.size != 0)
+        self.small_units = 0;
+        self.larger_units = 0;
+        let small = (1..).zip(&mut self.small).flat_map(|(size, stack)| {
+            let len = std::mem::take(&mut stack.len);
+            let starts = stack.starts.iter().take(len);
+            starts.map(move |start| Block {
+                start: *start,
+                size,
+            })
+        });
+        let larger = self.larger.iter_mut().flat_map(|set| {
+            let sizes = std::mem::take(&mut set.sizes);
+            let blocks = set.starts.into_iter().zip(sizes);
+            blocks.map(|(start, size)| Block { start, size })
+        });
+        small.chain(larger.filter(|block| block.size != 0))
     }
 
     /// Units in all blocks.
     pub(super) fn units(&self) -> u64 {
-        self.units
+        self.small_units + self.larger_units
+    }
+
+    /// Units in those that are not small.
+    #[inline]
+    pub(super) fn larger_units(&self) -> u64 {
+        self.larger_units
     }
 }
 

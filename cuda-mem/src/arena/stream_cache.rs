@@ -23,6 +23,8 @@ pub(super) struct RemoteFree {
 
 /// What a cache may have free beyond what it needed lately, in units: 512 KiB.
 const MOST_SPARE: u64 = 2 * PAGE_UNITS;
+/// Cached medium blocks are at most one part in so many of the cache's pages.
+const CACHED: u64 = 8;
 /// Frees of medium blocks after which the recent peak moves an eighth of the way to what is in use.
 const DECAY: u32 = 1024;
 
@@ -49,9 +51,31 @@ impl StreamCache {
             counters.count_hit(size, Home::Pages);
             return Some(start);
         }
-        let start = self.heap.allocate(size)?;
+        let start = match self.heap.allocate(size) {
+            Some(start) => start,
+            None => self.allocate_of_last_freed(size)?,
+        };
         counters.count_fit(size, Home::Pages);
         Some(start)
+    }
+
+    /// Of what cached blocks make together with their neighbours.
+    #[cold]
+    #[inline(never)]
+    fn allocate_of_last_freed(&mut self, size: u32) -> Option<u64> {
+        if self.last_freed.units() == 0 {
+            return None;
+        }
+        self.flush_to_heap();
+        self.heap.allocate(size)
+    }
+
+    /// Frees all cached blocks of this cache's pages to the heap.
+    fn flush_to_heap(&mut self) {
+        for block in self.last_freed.drain() {
+            // One that is unknown was freed twice, and is nobody's.
+            let _ = self.heap.free(block.start, LastUse::FREE);
+        }
     }
 
     /// The cached block of the central heap, if it has exactly this size.
@@ -70,6 +94,13 @@ impl StreamCache {
     pub(super) fn free(&mut self, start: u64, size: u32, counters: &Counters) -> Option<Block> {
         counters.count_free(size, Home::Pages);
         self.last_freed.put(Block { start, size })
+    }
+
+    /// Whether a medium block can be cached: those that are take a small part of the cache's pages.
+    #[inline]
+    pub(super) fn has_room_for(&self, size: u32) -> bool {
+        let cached = self.last_freed.larger_units() + u64::from(size);
+        cached <= self.heap.total_units() / CACHED
     }
 
     /// As [`free`](Self::free), for a block of the central heap, with the present epoch. Returns the block that it
@@ -131,10 +162,7 @@ impl StreamCache {
     /// Frees all cached blocks of this cache's pages to the heap, and returns that of the central heap with its epoch.
     pub(super) fn flush(&mut self, counters: &Counters) -> Option<(Block, u64)> {
         counters.set_cached_large(0);
-        for block in self.last_freed.drain() {
-            // One that is unknown was freed twice, and is nobody's.
-            let _ = self.heap.free(block.start, LastUse::FREE);
-        }
+        self.flush_to_heap();
         let large = std::mem::take(&mut self.large);
         (large.0.size != 0).then_some(large)
     }

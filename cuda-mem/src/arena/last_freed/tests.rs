@@ -19,7 +19,7 @@ fn each_block_is_handed_out_once_and_in_its_size() {
     let mut last_freed = LastFreed::default();
     let mut inside: HashMap<u64, u32> = HashMap::new();
     let mut answered = 0;
-    for start in 0..if cfg!(miri) { 200 } else { 100_000 } {
+    for start in 0..if cfg!(miri) { 400 } else { 100_000 } {
         let size = size(&mut random);
         match random.below(200) {
             0 => {
@@ -38,7 +38,7 @@ fn each_block_is_handed_out_once_and_in_its_size() {
                     answered += 1;
                 } else {
                     let there = inside.values().any(|there| *there == size);
-                    assert!(!there, "{size} is in front");
+                    assert!(!there, "a block of {size} is cached");
                 }
             }
             _ => {
@@ -49,31 +49,64 @@ fn each_block_is_handed_out_once_and_in_its_size() {
                 inside.insert(start, size);
             }
         }
-        let units: u64 = inside.values().map(|size| u64::from(*size)).sum();
-        assert_eq!(last_freed.units(), units);
+        let of = |small| {
+            let sizes = inside.values().filter(|size| is_small(**size) == small);
+            sizes.map(|size| u64::from(*size)).sum::<u64>()
+        };
+        assert_eq!(last_freed.units(), of(true) + of(false));
+        assert_eq!(last_freed.larger_units(), of(false));
     }
     assert!(answered > 5, "{answered}");
 }
 
 #[test]
-fn one_block_that_is_not_small_stands_in_last_freed_at_most() {
+fn several_blocks_of_a_size_are_cached_up_to_a_page_in_all() {
     let mut last_freed = LastFreed::default();
-    assert!(
-        last_freed
-            .put(Block {
-                start: 1,
-                size: 300
-            })
-            .is_none()
-    );
-    assert_eq!(last_freed.take(301), None);
-    let old = last_freed.put(Block {
-        start: 2,
-        size: 301,
-    });
-    assert_eq!(old.map(|old| (old.start, old.size)), Some((1, 300)));
+    let mut blocks = 0_u64..;
+    let mut put = |size| {
+        blocks
+            .next()
+            .is_some_and(|start| last_freed.put(Block { start, size }).is_none())
+    };
+    // 40 units each time, until a page is full.
+    let rounds = (0..DEPTH)
+        .map(|_| (38..=40).all(&mut put))
+        .filter(|kept| *kept);
+    assert_eq!(rounds.count(), DEPTH);
+    assert!(!put(40), "there is a limit for each size");
+    // One of each size is beyond the page.
+    assert!((50..=SMALL).all(&mut put));
+    assert!(!(50..=SMALL).any(&mut put));
+    assert!(last_freed.units() > PAGE_UNITS);
+
+    let mut last_freed = LastFreed::default();
+    for start in 0..DEPTH as u64 {
+        assert!(last_freed.put(Block { start, size: 3 }).is_none());
+    }
+    let old = last_freed.put(Block { start: 9, size: 3 });
+    assert_eq!(old.map(|old| old.start), Some(DEPTH as u64 - 1));
     assert_eq!(
-        (last_freed.take(300), last_freed.take(301)),
-        (None, Some(2))
+        last_freed.take(3),
+        Some(9),
+        "the last one freed comes first"
     );
+}
+
+#[test]
+fn larger_blocks_replace_each_other_in_turn() {
+    let mut last_freed = LastFreed::default();
+    let size = SMALL + 1;
+    for start in 0..DEPTH as u64 {
+        assert!(last_freed.put(Block { start, size }).is_none());
+    }
+    for start in 0..DEPTH as u64 {
+        let new = DEPTH as u64 + start;
+        let old = last_freed.put(Block { start: new, size });
+        assert_eq!(old.map(|old| old.start), Some(start));
+    }
+    assert_eq!(last_freed.take(size + 1), None);
+    let mut taken: Vec<_> = std::iter::from_fn(|| last_freed.take(size)).collect();
+    taken.sort_unstable();
+    assert_eq!(taken, (DEPTH as u64..2 * DEPTH as u64).collect::<Vec<_>>());
+    assert_eq!(last_freed.units(), 0);
 }
