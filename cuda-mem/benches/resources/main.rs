@@ -2,7 +2,7 @@
 //! ledger at each level, and all resources on RMM's `random_allocations`.
 //!
 //! `cargo bench -p cuda-mem --bench resources [-- --json]`. `--quick` leaves out what takes long, for a
-//! look at the simulated driver.
+//! look at the simulated driver; `--adaptors` measures only these.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -31,6 +31,11 @@ fn main() -> Result<()> {
     );
 
     let adaptors = adaptors::measure(&stream)?;
+    if has("--adaptors") {
+        println!("{heading}");
+        adaptors::show(&adaptors);
+        return Ok(());
+    }
     let pairs = pairs::measure(driver, &stream, quick)?;
     let ledger = ledger::measure(driver, &stream)?;
     let runs = workload::measure(driver, &stream, quick)?;
