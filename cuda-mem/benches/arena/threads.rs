@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
@@ -19,7 +20,8 @@ pub(crate) const METHOD: &str = "million pairs of 4 KiB a second, all threads to
      thread counts; 5 rounds, each with every number of threads, and the median of them. 'own': a stream \
      for each thread, 'one': one stream for all, 'mixed': own streams, and sizes from 256 bytes to 1 MiB with up \
      to 32 blocks alive, 'wide': up to 16 MiB, 'buffers': own streams, and a DeviceBuffer made and dropped for each pair, through one handle \
-     of the resource that all threads share. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
+     of the resource that all threads share, 'passed': own streams, and blocks of 4 KiB that go to the next thread in batches of \
+     64 and are freed on its stream, which nothing runs on. 'host': no allocator, 10 dependent multiplications and turns in place of a pair: what \
      the host's processors give to work that shares nothing. linear: over so many times one thread's rate of the same round, median. asked: MiB, the sum of what each thread has \
      alive at most; reserved: the most that was held in any round, over that";
 
@@ -32,7 +34,7 @@ const RUNS: usize = 5;
 const BYTES: usize = 4096;
 
 /// What is measured: subject and kind of streams.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 11] = [
     ("host", "none"),
     ("pool", "own"),
     ("pool", "one"),
@@ -43,7 +45,10 @@ const KINDS: [(&str, &str); 10] = [
     ("arena", "mixed"),
     ("arena", "wide"),
     ("arena", "buffers"),
+    ("arena", "passed"),
 ];
+/// Blocks that a thread passes on at a time.
+const PASSED: usize = 64;
 
 pub(crate) struct Row {
     subject: &'static str,
@@ -134,6 +139,16 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
     let pairs = pairs(subject, streams, threads);
     let start = Barrier::new(threads);
     let mixed = sizes(streams);
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| sync_channel(4)).unzip();
+    let next: Vec<_> = senders
+        .iter()
+        .cycle()
+        .skip(1)
+        .take(threads)
+        .cloned()
+        .collect();
+    drop(senders);
+    let mut ends = receivers.into_iter().zip(next);
     let times: Result<Vec<f64>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
@@ -143,8 +158,10 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                 } else {
                     context.stream()
                 };
+                let ends = ends.next();
                 scope.spawn(move || -> Result<f64> {
                     let stream = stream?;
+                    let (from, to) = ends.context("a thread without a channel")?;
                     let mut mix = Mix::new(thread as u64 + 1, mixed.unwrap_or(UP_TO_1_MIB));
                     let mut work = |pairs| match (&resource, handle) {
                         (_, Some(handle)) => buffers(handle, &stream, pairs),
@@ -153,6 +170,9 @@ fn run(device: &Device, subject: &str, streams: &str, threads: usize) -> Result<
                             Ok(())
                         }
                         (Some(resource), _) if mixed.is_some() => mix.run(resource, &stream, pairs),
+                        (Some(resource), _) if streams == "passed" => {
+                            pass_on(resource, &stream, pairs, (&from, &to))
+                        }
                         (Some(resource), _) => same(resource, &stream, pairs),
                     };
                     // Whoever fails must come to the barrier too, or the others wait for ever.
@@ -196,6 +216,27 @@ fn multiply(pairs: usize) {
         }
         value = black_box(value);
     }
+}
+
+/// Allocates blocks for the next thread, and frees those of the one before.
+fn pass_on(
+    resource: &Subject,
+    stream: &Stream,
+    pairs: usize,
+    (from, to): (&Receiver<Vec<u64>>, &SyncSender<Vec<u64>>),
+) -> Result<()> {
+    let layout = layout(BYTES)?;
+    for _ in 0..pairs / PASSED {
+        let blocks: Result<Vec<u64>> = (0..PASSED)
+            .map(|_| resource.allocate(layout, stream))
+            .collect();
+        to.send(blocks?)?;
+        for address in from.recv()? {
+            // SAFETY: allocated as this layout by the thread before, which forgot it; nothing runs on any stream.
+            unsafe { resource.deallocate(address, layout, stream) }?;
+        }
+    }
+    Ok(())
 }
 
 fn same(resource: &Subject, stream: &Stream, pairs: usize) -> Result<()> {

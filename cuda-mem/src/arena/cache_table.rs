@@ -10,6 +10,7 @@ use super::biased_lock::BiasedLock;
 use super::counters::Counters;
 use super::last_freed::{MEDIUM, MEDIUM_AT_LEAST, SMALL, is_small};
 use super::page_map::{CacheId, PageMap};
+use super::remote_queue::RemoteQueue;
 use super::stream_cache::StreamCache;
 use super::thread_cache::ThreadCaches;
 use super::tlsf::{FreePages, Joins};
@@ -27,7 +28,9 @@ pub(super) struct CacheSlot {
     pub(super) requested: Requested,
     /// Whether the stream keeps medium blocks.
     pub(super) keeping: Keeping,
-    /// Blocks of its pages that wait for other streams.
+    /// Blocks of its pages that were freed on other streams and have not come to it.
+    pub(super) remote_queue: RemoteQueue,
+    /// Blocks in it that wait for other streams.
     waiting: AtomicU32,
     /// What [`is_idle`](Self::is_idle) saw the last time, and how often in a row.
     answered: AtomicU64,
@@ -179,7 +182,7 @@ impl CacheSlot {
 
     /// Whether blocks wait for other streams.
     pub(super) fn has_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.waiting.load(Ordering::Relaxed) > 0 || !self.remote_queue.is_empty()
     }
 
     /// Whether the stream asked for nothing since this was called some times. For growths.
@@ -193,10 +196,10 @@ impl CacheSlot {
         self.unchanged.fetch_add(1, Ordering::Relaxed) >= IDLE
     }
 
-    /// Units of blocks from pages that the caches of threads count, and not this one.
+    /// Units of blocks from pages that the caches of threads and the queue of remote frees count, and not this one.
     pub(super) fn of_pages_elsewhere(&self) -> u64 {
         let units = self.threads.iter().map(|cache| cache.counters.of_pages());
-        units.fold(0, u64::wrapping_add)
+        units.fold(self.remote_queue.counters.of_pages(), u64::wrapping_add)
     }
 
     /// An event was set.
@@ -253,6 +256,7 @@ impl CacheTable {
             threads: Arc::default(),
             requested: Requested::default(),
             keeping: Keeping::default(),
+            remote_queue: RemoteQueue::default(),
             waiting: AtomicU32::new(0),
             answered: AtomicU64::new(0),
             unchanged: AtomicU32::new(0),

@@ -69,6 +69,11 @@ impl Counters {
         self.change(home, u64::from(size).wrapping_neg(), u64::MAX);
     }
 
+    /// A block that was counted as freed is counted so elsewhere.
+    pub(super) fn take_back_free(&self, size: u32, home: Home) {
+        self.change(home, u64::from(size), 1);
+    }
+
     #[inline]
     fn change(&self, home: Home, units: u64, blocks: u64) {
         let live = match home {

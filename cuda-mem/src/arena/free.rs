@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use super::cache_table::CacheSlot;
 use super::counters::Home;
 use super::last_freed::{Block, is_small};
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{For, SlowState};
-use super::stream_cache::RemoteFree;
+use super::stream_cache::{RemoteFree, StreamCache};
 use super::{Inner, UNIT, UnknownBlock, thread};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::{epoch, report};
 
-/// Remote frees of a cache after which they are looked through, and again whenever their number has doubled.
+/// Remote frees that come to their cache together.
 const MANY: usize = 64;
 
 impl Inner {
@@ -45,28 +46,54 @@ impl Inner {
         if owner == id {
             return self.free_to_pages(id, start, size);
         }
-        let pending = RemoteFree {
+        self.free_remote(owner, id, start, size);
+        Ok(())
+    }
+
+    /// Frees a block of another cache's pages on this one's stream.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn free_remote(&self, owner: CacheId, id: CacheId, start: u64, size: u32) {
+        let block = RemoteFree {
             start,
             cache: id,
             epoch: epoch::now(),
         };
         let slot = self.slot(owner);
-        let mut cache = slot.lock.lock(thread::number());
-        let freed = cache.free_remote(pending, &slot.counters);
-        let waiting = cache.remote_frees();
-        slot.set_waiting(waiting);
-        drop(cache);
-        freed.map_err(|unknown| self.unknown(unknown))?;
+        let waiting = slot.remote_queue.push(block, size);
         if !is_small(size) {
             slot.keeping.freed_remote();
         }
         if self.slot(id).freed_remote(size) {
             self.record_batch(id);
         }
-        if waiting >= MANY && waiting.is_power_of_two() {
+        if waiting >= MANY {
+            self.receive_remote_frees(owner);
+        }
+    }
+
+    /// Brings the blocks that were freed on other streams to the cache, many at a time.
+    fn receive_remote_frees(&self, owner: CacheId) {
+        let slot = self.slot(owner);
+        let mut cache = slot.lock.lock(thread::number());
+        let before = cache.remote_frees();
+        self.receive_into(&mut cache, slot);
+        let waiting = cache.remote_frees();
+        slot.set_waiting(waiting);
+        drop(cache);
+        // Whenever their number has doubled.
+        if waiting >= 2 * MANY && waiting.ilog2() > before.max(1).ilog2() {
             self.reclaim_remote_frees(&mut self.slow_state(), owner, None, false);
         }
-        Ok(())
+    }
+
+    fn receive_into(&self, cache: &mut StreamCache, slot: &CacheSlot) {
+        for block in slot.remote_queue.take() {
+            if let Err(unknown) = cache.free_remote(block, &slot.counters) {
+                // Its caller is gone; the next request reports it.
+                self.slow_path.unknown().push(unknown);
+            }
+        }
     }
 
     /// Caches a block of the central heap, or frees it there if it is too large for that.
@@ -233,7 +260,11 @@ impl Inner {
         force: bool,
     ) -> bool {
         let me = thread::number();
-        let pending = self.slot(id).lock.lock(me).take_remote_frees();
+        let slot = self.slot(id);
+        let mut cache = slot.lock.lock(me);
+        self.receive_into(&mut cache, slot);
+        let pending = cache.take_remote_frees();
+        drop(cache);
         if pending.is_empty() {
             return false;
         }
@@ -265,7 +296,6 @@ impl Inner {
                 (other, over)
             })
             .collect();
-        let slot = self.slot(id);
         let mut cache = slot.lock.lock(me);
         let mut any = false;
         for block in pending {

@@ -32,6 +32,7 @@ mod pin;
 pub(crate) mod random;
 mod recorded_events;
 mod refill;
+mod remote_queue;
 mod size_classes;
 mod sleep;
 mod slow_path;
@@ -408,7 +409,11 @@ unsafe impl MemoryResource for Arena {
             match inner.owner_of(address, size) {
                 Some(owner) if owner == id => return inner.free_to_pages(id, start, size),
                 None if !is_small(size) => return inner.free_large(id, start, size),
-                _ => {}
+                Some(owner) => {
+                    inner.free_remote(owner, id, start, size);
+                    return Ok(());
+                }
+                None => {}
             }
         }
         inner.deallocate_slowly(address, size, stream)

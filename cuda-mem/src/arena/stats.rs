@@ -161,7 +161,7 @@ impl Inner {
         };
         let caches = self.caches.iter().flat_map(|(_, slot)| {
             let threads = slot.threads.iter().map(|cache| &cache.counters);
-            threads.chain([&slot.counters])
+            threads.chain([&slot.counters, &slot.remote_queue.counters])
         });
         let (mut units, mut blocks) = (0_u64, 0_u64);
         for counters in caches.chain([&self.central.counters]) {
@@ -202,7 +202,7 @@ impl Arena {
         let me = thread::number();
         for (_, slot) in self.0.caches.iter() {
             let cache = slot.lock.lock(me);
-            let waiting = cache.remote_units();
+            let waiting = cache.remote_units() + slot.remote_queue.units();
             space.cached += cache.last_freed_units() * UNIT;
             space.pending += waiting * UNIT;
             space.kept += cache.heap().total_units() * UNIT;
