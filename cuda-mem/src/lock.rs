@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockW
 
 use once_cell::sync::OnceCell;
 
+use crate::biased::lock::{BiasedLock, Guard};
+use crate::biased::thread;
 use crate::error::{Error, Result};
 use crate::report;
 
@@ -84,6 +86,24 @@ impl<T> SpinLock<T> {
     }
 }
 
+/// A lock that costs the thread which takes it most no locked instruction.
+#[derive(Debug)]
+pub(crate) struct UsualThreadLock<T>(BiasedLock<T>);
+
+impl<T: Default> Default for UsualThreadLock<T> {
+    fn default() -> Self {
+        Self(BiasedLock::new(thread::number(), T::default()))
+    }
+}
+
+impl<T> UsualThreadLock<T> {
+    /// Waits for the lock. `None` in a fork.
+    #[inline]
+    pub(crate) fn lock_unless_forked(&self) -> Option<Guard<'_, T>> {
+        (!report::is_forked()).then(|| self.0.lock(thread::number()))
+    }
+}
+
 /// A value that is made once. Others wait for the thread that makes it, so it is a lock too.
 #[derive(Debug)]
 pub(crate) struct LockedOnce<T>(OnceCell<T>);
@@ -118,12 +138,14 @@ mod tests {
             SharedLock::new(2),
             SpinLock(spin::Mutex::new(3)),
         );
+        let usual = UsualThreadLock::<u8>::default();
         let once = LockedOnce::new();
         once.get_or_try_init(|| Ok(4)).expect("not a fork");
         let held = (
             lock.lock().expect("not a fork"),
             shared.write().expect("not a fork"),
             spin.lock_unless_forked().expect("not a fork"),
+            usual.lock_unless_forked().expect("not a fork"),
         );
         // SAFETY: the child only asks the locks and ends with _exit.
         let child = unsafe { libc::fork() };
@@ -136,6 +158,7 @@ mod tests {
                 && shared.read().is_err_and(|error| refuses(&error))
                 && shared.write().is_err_and(|error| refuses(&error))
                 && spin.lock_unless_forked().is_none()
+                && usual.lock_unless_forked().is_none()
                 && once
                     .get_or_try_init(|| Ok(5))
                     .is_err_and(|error| refuses(&error));

@@ -10,7 +10,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::from_upstream;
 use crate::error::{Bytes, Result, took_effect};
-use crate::lock::SpinLock;
+use crate::lock::UsualThreadLock;
 use crate::resource::MemoryResource;
 use crate::stream::Stream;
 
@@ -25,8 +25,7 @@ pub struct Counter {
     pub total: u64,
 }
 
-/// What a [`Counter`] is made of. Each change is one store, seldom two: what the lock is held for is what others wait for,
-/// and the processor too, which takes no lock before all stores are done.
+/// What a [`Counter`] is made of. Each change is one store, seldom two: others wait for as long as the lock is held.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     added: u64,
@@ -165,15 +164,9 @@ impl fmt::Display for Statistics {
 /// ```
 pub struct StatisticsAdaptor<U> {
     upstream: U,
-    /// All in one, so that a peak is the peak of a sum that was. A spin lock, because it is held for a few
-    /// instructions only, and releasing it costs a plain store.
-    counts: Line<SpinLock<Counts>>,
+    /// All in one, so that a peak is the peak of a sum that was.
+    counts: UsualThreadLock<Counts>,
 }
-
-/// On cache lines of its own, so that the lock and all that it guards come together.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Line<T>(T);
 
 impl<U: fmt::Debug> fmt::Debug for StatisticsAdaptor<U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,7 +179,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     pub fn new(upstream: U) -> Self {
         Self {
             upstream,
-            counts: Line::default(),
+            counts: UsualThreadLock::default(),
         }
     }
 
@@ -198,13 +191,13 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
     /// The counts, all of one moment. Nothing in a fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        let counts = self.counts.0.lock_unless_forked().map(|counts| *counts);
+        let counts = self.counts.lock_unless_forked().map(|counts| *counts);
         counts.unwrap_or_default().statistics()
     }
 
     /// Sets the peaks back to what there is now.
     pub fn reset_peaks(&self) {
-        if let Some(mut counts) = self.counts.0.lock_unless_forked() {
+        if let Some(mut counts) = self.counts.lock_unless_forked() {
             counts.bytes.reset_peak();
             counts.allocations.reset_peak();
         }
@@ -239,7 +232,7 @@ impl<U: MemoryResource> StatisticsAdaptor<U> {
 
     #[inline]
     fn count(&self, count: impl Fn(&mut Counts)) {
-        let Some(mut counts) = self.counts.0.lock_unless_forked() else {
+        let Some(mut counts) = self.counts.lock_unless_forked() else {
             return;
         };
         count(&mut counts);

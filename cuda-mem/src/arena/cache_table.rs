@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::biased_lock::BiasedLock;
 use super::counters::Counters;
 use super::last_freed::{MEDIUM, MEDIUM_AT_LEAST, SMALL, is_small};
 use super::page_map::{CacheId, PageMap};
@@ -15,6 +14,7 @@ use super::stream_cache::StreamCache;
 use super::thread_cache::ThreadCaches;
 use super::tlsf::{FreePages, Joins};
 use super::{PAGE_UNITS, UNIT, thread};
+use crate::biased::lock::BiasedLock;
 
 /// A stream cache, on cache lines of its own.
 #[derive(Debug)]

@@ -5,12 +5,11 @@
 //! front of it ([`thread_cache`]). Large blocks come from the central heap
 //! ([`central_heap`]), where those of all streams lie side by side. Both are TLSF heaps ([`tlsf`]). A free block of the
 //! central heap knows its last use ([`last_use`]); for another stream the arena finds out whether that is done, or
-//! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`biased_lock`]). The
+//! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`lock`](crate::biased::lock)). The
 //! bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face the driver.
 
 mod attached_stream;
 mod backing;
-mod biased_lock;
 mod builder;
 mod cache_pages;
 mod cache_table;
@@ -46,13 +45,9 @@ mod trim;
 mod unrecorded;
 mod user_size_classes;
 
-/// What the lock is made of; a checker of the memory model puts its own in place.
+/// What the notes of late waits are made of; a checker of the memory model puts its own in place.
 mod sync {
-    pub(super) use std::cell::UnsafeCell;
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-    pub(super) use std::sync::{Mutex, MutexGuard};
-
-    pub(super) use crate::biased::sync::relax;
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 pub use builder::ArenaBuilder;
@@ -68,7 +63,7 @@ use std::sync::{Arc, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use crate::barrier;
+use crate::biased::lock::{self, BiasedLock};
 use crate::biased::thread;
 use crate::device::Device;
 use crate::error::Result;
@@ -79,7 +74,6 @@ use crate::stream::Stream;
 use crate::{after_wait, report};
 
 use backing::Backing;
-use biased_lock::BiasedLock;
 use cache_table::{CacheSlot, CacheTable};
 use central_heap::CentralHeap;
 use counters::Counters;
@@ -183,7 +177,7 @@ impl Central {
     }
 
     #[inline]
-    fn lock(&self, thread: u64) -> biased_lock::Guard<'_, CentralHeap> {
+    fn lock(&self, thread: u64) -> lock::Guard<'_, CentralHeap> {
         self.heap.lock(thread)
     }
 }

@@ -11,10 +11,10 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::biased_lock::BiasedLock;
 use super::counters::{Counters, Home};
 use super::last_freed::{Block, LastFreed};
 use super::page_map::CacheId;
+use crate::biased::lock::BiasedLock;
 
 /// How often a thread comes to a stream's lock before it gets a cache: more often than a lock is biased anew at first.
 const TRIES: u32 = 1024;

@@ -12,8 +12,8 @@
 
 // The tests need not use all of it.
 #[allow(dead_code)]
-#[path = "../../../cuda-mem/src/arena/biased_lock.rs"]
-mod biased_lock;
+#[path = "../../../cuda-mem/src/biased/lock.rs"]
+mod lock;
 
 #[allow(dead_code, clippy::duplicate_mod)]
 #[path = "../../../cuda-mem/src/biased/count.rs"]

@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::barrier;
-use super::biased_lock::BiasedLock;
+use super::lock::BiasedLock;
 
 /// The threads' numbers. The lock belongs to the first one at the beginning.
 const FIRST: u64 = 1;

@@ -11,6 +11,8 @@ use super::source::{Rust, Text};
 const LAYERS: [&str; 47] = [
     "error",
     "report",
+    "barrier",
+    "biased",
     "lock",
     "origin",
     "pages",
@@ -18,8 +20,6 @@ const LAYERS: [&str; 47] = [
     "epoch",
     "deferred",
     "after_wait",
-    "barrier",
-    "biased",
     "raw",
     "recording",
     "driver",

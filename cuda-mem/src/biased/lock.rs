@@ -30,7 +30,7 @@ const LONGEST_STREAK: u32 = 1 << 10;
 /// Threads that can become owners.
 const OWNERS: usize = 8;
 
-pub(super) struct BiasedLock<T> {
+pub(crate) struct BiasedLock<T> {
     /// The owner's number times [`OWNERS`], and the number of its flag.
     owner: AtomicU64,
     /// Each is written by one thread only.
@@ -71,7 +71,7 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 impl<T> BiasedLock<T> {
     /// The lock is the own of this thread at first.
-    pub(super) fn new(thread: u64, value: T) -> Self {
+    pub(crate) fn new(thread: u64, value: T) -> Self {
         let mut slow = Slow {
             last: NOBODY,
             streak: 0,
@@ -93,7 +93,7 @@ impl<T> BiasedLock<T> {
     ///
     /// [`thread_number`]: super::thread::number
     #[inline]
-    pub(super) fn lock(&self, thread: u64) -> Guard<'_, T> {
+    pub(crate) fn lock(&self, thread: u64) -> Guard<'_, T> {
         match self.lock_by_owner(thread) {
             Some(guard) => guard,
             None => self.lock_slowly(thread),
@@ -102,13 +102,13 @@ impl<T> BiasedLock<T> {
 
     /// Whether the lock is biased to this thread now.
     #[inline]
-    pub(super) fn is_biased_to(&self, thread: u64) -> bool {
+    pub(crate) fn is_biased_to(&self, thread: u64) -> bool {
         self.owner.load(Ordering::Relaxed) / OWNERS as u64 == thread
     }
 
     /// As [`lock`](Self::lock), if the lock is biased to this thread.
     #[inline]
-    pub(super) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
+    pub(crate) fn lock_by_owner(&self, thread: u64) -> Option<Guard<'_, T>> {
         // Acquire: whoever gave the value to this thread wrote to the value before.
         let owner = self.owner.load(Ordering::Acquire);
         if owner / OWNERS as u64 == thread {
@@ -187,7 +187,7 @@ enum Held<'a> {
 }
 
 /// The value, until it is dropped.
-pub(super) struct Guard<'a, T> {
+pub(crate) struct Guard<'a, T> {
     lock: &'a BiasedLock<T>,
     held: Held<'a>,
 }
@@ -229,5 +229,5 @@ impl<T> fmt::Debug for BiasedLock<T> {
 
 // Loom compiles this file too, and has tests of its own.
 #[cfg(all(test, not(loom)))]
-#[path = "biased_lock/tests.rs"]
+#[path = "lock/tests.rs"]
 mod tests;
