@@ -1,7 +1,7 @@
 //! Workloads replayed over each resource.
 
 use std::alloc::Layout;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use cuda_mem::{Device, Stream};
@@ -17,9 +17,12 @@ pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource
      kernels: the first pass on a new resource, then the median of 11 more; what is left alive is freed between \
      passes, untimed, and streams are not synchronised within a pass. peak: bytes reserved at most over \
      bytes asked for at most, over all passes. calls: driver calls of the arena an operation of the warm passes, \
-     queries of idle streams and moves among them";
+     queries of idle streams and moves among them. worst: the longest allocation of a warm pass, the median of \
+     5 more passes";
 
 const WARM_PASSES: usize = 11;
+/// Warm passes in which each allocation is timed.
+const TIMED_PASSES: usize = 5;
 
 pub(crate) struct Run {
     workload: String,
@@ -29,6 +32,8 @@ pub(crate) struct Run {
     warm_ns: f64,
     /// Driver calls of the arena an operation of the warm passes.
     warm_calls: Option<f64>,
+    /// Microseconds of the longest allocation of a warm pass.
+    worst_us: f64,
     peak_asked: u64,
     peak_reserved: u64,
 }
@@ -56,6 +61,9 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
             let warm = warm?;
             let calls = driver_calls(&resource).zip(calls_before);
             let operations = (WARM_PASSES * steps.len()) as f64;
+            let worst: Result<Vec<f64>> = (0..TIMED_PASSES)
+                .map(|_| worst(&resource, &streams, &steps, workload.slots))
+                .collect();
             runs.push(Run {
                 workload: workload.name.clone(),
                 subject,
@@ -63,6 +71,7 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
                 first_ns,
                 warm_ns: middle(warm),
                 warm_calls: calls.map(|(after, before)| (after - before) as f64 / operations),
+                worst_us: middle(worst?),
                 peak_asked: workload.peak,
                 peak_reserved: resource.peak_reserved()?,
             });
@@ -103,12 +112,53 @@ fn steps(workload: &Workload) -> Result<Vec<Step>> {
 
 /// Nanoseconds an operation.
 fn pass(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) -> Result<f64> {
+    let elapsed = replay(resource, streams, steps, slots, &mut ())?;
+    Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
+}
+
+/// Microseconds of the longest allocation.
+fn worst(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) -> Result<f64> {
+    let mut longest = Duration::ZERO;
+    replay(resource, streams, steps, slots, &mut longest)?;
+    Ok(longest.as_nanos() as f64 / 1e3)
+}
+
+/// What looks at each allocation.
+trait Watch {
+    fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T;
+}
+
+impl Watch for () {
+    #[inline]
+    fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        call()
+    }
+}
+
+/// The longest.
+impl Watch for Duration {
+    #[inline]
+    fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let got = call();
+        *self = start.elapsed().max(*self);
+        got
+    }
+}
+
+fn replay(
+    resource: &Subject,
+    streams: &[Stream],
+    steps: &[Step],
+    slots: usize,
+    watch: &mut impl Watch,
+) -> Result<Duration> {
     let mut live = vec![(0_u64, layout(0)?, 0_usize); slots];
     let start = Instant::now();
     for step in steps {
         match *step {
             Step::Allocate(slot, layout, stream) => {
-                let address = resource.allocate(layout, &streams[stream])?;
+                let address = watch.allocation(|| resource.allocate(layout, &streams[stream]))?;
                 live[slot] = (address, layout, stream);
             }
             Step::Free(slot, stream) => {
@@ -126,7 +176,7 @@ fn pass(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) ->
     }
     let context = streams.first().context("no stream")?.context();
     context.synchronize()?;
-    Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
+    Ok(elapsed)
 }
 
 pub(crate) fn json(runs: &[Run]) -> Value {
@@ -139,6 +189,7 @@ pub(crate) fn json(runs: &[Run]) -> Value {
                 "first_ns": run.first_ns,
                 "warm_ns": run.warm_ns,
                 "warm_calls": run.warm_calls,
+                "worst_us": run.worst_us,
                 "peak_asked": run.peak_asked,
                 "peak_reserved": run.peak_reserved,
             })
@@ -149,20 +200,29 @@ pub(crate) fn json(runs: &[Run]) -> Value {
 pub(crate) fn show(runs: &[Run]) {
     println!("\ntraces: {METHOD}\n");
     println!(
-        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>8} {:>14} {:>8}",
-        "workload", "subject", "operations", "first", "warm", "calls", "reserved, MB", "peak"
+        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>8} {:>12} {:>14} {:>8}",
+        "workload",
+        "subject",
+        "operations",
+        "first",
+        "warm",
+        "calls",
+        "worst",
+        "reserved, MB",
+        "peak"
     );
     for run in runs {
         let calls = run.warm_calls.map(|calls| format!("{calls:.3}"));
         let calls = calls.unwrap_or_default();
         println!(
-            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>8} {:>14.0} {:>8.4}",
+            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>8} {:>9.1} us {:>14.0} {:>8.4}",
             run.workload,
             run.subject,
             run.operations,
             run.first_ns,
             run.warm_ns,
             calls,
+            run.worst_us,
             run.peak_reserved as f64 / 1e6,
             run.peak_reserved as f64 / run.peak_asked as f64,
         );
