@@ -4,7 +4,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::Result;
-use cuda_mem::{Arena, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
+use cuda_mem::{
+    Arena, ArenaStats, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy,
+};
 
 use crate::busy::{CELLS, Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
 
@@ -32,13 +34,22 @@ fn over_pool(device: &Device, cell: Cell, length: Length) -> Result<Held> {
     })
 }
 
-/// What the arena held, and its driver calls.
-fn over_arena(device: &Device, cell: Cell, length: Length) -> Result<(Held, u64)> {
-    let arena = Arena::builder(device).reuse(cell.reuse).build()?;
+/// What the arena held, and its numbers. With the slack of the arena, unless that is left as it is.
+fn over_arena(
+    device: &Device,
+    cell: Cell,
+    length: Length,
+    slack: Option<f64>,
+) -> Result<(Held, ArenaStats)> {
+    let builder = Arena::builder(device).reuse(cell.reuse);
+    let arena = match slack {
+        Some(slack) => builder.slack(slack).build()?,
+        None => builder.build()?,
+    };
     let done = run(device, &Resource::from(arena.clone()), cell, length)?;
     let stats = arena.stats();
     let reserved = stats.reserved_peak;
-    Ok((Held { done, reserved }, stats.driver_calls))
+    Ok((Held { done, reserved }, stats))
 }
 
 fn is_out_of_memory(error: &anyhow::Error) -> bool {
@@ -73,7 +84,7 @@ pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result
             operations: operations(cell),
             time: TIME,
         };
-        let (arena, calls) = over_arena(device, cell, length)?;
+        let (arena, stats) = over_arena(device, cell, length, None)?;
         let pool = match over_pool(device, cell, length) {
             Ok(pool) => pool,
             Err(error) if is_out_of_memory(&error) => {
@@ -93,7 +104,7 @@ pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result
             mib(arena.done.asked),
             mib(pool.reserved),
             mib(arena.reserved),
-            calls as f64 / arena.done.operations as f64,
+            stats.driver_calls as f64 / arena.done.operations as f64,
             pool.done.seconds,
             arena.done.seconds,
         );
@@ -105,6 +116,47 @@ pub(crate) fn measure(device: &Device, numbers: RangeInclusive<usize>) -> Result
     worst.sort_by(|one, other| other.0.total_cmp(&one.0));
     let above = worst.iter().filter(|(ratio, _)| *ratio > 1.25);
     println!("\n{} of {} above 1.25", above.count(), worst.len());
+    Ok(())
+}
+
+/// Bytes a stream that an arena may hold beyond its slack.
+const A_STREAM: u64 = 2 << 20;
+
+/// The cells over arenas with this slack: a line for each that holds more than it says.
+pub(crate) fn slack(device: &Device, slack: f64, numbers: RangeInclusive<usize>) -> Result<()> {
+    println!(
+        "\nslack {slack}: each program over a new arena; listed if that held more than {slack} of its demand_peak and \
+         {A_STREAM} bytes a stream, or 32 MiB\n"
+    );
+    println!(
+        "cell     demand   reserved  reserved/demand  beyond slack   stranded  streams  program"
+    );
+    let (mut all, mut beyond) = (0, 0);
+    let asked = cells(CELLS).into_iter().enumerate();
+    for (number, cell) in asked.filter(|(number, _)| numbers.contains(number)) {
+        let length = Length {
+            operations: operations(cell),
+            time: TIME,
+        };
+        let (held, stats) = over_arena(device, cell, length, Some(slack))?;
+        all += 1;
+        let streams = A_STREAM * stats.streams;
+        let most = (stats.demand_peak as f64 * slack) as u64 + streams;
+        if held.reserved <= most.max(32 << 20) {
+            continue;
+        }
+        beyond += 1;
+        println!(
+            "{number:>4}  {:>5.0} MiB  {:>5.0} MiB  {:>15.3}  {:>12}  {:>5.0} MiB  {:>7}  {cell}",
+            mib(stats.demand_peak),
+            mib(held.reserved),
+            held.reserved as f64 / stats.demand_peak as f64,
+            stats.beyond_slack,
+            mib(stats.stranded),
+            stats.streams,
+        );
+    }
+    println!("\n{beyond} of {all} beyond a slack of {slack}");
     Ok(())
 }
 
@@ -188,17 +240,17 @@ pub(crate) fn growth(device: &Device, operations: usize) -> Result<()> {
         let of = |held: &Held| held.reserved as f64 / held.done.asked as f64;
         let (short, long) = (length(operations), length(10 * operations));
         let pool = [short, long].map(|length| over_pool(device, cell, length));
-        let arena = [short, long].map(|length| over_arena(device, cell, length));
+        let arena = [short, long].map(|length| over_arena(device, cell, length, None));
         let [pool_short, pool_long] = pool;
         let [arena_short, arena_long] = arena;
         let (pool_short, pool_long) = (of(&pool_short?), of(&pool_long?));
-        let (long, calls) = arena_long?;
+        let (long, stats) = arena_long?;
         let (arena_short, arena_long) = (of(&arena_short?.0), of(&long));
         let change = arena_long / arena_short;
         let of_the_pools = change / (pool_long / pool_short);
         println!(
             "{pool_short:>5.2} {pool_long:>5.2}   {arena_short:>5.2} {arena_long:>5.2}   {of_the_pools:>10.2}   {:>18.4}  {name}",
-            calls as f64 / long.done.operations as f64,
+            stats.driver_calls as f64 / long.done.operations as f64,
         );
         programs += 1;
         grow += usize::from(change > 1.05 && of_the_pools > 1.05);

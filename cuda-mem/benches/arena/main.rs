@@ -6,8 +6,9 @@
 //! those of its bookkeeping, since what is measured warm asks no driver; the pool's say nothing.
 //!
 //! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of
-//! programs, `-- --growth [--operations N]` whether that grows with the operations, and `-- --calls [--operations N]` the
-//! driver calls of a warm arena by the number of streams.
+//! programs; with `--slack RATIO`, where an arena of that slack holds more than it says. `-- --growth [--operations N]`
+//! measures whether that grows with the operations, and `-- --calls [--operations N]` the driver calls of a warm arena by the
+//! number of streams.
 
 #[path = "../common/busy/mod.rs"]
 mod busy;
@@ -41,6 +42,16 @@ fn is_asked_for(name: &str) -> bool {
     std::env::var("CUDA_MEM_BENCH_ONLY").map_or(true, |only| name.contains(&only))
 }
 
+/// The number behind `--slack`.
+fn slack() -> Result<Option<f64>> {
+    let value = std::env::args()
+        .skip_while(|other| other != "--slack")
+        .nth(1);
+    value
+        .map(|value| value.parse().context("--slack wants a number"))
+        .transpose()
+}
+
 /// The number behind an option.
 fn number(option: &str) -> Result<Option<usize>> {
     let value = std::env::args().skip_while(|other| other != option).nth(1);
@@ -65,7 +76,10 @@ fn main() -> Result<()> {
         if has("--footprint") {
             let first = number("--first")?.unwrap_or(0);
             let last = number("--last")?.unwrap_or(busy::CELLS);
-            footprint::measure(&device, first..=last)?;
+            match slack()? {
+                Some(slack) => footprint::slack(&device, slack, first..=last)?,
+                None => footprint::measure(&device, first..=last)?,
+            }
         }
         if has("--growth") {
             footprint::growth(&device, number("--operations")?.unwrap_or(20_000))?;

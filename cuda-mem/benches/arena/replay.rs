@@ -1,6 +1,7 @@
 //! Workloads replayed over each resource.
 
 use std::alloc::Layout;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -9,20 +10,26 @@ use cuda_mem_trace::Op;
 use serde_json::{Value, json};
 
 use crate::common::middle;
+use crate::is_asked_for;
 use crate::subjects::{Subject, layout};
 use crate::workloads::{Workload, all};
-use crate::{SUBJECTS, is_asked_for};
 
 pub(crate) const METHOD: &str = "nanoseconds an operation through MemoryResource, on one thread, without \
      kernels: the first pass on a new resource, then the median of 11 more; what is left alive is freed between \
      passes, untimed, and streams are not synchronised within a pass. peak: bytes reserved at most over \
      bytes asked for at most, over all passes. calls: driver calls of the arena an operation of the warm passes, \
-     queries of idle streams and moves among them. worst: the longest allocation of a warm pass, the median of \
-     5 more passes";
+     queries of idle streams and moves among them. thread: an arena with a thread of its own, and \
+     the processor time of that thread an operation. worst: the longest allocation of a warm pass, the median of \
+     5 more passes. paced: the same where an operation begins 5 us after the one before at the earliest, as in a program \
+     that launches kernels";
+
+const SUBJECTS: [&str; 3] = ["pool", "arena", "thread"];
 
 const WARM_PASSES: usize = 11;
 /// Warm passes in which each allocation is timed.
 const TIMED_PASSES: usize = 5;
+/// About what a launch of a kernel takes.
+const PACE: Duration = Duration::from_micros(5);
 
 pub(crate) struct Run {
     workload: String,
@@ -32,8 +39,12 @@ pub(crate) struct Run {
     warm_ns: f64,
     /// Driver calls of the arena an operation of the warm passes.
     warm_calls: Option<f64>,
+    /// Processor time of the arena's own thread an operation of these passes, in nanoseconds.
+    thread_ns: Option<f64>,
     /// Microseconds of the longest allocation of a warm pass.
     worst_us: f64,
+    /// The same where operations begin no sooner than [`PACE`] after each other.
+    paced_us: f64,
     peak_asked: u64,
     peak_reserved: u64,
 }
@@ -55,15 +66,23 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
             let resource = Subject::new(subject, device)?;
             let first_ns = pass(&resource, &streams, &steps, workload.slots)?;
             let calls_before = driver_calls(&resource);
+            let ran_before = ran();
             let warm: Result<Vec<f64>> = (0..WARM_PASSES)
                 .map(|_| pass(&resource, &streams, &steps, workload.slots))
                 .collect();
             let warm = warm?;
+            let ran = ran().zip(ran_before).map(|(after, before)| after - before);
             let calls = driver_calls(&resource).zip(calls_before);
             let operations = (WARM_PASSES * steps.len()) as f64;
-            let worst: Result<Vec<f64>> = (0..TIMED_PASSES)
-                .map(|_| worst(&resource, &streams, &steps, workload.slots))
-                .collect();
+            let mut worst = |pace| {
+                let passes = (0..TIMED_PASSES).map(|_| {
+                    let mut longest = Longest::new(pace);
+                    replay(&resource, &streams, &steps, workload.slots, &mut longest)?;
+                    Ok(longest.longest.as_nanos() as f64 / 1e3)
+                });
+                Ok(middle(passes.collect::<Result<_>>()?))
+            };
+            let (worst_us, paced_us): (Result<f64>, Result<f64>) = (worst(None), worst(Some(PACE)));
             runs.push(Run {
                 workload: workload.name.clone(),
                 subject,
@@ -71,10 +90,13 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
                 first_ns,
                 warm_ns: middle(warm),
                 warm_calls: calls.map(|(after, before)| (after - before) as f64 / operations),
-                worst_us: middle(worst?),
+                thread_ns: ran.map(|ran| ran as f64 / operations),
+                worst_us: worst_us?,
+                paced_us: paced_us?,
                 peak_asked: workload.peak,
                 peak_reserved: resource.peak_reserved()?,
             });
+            if let Subject::Arena(a) = &resource {}
             drop(resource);
             context.synchronize()?;
         }
@@ -88,6 +110,17 @@ fn driver_calls(subject: &Subject) -> Option<u64> {
         Subject::Pool(_) => None,
         Subject::Arena(arena) => Some(arena.stats().driver_calls),
     }
+}
+
+/// Nanoseconds that an arena's own thread had a processor, if there is one.
+fn ran() -> Option<u64> {
+    let threads = fs::read_dir("/proc/self/task").ok()?;
+    threads.flatten().find_map(|thread| {
+        let read = |name: &str| fs::read_to_string(thread.path().join(name));
+        let is_arenas = read("comm").is_ok_and(|name| name.trim_end() == "cuda-mem-arena");
+        let times = read("schedstat").ok().filter(|_| is_arenas)?;
+        times.split_whitespace().next()?.parse().ok()
+    })
 }
 
 /// An operation with all that is known before, so that the loop adds as little as it can.
@@ -116,16 +149,12 @@ fn pass(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) ->
     Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
 }
 
-/// Microseconds of the longest allocation.
-fn worst(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) -> Result<f64> {
-    let mut longest = Duration::ZERO;
-    replay(resource, streams, steps, slots, &mut longest)?;
-    Ok(longest.as_nanos() as f64 / 1e3)
-}
-
 /// What looks at each allocation.
 trait Watch {
     fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T;
+
+    /// Called before each operation.
+    fn operation(&mut self) {}
 }
 
 impl Watch for () {
@@ -135,14 +164,38 @@ impl Watch for () {
     }
 }
 
-/// The longest.
-impl Watch for Duration {
-    #[inline]
+/// The longest allocation, and how long each operation takes at least.
+struct Longest {
+    longest: Duration,
+    pace: Option<Duration>,
+    next: Instant,
+}
+
+impl Longest {
+    fn new(pace: Option<Duration>) -> Self {
+        Self {
+            longest: Duration::ZERO,
+            pace,
+            next: Instant::now(),
+        }
+    }
+}
+
+impl Watch for Longest {
     fn allocation<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let got = call();
-        *self = start.elapsed().max(*self);
+        self.longest = start.elapsed().max(self.longest);
         got
+    }
+
+    fn operation(&mut self) {
+        if let Some(pace) = self.pace {
+            while Instant::now() < self.next {
+                std::hint::spin_loop();
+            }
+            self.next = Instant::now() + pace;
+        }
     }
 }
 
@@ -156,6 +209,7 @@ fn replay(
     let mut live = vec![(0_u64, layout(0)?, 0_usize); slots];
     let start = Instant::now();
     for step in steps {
+        watch.operation();
         match *step {
             Step::Allocate(slot, layout, stream) => {
                 let address = watch.allocation(|| resource.allocate(layout, &streams[stream]))?;
@@ -189,7 +243,9 @@ pub(crate) fn json(runs: &[Run]) -> Value {
                 "first_ns": run.first_ns,
                 "warm_ns": run.warm_ns,
                 "warm_calls": run.warm_calls,
+                "thread_ns": run.thread_ns,
                 "worst_us": run.worst_us,
+                "paced_us": run.paced_us,
                 "peak_asked": run.peak_asked,
                 "peak_reserved": run.peak_reserved,
             })
@@ -200,29 +256,35 @@ pub(crate) fn json(runs: &[Run]) -> Value {
 pub(crate) fn show(runs: &[Run]) {
     println!("\ntraces: {METHOD}\n");
     println!(
-        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>8} {:>12} {:>14} {:>8}",
+        "{:<30} {:<8} {:>10} {:>12} {:>12} {:>8} {:>10} {:>12} {:>12} {:>14} {:>8}",
         "workload",
         "subject",
         "operations",
         "first",
         "warm",
         "calls",
+        "thread",
         "worst",
+        "paced",
         "reserved, MB",
         "peak"
     );
     for run in runs {
         let calls = run.warm_calls.map(|calls| format!("{calls:.3}"));
         let calls = calls.unwrap_or_default();
+        let thread = run.thread_ns.map(|ns| format!("{ns:.1} ns"));
+        let thread = thread.unwrap_or_default();
         println!(
-            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>8} {:>9.1} us {:>14.0} {:>8.4}",
+            "{:<30} {:<8} {:>10} {:>9.1} ns {:>9.1} ns {:>8} {:>10} {:>9.1} us {:>9.1} us {:>14.0} {:>8.4}",
             run.workload,
             run.subject,
             run.operations,
             run.first_ns,
             run.warm_ns,
             calls,
+            thread,
             run.worst_us,
+            run.paced_us,
             run.peak_reserved as f64 / 1e6,
             run.peak_reserved as f64 / run.peak_asked as f64,
         );

@@ -18,11 +18,14 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// A new one: `pool` or `arena`.
+    /// A new one: `pool`, `arena`, or `thread` for an arena with a thread of its own.
     pub(crate) fn new(name: &str, device: &Device) -> Result<Self> {
         Ok(match name {
             "pool" => Self::Pool(MemoryPool::builder(device).build()?),
-            _ => Self::Arena(Arena::builder(device).build()?),
+            _ => {
+                let builder = Arena::builder(device).background_thread(name == "thread");
+                Self::Arena(builder.build()?)
+            }
         })
     }
 

@@ -1,8 +1,9 @@
 //! Making an arena.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use super::background::Background;
 use super::backing::{Backing, Upstream, Vmm};
 use super::cache_table::CacheTable;
 use super::late_waits::LateWaits;
@@ -45,6 +46,7 @@ pub struct ArenaBuilder {
     threshold: ReleaseThreshold,
     peers: Vec<Device>,
     fallback: Fallback,
+    background: bool,
 }
 
 impl ArenaBuilder {
@@ -59,6 +61,7 @@ impl ArenaBuilder {
             threshold: ReleaseThreshold::default(),
             peers: Vec::new(),
             fallback: Fallback::default(),
+            background: false,
         }
     }
 
@@ -156,6 +159,30 @@ impl ArenaBuilder {
         self
     }
 
+    /// Whether the arena has a thread of its own; it has none, unless told otherwise.
+    ///
+    /// When a large request found no free memory in one place, the thread makes another such place as the program frees
+    /// memory, so that the next request need not move memory or grow. What is beyond the
+    /// [release threshold](Self::release_threshold) goes back on that thread too, soon after a wait and not within it.
+    ///
+    /// The thread keeps no arena: it ends with the last handle. It sleeps while there is nothing to do, is absent in a
+    /// fork, does no harm to captures, and makes no driver call once the process exits. What it does counts in the
+    /// [statistics](Arena::stats). It does nothing where memory cannot move; see [`slack`](Self::slack).
+    ///
+    /// ```
+    /// use cuda_mem::{Arena, Driver};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let arena = Arena::builder(&device).background_thread(true).build()?;
+    /// assert_eq!(arena.stats().prepared, 0); // places made ahead of need
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn background_thread(mut self, has: bool) -> Self {
+        self.background = has;
+        self
+    }
+
     /// Other devices whose work may use the memory.
     #[doc(alias = "cuMemSetAccess")]
     pub fn access_from<'a>(mut self, devices: impl IntoIterator<Item = &'a Device>) -> Self {
@@ -176,7 +203,9 @@ impl ArenaBuilder {
     ///
     /// [`NotSupported`](crate::ErrorKind::NotSupported) if the device has no virtual memory management, and
     /// the fallback is refused or would not reach the other devices; [`InvalidValue`](crate::ErrorKind::InvalidValue)
-    /// if those are of another driver, the slack is below 1.0, or the share not above 0.0; else as the driver answers.
+    /// if those are of another driver, the slack is below 1.0, or the share not above 0.0;
+    /// [`Other`](crate::ErrorKind::Other) if the arena is to have a [thread](Self::background_thread) and the system has
+    /// none; else as the driver answers.
     #[doc(alias = "cuMemGetAllocationGranularity")]
     #[track_caller]
     pub fn build(self) -> Result<Arena> {
@@ -190,6 +219,7 @@ impl ArenaBuilder {
             threshold,
             mut peers,
             fallback,
+            background,
         } = self;
         if slack.is_nan() || slack < 1.0 {
             return Err(Error::invalid(format!(
@@ -217,8 +247,7 @@ impl ArenaBuilder {
                 .into_iter()
                 .fold(properties.devices, |set, peer| set.with(peer));
             let arena = assemble(Backing::Vmm(vmm), properties, reuse, (initial, slack));
-            arena.set_release_threshold(threshold);
-            return Ok(arena);
+            return start(arena, threshold, background);
         }
         if fallback == Fallback::Refuse || !peers.is_empty() {
             return Err(Error::not_supported(format!(
@@ -230,8 +259,7 @@ impl ArenaBuilder {
         let properties = upstream.memory_properties();
         let backing = Backing::Upstream(Upstream::new(upstream, max));
         let arena = assemble(backing, properties, reuse, (initial, slack));
-        arena.set_release_threshold(threshold);
-        Ok(arena)
+        start(arena, threshold, background)
     }
 
     #[track_caller]
@@ -240,6 +268,16 @@ impl ArenaBuilder {
         let backing = Backing::Upstream(Upstream::new(upstream, u64::MAX));
         assemble(backing, properties, ReusePolicy::DRIVER_DEFAULT, (0, SLACK))
     }
+}
+
+fn start(arena: Arena, threshold: ReleaseThreshold, background: bool) -> Result<Arena> {
+    if background {
+        let thread = Background::start(Arc::downgrade(&arena.0))?;
+        // There was none: the arena is new.
+        let _ = arena.0.background.set(thread);
+    }
+    arena.set_release_threshold(threshold);
+    Ok(arena)
 }
 
 #[track_caller]
@@ -272,6 +310,7 @@ fn assemble(
         caches: CacheTable::default(),
         central,
         slow_path: Arc::default(),
+        background: OnceLock::new(),
     };
     ledger::born(inner.item());
     let inner = Arc::new(inner);

@@ -351,6 +351,16 @@ impl CentralHeap {
         found.map(|id| self.heap.cut_of(id, start, units)).is_some()
     }
 
+    /// Whether there is a block of at least this size for any stream.
+    pub(super) fn has_block(&self, size: u32) -> bool {
+        let Tlsf {
+            headers, classes, ..
+        } = &self.heap;
+        let mut owned = classes.users();
+        classes.find_clean(headers, size).is_some()
+            || owned.any(|user| classes.find(headers, user, size).is_some())
+    }
+
     /// Where the usable memory begins that ends here, so that growth extends it.
     pub(super) fn usable_tail(&self, end: u64, own: CacheId) -> Option<u64> {
         let last = self.heap.tail(end)?;

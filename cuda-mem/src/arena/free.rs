@@ -119,6 +119,9 @@ impl Inner {
                 central.query_later(id);
             }
             drop(central);
+            if let Some(background) = self.background.get() {
+                background.freed(size);
+            }
             if is_worth_an_event {
                 self.record_batch(id);
             }

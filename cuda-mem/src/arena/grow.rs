@@ -91,7 +91,10 @@ impl Inner {
                 address,
                 usable_from: address - tail,
             };
-            let moved = self.move_to(from, rest, stream);
+            let moved = self.move_to(from, rest, stream.context());
+            if let Some(background) = self.background.get() {
+                background.was_short(size);
+            }
             rest = rest.saturating_sub(moved);
             place = Some(address + moved);
         }

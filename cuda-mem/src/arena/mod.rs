@@ -8,7 +8,9 @@
 //! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`lock`](crate::biased::lock)). The
 //! bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face the driver.
 
+mod ahead;
 mod attached_stream;
+mod background;
 mod backing;
 mod builder;
 mod cache_pages;
@@ -59,7 +61,7 @@ pub use stats::{ArenaBacking, ArenaStats, FreeSpace};
 use std::alloc::Layout;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
 
@@ -73,6 +75,7 @@ use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignm
 use crate::stream::Stream;
 use crate::{after_wait, report};
 
+use background::Background;
 use backing::Backing;
 use cache_table::{CacheSlot, CacheTable};
 use central_heap::CentralHeap;
@@ -157,6 +160,8 @@ struct Inner {
     caches: CacheTable,
     central: Central,
     slow_path: Arc<SlowPath>,
+    /// Its own thread, if it has one.
+    background: OnceLock<Background>,
 }
 
 /// The central heap behind its lock, and its counters, which are read without. On cache lines of its own, because every
@@ -242,7 +247,7 @@ impl Inner {
             return self.central.lock(me).allocate(size, id, counters);
         }
         let mut central = self.central.lock(me);
-        if self.caches.is_medium(size) {
+        if self.caches.is_medium(size) && central.has_met_others() {
             slot.keeping.met((self.number, id), || {
                 // Where streams do not wait for each other, what one keeps is lost to the others.
                 self.may_wait().then(|| central.take_freed_elsewhere(id))

@@ -6,8 +6,8 @@ use super::backing::Chunk;
 use super::last_use::LastUse;
 use super::slow_path::count;
 use super::{GRANULE, Inner, UNIT, thread};
+use crate::context::Context;
 use crate::epoch;
-use crate::stream::Stream;
 
 /// Growths beyond the slack, and when the next one is to look for memory that can move.
 #[derive(Debug, Default)]
@@ -72,14 +72,14 @@ impl Inner {
     /// Moves chunks that are free and done to a place, up to so many bytes or a little more. Returns how many came. For
     /// the thread that has the turn to grow.
     #[cold]
-    pub(super) fn move_to(&self, place: Place, bytes: u64, stream: &Stream) -> u64 {
+    pub(super) fn move_to(&self, place: Place, bytes: u64, context: &Context) -> u64 {
         let may_move = self.may_query() && self.backing.can_move();
         let free = self.backing.reserved().current();
         let free = free.saturating_sub(self.stats().live);
         // Where little is free a look finds nothing, and says nothing about later ones.
         let is_much = free >= bytes.min(MUCH);
         let (moved, movable) = if may_move && is_much && self.moves.is_due() {
-            self.move_up_to(place, bytes, stream)
+            self.move_up_to(place, bytes, context)
         } else {
             (0, 0)
         };
@@ -93,12 +93,19 @@ impl Inner {
     }
 
     /// How many bytes came, and how many could have been moved.
-    fn move_up_to(&self, place: Place, bytes: u64, stream: &Stream) -> (u64, u64) {
-        let mut moved = 0;
+    fn move_up_to(&self, place: Place, bytes: u64, context: &Context) -> (u64, u64) {
         let (chunks, movable) = self.take_movable(place, bytes);
+        let moved = self.move_chunks(chunks, place, context);
+        self.moves.tried(moved > 0);
+        (moved, movable)
+    }
+
+    /// Moves chunks that [`take_movable`](Self::take_movable) returned. Returns how many bytes came.
+    pub(super) fn move_chunks(&self, chunks: Vec<Chunk>, place: Place, context: &Context) -> u64 {
+        let mut moved = 0;
         for chunk in chunks {
             // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
-            let came = unsafe { self.backing.relocate(chunk, place.address + moved, stream) };
+            let came = unsafe { self.backing.relocate(chunk, place.address + moved, context) };
             self.pins.has_left(chunk);
             let now = match came {
                 Some(came) => {
@@ -112,13 +119,12 @@ impl Inner {
             };
             self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);
         }
-        self.moves.tried(moved > 0);
-        (moved, movable)
+        moved
     }
 
     /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more. Says also how many
     /// bytes are in such chunks.
-    fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
+    pub(super) fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
         let me = thread::number();
         let mut state = self.slow_state();
         // Memory may move only once the host knows that its use is done.

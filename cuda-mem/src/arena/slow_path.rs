@@ -119,6 +119,7 @@ pub(super) struct SlowCounters {
     pub(super) moved: AtomicU64,
     pub(super) beyond_slack: AtomicU64,
     pub(super) stranded: AtomicU64,
+    pub(super) prepared: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64) {

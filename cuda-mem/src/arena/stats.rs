@@ -60,11 +60,16 @@ pub struct ArenaStats {
     pub released: u64,
     /// How many pieces of physical memory it has moved to another address.
     pub moved: u64,
+    /// The most bytes that were allocated and asked for when the arena grew; its [slack](super::ArenaBuilder::slack) is a
+    /// multiple of this.
+    pub demand_peak: u64,
     /// How often it made physical memory beyond its [slack](super::ArenaBuilder::slack), because what was free could not
     /// move: it was in use still, or no piece was free as a whole.
     pub beyond_slack: u64,
     /// Bytes that were free and could not move when it did so last.
     pub stranded: u64,
+    /// How often its [own thread](super::ArenaBuilder::background_thread) made a place for a large block ahead of need.
+    pub prepared: u64,
     /// Driver calls that the arena has made; without those of a resource that it takes blocks of.
     pub driver_calls: u64,
     /// Streams that it has memory for, or had.
@@ -153,8 +158,10 @@ impl Inner {
             grown: slow_counters(&self.slow_path.counters.grown),
             released: slow_counters(&self.slow_path.counters.released),
             moved: slow_counters(&self.slow_path.counters.moved),
+            demand_peak: self.mark.load(Ordering::Relaxed),
             beyond_slack: slow_counters(&self.slow_path.counters.beyond_slack),
             stranded: slow_counters(&self.slow_path.counters.stranded),
+            prepared: slow_counters(&self.slow_path.counters.prepared),
             driver_calls: self.backing.calls() + slow_counters(&self.slow_path.calls.calls),
             streams: self.caches.count() as u64,
             ..ArenaStats::default()

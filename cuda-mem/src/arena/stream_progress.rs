@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::attached_stream::AttachedStream;
 use super::page_map::CacheId;
 use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, harmlessly};
+use crate::context::Context;
 use crate::epoch::{self, Progress};
 use crate::error::Result;
 use crate::stream::Stream;
@@ -261,6 +262,11 @@ impl StreamProgress {
             }
             _ => Ok(false),
         }
+    }
+
+    /// The context of the attached stream.
+    pub(super) fn context(&self) -> Option<&Context> {
+        self.attached.as_ref().map(|attached| &attached.context)
     }
 
     pub(super) fn done(&self) -> u64 {

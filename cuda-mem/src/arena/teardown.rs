@@ -50,8 +50,14 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // In a fork it is the parent's. A cache that another thread was making cannot be dropped.
         if report::is_forked() {
+            if let Some(background) = self.background.get() {
+                background.forget();
+            }
             std::mem::forget(std::mem::take(&mut self.caches));
             return;
+        }
+        if let Some(background) = self.background.get() {
+            background.stop();
         }
         ledger::ended(&self.item());
         // Streams that end meanwhile wait for this lock, and find an empty state. They do not record their end then.

@@ -27,14 +27,32 @@ const ROUNDS: u32 = 16;
 
 impl AfterWait for Inner {
     fn after_wait(&self) {
+        let Some(background) = self.background.get() else {
+            return self.give_back_beyond_threshold();
+        };
+        if self.is_beyond_threshold() {
+            background.trim();
+        }
+    }
+}
+
+impl Inner {
+    /// Whether anything may go back after a wait.
+    fn is_beyond_threshold(&self) -> bool {
+        let keep = self.threshold.load(Ordering::Relaxed);
+        let held = self.backing.reserved().current();
+        // Without a granule of free memory there is nothing that could go back.
+        held > keep && held.saturating_sub(self.stats().live) >= GRANULE
+    }
+
+    /// Gives back what the arena is not to keep, as far as waits have shown that it is done.
+    pub(super) fn give_back_beyond_threshold(&self) {
         self.late_waits.count();
         for _ in 0..ROUNDS {
-            let keep = self.threshold.load(Ordering::Relaxed);
-            let held = self.backing.reserved().current();
-            // Without a granule of free memory there is nothing that could go back.
-            if held <= keep || held.saturating_sub(self.stats().live) < GRANULE {
+            if !self.is_beyond_threshold() {
                 return;
             }
+            let keep = self.threshold.load(Ordering::Relaxed);
             // Another thread grows, and needs memory; or it gives back, and looks once more when it is through.
             let Some(turn) = self.backing.try_growing() else {
                 return;

@@ -17,6 +17,7 @@ use std::sync::PoisonError;
 
 use super::barrier;
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, relax};
+use super::thread::is_guest;
 
 /// Nobody's number; threads count from 1.
 const NOBODY: u64 = 0;
@@ -26,6 +27,9 @@ const FIRST_STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 /// Twice as often after each time that the bias was revoked, up to this: then the streak costs a few times what the
 /// revocation does. More would leave a busy thread on the slow path for long after another one came by.
 const LONGEST_STREAK: u32 = 1 << 10;
+
+/// So many uses in a row by one thread say nothing of others yet.
+const FEW: u32 = 64;
 
 /// Threads that can become owners.
 const OWNERS: usize = 8;
@@ -45,6 +49,8 @@ struct Slow {
     last: u64,
     streak: u32,
     needed: u32,
+    /// A guest has the lock, whose uses are not counted.
+    is_guest: bool,
     /// The threads that write the flags.
     owners: [u64; OWNERS],
 }
@@ -76,6 +82,7 @@ impl<T> BiasedLock<T> {
             last: NOBODY,
             streak: 0,
             needed: FIRST_STREAK,
+            is_guest: false,
             owners: [NOBODY; OWNERS],
         };
         let flag = slow.flag_of(thread).filter(|_| barrier::is_there());
@@ -145,10 +152,18 @@ impl<T> BiasedLock<T> {
             while self.busy_flag(owner).load(Ordering::Acquire) {
                 relax(&mut tries);
             }
-            slow.needed = (slow.needed * 2).min(LONGEST_STREAK);
-            slow.streak = 0;
+            if is_guest(thread) {
+                // The next use by that thread is enough.
+                slow.last = owner / OWNERS as u64;
+                slow.streak = slow.needed;
+            } else {
+                slow.needed = (slow.needed * 2).min(LONGEST_STREAK);
+                slow.streak = 0;
+            }
         }
-        if slow.last == thread {
+        if is_guest(thread) {
+            slow.is_guest = true;
+        } else if slow.last == thread {
             slow.streak += 1;
         } else {
             slow.last = thread;
@@ -166,7 +181,7 @@ impl<T> BiasedLock<T> {
     #[cold]
     #[inline(never)]
     fn unlock_slowly(&self, mut slow: MutexGuard<'_, Slow>) {
-        if slow.streak < slow.needed || !barrier::is_there() {
+        if std::mem::take(&mut slow.is_guest) || slow.streak < slow.needed || !barrier::is_there() {
             return;
         }
         slow.streak = 0;
@@ -190,6 +205,16 @@ enum Held<'a> {
 pub(crate) struct Guard<'a, T> {
     lock: &'a BiasedLock<T>,
     held: Held<'a>,
+}
+
+impl<T> Guard<'_, T> {
+    /// Whether other threads took the lock not long ago.
+    pub(crate) fn has_met_others(&self) -> bool {
+        match &self.held {
+            Held::ByOwner(_) => false,
+            Held::Slowly(slow) => slow.streak < FEW,
+        }
+    }
 }
 
 impl<T> Deref for Guard<'_, T> {

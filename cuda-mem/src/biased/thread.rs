@@ -25,3 +25,17 @@ fn first() -> u64 {
     NUMBER.set(number);
     number
 }
+
+/// Marks the numbers of guests.
+const GUEST: u64 = 1 << 48;
+
+/// The calling thread is a guest from now on: a lock that it takes goes back to the thread that it was taken from.
+pub(crate) fn become_guest() {
+    NUMBER.set(number() | GUEST);
+}
+
+/// Whether this is the number of a guest.
+#[inline]
+pub(crate) fn is_guest(number: u64) -> bool {
+    number & GUEST != 0
+}

@@ -26,6 +26,13 @@ mod count_tests;
 mod late_waits_tests;
 mod tests;
 
+/// Threads are numbered by hand here.
+mod thread {
+    pub(super) fn is_guest(thread: u64) -> bool {
+        thread & 1 << 48 != 0
+    }
+}
+
 /// What they are made of.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

@@ -141,3 +141,20 @@ fn without_the_light_half_two_threads_come_in() {
         },
     );
 }
+
+/// A guest takes the lock from its owner, who has it back at once.
+#[test]
+fn a_guest_and_the_owner_lose_no_update() {
+    const GUEST: u64 = 2 | 1 << 48;
+    let mut model = Builder::new();
+    model.preemption_bound = Some(3);
+    model.max_branches = 1_000;
+    model.check(|| {
+        let lock = Arc::new(BiasedLock::new(FIRST, 0_u64));
+        let other = Arc::clone(&lock);
+        let guest = thread::spawn(move || count(&other, GUEST, 2));
+        count(&lock, FIRST, 2);
+        guest.join().expect("no thread panics");
+        assert_eq!(*lock.lock(FIRST), 4, "an update was lost");
+    });
+}

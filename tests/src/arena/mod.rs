@@ -2,6 +2,7 @@
 //! user can count on, step by step.
 
 mod annotated;
+mod background;
 mod capture_pool;
 mod captures;
 mod ends;
@@ -88,6 +89,13 @@ pub fn all() -> Vec<Test> {
     };
     // Captures forbid things to the whole process; the others look at what the whole process holds.
     all.extend(tests_alone! {
+        background: a_place_is_made_ahead_of_need,
+            the_thread_ends_with_the_last_handle,
+            a_fork_drops_an_arena_whose_thread_works,
+            a_process_exits_while_the_thread_works,
+            the_thread_spoils_no_capture,
+            an_idle_thread_is_not_woken,
+            the_thread_gives_back_what_the_arena_is_not_to_keep;
         parked: an_arena_ends_after_all_users_of_its_memory;
         sleep: memory_comes_back_where_it_was;
         moves: bytes_survive_many_moves,

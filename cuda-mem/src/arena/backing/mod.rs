@@ -11,6 +11,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::SleepContents;
+use crate::context::Context;
 use crate::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::stream::Stream;
 
@@ -80,8 +81,16 @@ impl Backing {
     /// New memory of this size, a multiple of the granule, at this frontier if there is still room.
     pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
         match self {
-            Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream),
+            Self::Vmm(vmm) => vmm.grow(frontier, bytes, stream.context()),
             Self::Upstream(upstream) => upstream.grow(bytes, stream),
+        }
+    }
+
+    /// As [`grow`](Self::grow), for no stream. `None` if that fails, and with an upstream.
+    pub(super) fn grow_ahead(&self, at: u64, bytes: u64, context: &Context) -> Option<Chunk> {
+        match self {
+            Self::Vmm(vmm) => vmm.grow(Some(at), bytes, context).ok(),
+            Self::Upstream(_) => None,
         }
     }
 
@@ -96,10 +105,15 @@ impl Backing {
     /// # Safety
     ///
     /// As [`release`](Self::release).
-    pub(super) unsafe fn relocate(&self, chunk: Chunk, to: u64, stream: &Stream) -> Option<Chunk> {
+    pub(super) unsafe fn relocate(
+        &self,
+        chunk: Chunk,
+        to: u64,
+        context: &Context,
+    ) -> Option<Chunk> {
         match self {
             // SAFETY: the caller's.
-            Self::Vmm(vmm) => unsafe { vmm.relocate(chunk, to, stream) },
+            Self::Vmm(vmm) => unsafe { vmm.relocate(chunk, to, context) },
             Self::Upstream(_) => None,
         }
     }

@@ -11,11 +11,11 @@ use cuda_driver_sys::CUdevice_attribute;
 use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
+use crate::context::Context;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::pool::Access;
-use crate::stream::Stream;
 use crate::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
 
 #[derive(Debug)]
@@ -269,9 +269,14 @@ impl Vmm {
         chunk_at(&self.state().chunks, address, Piece::mapped_bytes)
     }
 
-    pub(super) fn grow(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
+    pub(super) fn grow(
+        &self,
+        frontier: Option<u64>,
+        bytes: u64,
+        context: &Context,
+    ) -> Result<Chunk> {
         let claim = self.reserved.claim(bytes, self.max)?;
-        let grown = self.grow_reserved(frontier, bytes, stream)?;
+        let grown = self.grow_reserved(frontier, bytes, context)?;
         claim.keep();
         Ok(grown)
     }
@@ -289,8 +294,8 @@ impl Vmm {
     }
 
     /// The bytes count as reserved.
-    fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, stream: &Stream) -> Result<Chunk> {
-        let _current = stream.context().bind()?;
+    fn grow_reserved(&self, frontier: Option<u64>, bytes: u64, context: &Context) -> Result<Chunk> {
+        let _current = context.bind()?;
         let mut state = self.state();
         let address = match frontier.filter(|address| state.is_free(*address, bytes)) {
             Some(address) => address,
@@ -355,8 +360,13 @@ impl Vmm {
     /// # Safety
     ///
     /// As [`Backing::release`](super::Backing::release).
-    pub(super) unsafe fn relocate(&self, chunk: Chunk, to: u64, stream: &Stream) -> Option<Chunk> {
-        let _current = stream.context().bind().ok()?;
+    pub(super) unsafe fn relocate(
+        &self,
+        chunk: Chunk,
+        to: u64,
+        context: &Context,
+    ) -> Option<Chunk> {
+        let _current = context.bind().ok()?;
         let mut state = self.state();
         if !state.is_free(to, chunk.bytes) {
             return None;

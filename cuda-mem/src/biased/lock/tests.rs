@@ -18,6 +18,21 @@ fn count(lock: &BiasedLock<[u64; 4]>, times: u64) {
     }
 }
 
+#[test]
+fn a_guest_takes_the_lock_from_nobody_for_long() {
+    let lock = BiasedLock::new(number(), [0; 4]);
+    let own = owner(&lock);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            crate::biased::thread::become_guest();
+            count(&lock, if cfg!(miri) { 10 } else { 2000 });
+        });
+    });
+    assert!(owner(&lock) != own || !barrier::is_there());
+    count(&lock, 1);
+    assert_eq!(owner(&lock), own);
+}
+
 fn owner<T>(lock: &BiasedLock<T>) -> u64 {
     lock.owner.load(Ordering::Relaxed)
 }

@@ -1,0 +1,87 @@
+//! What the arena's own thread does ahead of need: a place for a block that requests found none for.
+
+use super::last_use::LastUse;
+use super::moves::Place;
+use super::page_map::CacheId;
+use super::recorded_events::harmlessly;
+use super::slow_path::count;
+use super::stream_progress::StreamProgress;
+use super::{GRANULE, Inner, UNIT, thread};
+use crate::context::Context;
+
+/// No stream's cache: what it may use is clean.
+const NO_CACHE: CacheId = CacheId::MAX - 1;
+
+impl Inner {
+    /// Makes a place for a block of this size, in units, if there is none: as a request would that finds none, except that
+    /// no memory is made beyond the slack, nor where little can move. Returns how many bytes are missing.
+    pub(super) fn prepare(&self, size: u32) -> u64 {
+        let is_asleep = self.backing.reserved().asleep() > 0;
+        if !self.may_query() || !self.backing.can_move() || is_asleep {
+            return 0;
+        }
+        let state = self.slow_state();
+        let mut contexts = state.streams.iter().filter_map(StreamProgress::context);
+        let context = contexts.next().cloned();
+        drop(state);
+        let Some(context) = context else {
+            return 0;
+        };
+        let _turn = self.backing.growing();
+        if self.central.lock(thread::number()).has_block(size) {
+            return 0;
+        }
+        let bytes = u64::from(size) * UNIT;
+        let free = self.backing.reserved().current();
+        let free = free.saturating_sub(self.stats().live);
+        // Each look queries all streams.
+        if free < bytes / 2 {
+            return bytes - free;
+        }
+        // Not made where the thread cannot say that it does no harm to captures.
+        let prepared = harmlessly(&context, || Ok(self.prepare_in(bytes, &context)));
+        prepared.unwrap_or(0)
+    }
+
+    /// For the thread that has the turn to grow. Returns how many bytes are missing.
+    fn prepare_in(&self, bytes: u64, context: &Context) -> u64 {
+        let room = Self::granules(bytes) * GRANULE;
+        let frontier = self.backing.frontier(room);
+        let Some(address) = frontier.or_else(|| self.backing.reserve(room)) else {
+            return bytes;
+        };
+        let tail = frontier.and_then(|end| {
+            let central = self.central.lock(thread::number());
+            Some(end / UNIT - central.usable_tail(end / UNIT, NO_CACHE)?)
+        });
+        let tail = tail.unwrap_or(0) * UNIT;
+        let rest = bytes.saturating_sub(tail);
+        let place = Place {
+            address,
+            usable_from: address - tail,
+        };
+        let (chunks, _) = self.take_movable(place, rest);
+        let sum: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
+        let growth = Self::granules(rest.saturating_sub(sum)) * GRANULE;
+        let may_grow = growth == 0 || sum >= rest / 2 && !self.is_beyond_slack(0, growth);
+        if !may_grow {
+            for chunk in chunks {
+                self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
+            }
+            return rest - sum;
+        }
+        let moved = self.move_chunks(chunks, place, context);
+        let growth = Self::granules(rest.saturating_sub(moved)) * GRANULE;
+        if growth > 0 {
+            let Some(grown) = self.backing.grow_ahead(address + moved, growth, context) else {
+                return growth;
+            };
+            self.add_to_central(grown.address / UNIT, grown.bytes / UNIT, LastUse::FREE);
+            count(&self.slow_path.counters.grown);
+            let reserved = self.backing.reserved().current();
+            self.caches.update_limits(reserved);
+        }
+        count(&self.slow_path.counters.prepared);
+        0
+    }
+}

@@ -1,0 +1,250 @@
+//! The arena's own thread: it makes runs of free memory ahead of need, and gives back what the arena is not to keep.
+//!
+//! It holds the arena only while it works, so that the last handle of the program ends it; makes its calls in relaxed
+//! capture mode; sleeps without a time limit when there is nothing to do; and makes no call once the process exits.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::{Inner, UNIT};
+use crate::biased::thread::become_guest;
+use crate::error::{Error, ErrorKind, Result};
+use crate::report;
+
+/// The name of the thread, as the system shows it.
+pub(super) const NAME: &str = "cuda-mem-arena";
+/// Bytes that are freed before the thread looks again, at least.
+const LEAST_FREED: u64 = 8 << 20;
+/// Between two looks: a wake-up costs the thread that frees some microseconds.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Looks after which the thread rests, if no request was short of memory meanwhile.
+const LOOKS: u32 = 256;
+
+/// Set when the process exits: the driver may be ending.
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
+/// Threads that may be in a call of the driver.
+static WORKING: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Debug)]
+pub(super) struct Background {
+    requests: Arc<Requests>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread is asked for.
+#[derive(Debug, Default)]
+struct Requests {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Units of the block for which requests were short of memory in one place; 0: of none.
+    wanted: AtomicU32,
+    /// Looks that are left.
+    looks: AtomicU32,
+    /// Whether frees count.
+    watches: AtomicBool,
+    /// Bytes to be freed before the next look.
+    until_look: AtomicI64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_asked_to_prepare: bool,
+    is_asked_to_trim: bool,
+    is_stopped: bool,
+}
+
+/// Has the turn to make calls of the driver.
+struct Working;
+
+impl Working {
+    /// None when the process exits.
+    fn begin() -> Option<Self> {
+        WORKING.fetch_add(1, Ordering::SeqCst);
+        let working = Self;
+        (!IS_EXITING.load(Ordering::SeqCst)).then_some(working)
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        WORKING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits for calls that are being made, because the driver ends after this.
+extern "C" fn at_exit() {
+    IS_EXITING.store(true, Ordering::SeqCst);
+    // Threads of a parent are not in a fork.
+    for _ in 0..20_000 {
+        if report::is_forked() || WORKING.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn watch_exit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        #[cfg(unix)]
+        // SAFETY: `at_exit` lives as long as the program, and unwinds never. If registering fails for want of memory,
+        // calls at exit get the driver's error.
+        unsafe {
+            libc::atexit(at_exit);
+        }
+        #[cfg(not(unix))]
+        let _ = at_exit;
+    });
+}
+
+impl Background {
+    /// Starts the thread.
+    pub(super) fn start(arena: Weak<Inner>) -> Result<Self> {
+        watch_exit();
+        let requests = Arc::<Requests>::default();
+        let thread = thread::Builder::new().name(NAME.to_owned()).spawn({
+            let requests = Arc::clone(&requests);
+            move || requests.serve(&arena)
+        });
+        let thread = thread.map_err(|error| {
+            Error::new(
+                ErrorKind::Other,
+                format!("the arena's own thread does not start: {error}"),
+            )
+        })?;
+        Ok(Self {
+            requests,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// A request for so many units found no place, and memory was moved or made for it: another one may come.
+    #[cold]
+    pub(super) fn was_short(&self, units: u32) {
+        let requests = &self.requests;
+        let wanted = requests.wanted.load(Ordering::Relaxed);
+        // What is wanted no more is forgotten.
+        let wanted = units.max(wanted - wanted / 8);
+        requests.wanted.store(wanted, Ordering::Relaxed);
+        requests.looks.store(LOOKS, Ordering::Relaxed);
+        requests.ask(|state| state.is_asked_to_prepare = true);
+    }
+
+    /// So many units were freed.
+    #[inline]
+    pub(super) fn freed(&self, units: u32) {
+        if self.requests.watches.load(Ordering::Relaxed) {
+            self.requests.count_freed(units);
+        }
+    }
+
+    /// The program has waited, and the arena may hold more than it is to keep.
+    pub(super) fn trim(&self) {
+        self.requests.ask(|state| state.is_asked_to_trim = true);
+    }
+
+    /// Ends the thread, and waits for that, unless it is the calling one.
+    pub(super) fn stop(&self) {
+        self.requests.ask(|state| state.is_stopped = true);
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = |handle: &JoinHandle<()>| handle.thread().id() == thread::current().id();
+        if let Some(handle) = thread.take().filter(|handle| !own(handle)) {
+            // A panic was reported by the system's hook.
+            let _ = handle.join();
+        }
+    }
+
+    /// In a fork there is no such thread.
+    pub(super) fn forget(&self) {
+        if let Ok(mut thread) = self.thread.try_lock() {
+            std::mem::forget(thread.take());
+        }
+    }
+}
+
+impl Requests {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, ask: impl FnOnce(&mut State)) {
+        // Several frees may be counted before the thread looks.
+        self.watches.store(false, Ordering::Relaxed);
+        ask(&mut self.state());
+        self.wake.notify_one();
+    }
+
+    #[cold]
+    fn count_freed(&self, units: u32) {
+        let bytes = i64::from(units) * UNIT as i64;
+        let left = self.until_look.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+        if left <= 0 && left + bytes > 0 {
+            self.ask(|state| state.is_asked_to_prepare = true);
+        }
+    }
+
+    /// What the thread does.
+    fn serve(&self, arena: &Weak<Inner>) {
+        become_guest();
+        loop {
+            let (prepares, trims) = {
+                let mut state = self.state();
+                while !state.is_stopped && !state.is_asked_to_prepare && !state.is_asked_to_trim {
+                    state = self
+                        .wake
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
+                if state.is_stopped {
+                    return;
+                }
+                let asked = (state.is_asked_to_prepare, state.is_asked_to_trim);
+                (state.is_asked_to_prepare, state.is_asked_to_trim) = (false, false);
+                asked
+            };
+            let (Some(working), Some(arena)) = (Working::begin(), arena.upgrade()) else {
+                return;
+            };
+            if trims {
+                arena.give_back_beyond_threshold();
+            }
+            let missing = prepares.then(|| self.prepare(&arena)).flatten();
+            drop((arena, working));
+            if let Some(missing) = missing {
+                self.pause();
+                self.watch(missing);
+            }
+        }
+    }
+
+    /// Leaves the program alone for a while, unless something is asked for.
+    fn pause(&self) {
+        let is_idle = |state: &mut State| {
+            !state.is_stopped && !state.is_asked_to_prepare && !state.is_asked_to_trim
+        };
+        let state = self.wake.wait_timeout_while(self.state(), PAUSE, is_idle);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Prepares what is wanted. Returns how many bytes are missing; `None` if it is not to look again.
+    fn prepare(&self, arena: &Inner) -> Option<u64> {
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        let looks = self.looks.load(Ordering::Relaxed);
+        if wanted == 0 || looks == 0 {
+            return None;
+        }
+        self.looks.store(looks - 1, Ordering::Relaxed);
+        Some(arena.prepare(wanted))
+    }
+
+    /// Looks again when the program has freed what is missing, or as much as makes a difference.
+    fn watch(&self, missing: u64) {
+        let wanted = u64::from(self.wanted.load(Ordering::Relaxed)) * UNIT;
+        let least = (wanted / 8).max(LEAST_FREED);
+        let until = i64::try_from(missing.max(least)).unwrap_or(i64::MAX);
+        self.until_look.store(until, Ordering::Relaxed);
+        self.watches.store(true, Ordering::Relaxed);
+    }
+}

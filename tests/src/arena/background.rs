@@ -1,0 +1,207 @@
+//! An arena's own thread: that it helps, and the rules that it keeps.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{Arena, DeviceBuffer, ReleaseThreshold, Resource, Stream};
+
+use crate::foreign::{begin, end_well};
+use crate::lab::Lab;
+
+const MIB: usize = 1 << 20;
+/// Blocks of this size are pieces of physical memory of their own.
+const PIECE: usize = 32 * MIB;
+/// What such a request wants, in one place.
+const LARGE: usize = 4 * PIECE;
+const NAME: &str = "cuda-mem-arena";
+/// More than any work here takes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn arena(lab: &Lab) -> Result<(Arena, Resource)> {
+    let builder = Arena::builder(&lab.device()?).slack(1.0);
+    let arena = builder.background_thread(true).build()?;
+    Ok((arena.clone(), Resource::from(arena)))
+}
+
+/// Waits until something holds.
+fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        ensure!(Instant::now() < end, "{what}: not in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The arenas' threads of this process, by number.
+fn threads() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc/self/task")? {
+        let path = entry?.path();
+        // It may have ended since.
+        let name = fs::read_to_string(path.join("comm")).unwrap_or_default();
+        if name.trim_end() == NAME {
+            found.push(path.display().to_string());
+        }
+    }
+    Ok(found)
+}
+
+/// The thread names itself.
+fn has_thread() -> Result<()> {
+    until("a thread", || {
+        threads().is_ok_and(|threads| threads.len() == 1)
+    })
+}
+
+/// Blocks of one piece side by side; every other one is freed then. Returns those that stay.
+fn every_other(
+    resource: &Resource,
+    stream: &Stream,
+    count: usize,
+) -> Result<Vec<DeviceBuffer<u8>>> {
+    let blocks = (0..count).map(|_| resource.alloc::<u8>(stream, PIECE));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let mut place = 0;
+    Ok(blocks
+        .into_iter()
+        .filter(|_| {
+            place += 1;
+            place % 2 == 0
+        })
+        .collect())
+}
+
+/// A request that finds no place: the thread has something to do from now on.
+fn be_short(resource: &Resource, stream: &Stream) -> Result<Vec<DeviceBuffer<u8>>> {
+    let kept = every_other(resource, stream, 19)?;
+    drop(resource.alloc::<u8>(stream, LARGE)?);
+    Ok(kept)
+}
+
+pub(super) fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    // Enough free memory for two requests, in no place for one.
+    let _kept = every_other(&resource, &stream, 19)?;
+    let _first = resource.alloc::<u8>(&stream, LARGE)?;
+    until("a place for another one", || arena.stats().prepared > 0)?;
+    let before = arena.stats();
+    ensure!(before.moved > 0, "{before}");
+    let _second = resource.alloc::<u8>(&stream, LARGE)?;
+    let after = arena.stats();
+    ensure!(
+        (after.grown, after.moved) == (before.grown, before.moved),
+        "the request found no place: {before}, then {after}"
+    );
+    Ok(())
+}
+
+pub(super) fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    has_thread()?;
+    drop(be_short(&resource, &stream)?);
+    drop((arena, resource));
+    // It may be in the middle of something, and then lets the arena go itself.
+    until("the thread is still there", || {
+        threads().is_ok_and(|threads| threads.is_empty())
+    })?;
+    stream.context().synchronize()?;
+    ensure!(cuda_mem::drop_counts().failures == 0);
+    Ok(())
+}
+
+/// A fork has no such thread, and waits for none.
+pub(super) fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    let kept = be_short(&resource, &stream)?;
+    // SAFETY: the child drops what it has, which must make no driver call there, and ends with _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a signal that ends the child if it waits.
+        unsafe { libc::alarm(10) };
+        drop((kept, resource, arena));
+        // SAFETY: ends the child without running the parent's exit handlers a second time.
+        unsafe { libc::_exit(0) };
+    }
+    ensure!(child > 0, "fork failed");
+    let mut status = 0;
+    // SAFETY: `status` is valid for a write, and the child is ours.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(
+        waited == child && status == 0,
+        "the child ended with {status:#x}"
+    );
+    drop(kept);
+    let again = resource.alloc::<u8>(&stream, LARGE)?;
+    ensure!(threads()?.len() == 1, "{:?}", threads()?);
+    drop(again);
+    Ok(())
+}
+
+/// The process of this test ends while the thread has work, and while the arena lives: the test runs in a process of its
+/// own, whose exit status is looked at.
+pub(super) fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    let kept = be_short(&resource, &stream)?;
+    let mut blocks = every_other(&resource, &stream, 9)?;
+    blocks.extend(every_other(&resource, &stream, 9)?);
+    drop(blocks);
+    std::mem::forget((arena, resource, stream, kept));
+    Ok(())
+}
+
+pub(super) fn the_thread_spoils_no_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let (stream, captured) = (lab.stream()?, lab.stream()?);
+    for mode in 0..3 {
+        let (arena, resource) = arena(lab)?;
+        let _kept = every_other(&resource, &stream, 19)?;
+        begin(&captured, mode)?;
+        let _first = resource.alloc::<u8>(&stream, LARGE)?;
+        until("a place for another one", || arena.stats().prepared > 0)?;
+        end_well(&captured).with_context(|| format!("mode {mode}"))?;
+    }
+    Ok(())
+}
+
+/// How often the thread had the processor, by its own account.
+fn switches(thread: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("{thread}/status"))?;
+    let lines = status.lines().filter(|line| line.contains("ctxt_switches"));
+    let numbers = lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    Ok(numbers.sum())
+}
+
+pub(super) fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
+    let (_arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    let _kept = be_short(&resource, &stream)?;
+    has_thread()?;
+    let thread = threads()?.pop().context("no thread")?;
+    // What was asked for is done by then.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = switches(&thread)?;
+    // Last-freed blocks are no reason to look.
+    for _ in 0..1000 {
+        drop(resource.alloc::<u8>(&stream, 4096)?);
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let woken = switches(&thread)? - before;
+    ensure!(woken == 0, "woken {woken} times");
+    Ok(())
+}
+
+pub(super) fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    arena.set_release_threshold(ReleaseThreshold::Bytes(0));
+    drop(resource.alloc::<u8>(&stream, LARGE)?);
+    ensure!(arena.stats().reserved > 0);
+    stream.synchronize()?;
+    until("it is kept", || arena.stats().reserved == 0)
+}
