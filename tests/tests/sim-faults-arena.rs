@@ -1,5 +1,6 @@
 //! Arenas whose driver calls fail.
 
+use std::alloc::Layout;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -10,6 +11,24 @@ use cuda_mem_tests::run::{self, Options};
 
 mod faults {
     use super::*;
+
+    /// On another stream that is noticed when the block comes to its cache, at the latest when the arena ends.
+    pub(crate) fn an_arena_keeps_memory_of_a_block_that_was_never_freed(lab: &Lab) -> Result<()> {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let (own, other) = (lab.stream()?, lab.stream()?);
+        let layout = Layout::from_size_align(1000, 256)?;
+        let address = arena.allocate(layout, &own)?;
+        // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
+        let _ = unsafe { arena.deallocate(address + 256, layout, &other) };
+        let free = || -> Result<u64> { Ok(lab.context()?.memory_info()?.free) };
+        let (failures, before) = (cuda_mem::drop_counts().failures, free()?);
+        drop(arena);
+        // The block that is none, and the arena whose block is still there.
+        let failures = cuda_mem::drop_counts().failures - failures;
+        ensure!(failures == 2, "{failures} failures");
+        ensure!(free()? <= before, "memory of a live block went back");
+        Ok(())
+    }
 
     /// Each driver call of an arena that falls asleep or wakes fails once: nothing is lost, and the next try succeeds.
     pub(crate) fn a_sleep_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
@@ -126,7 +145,9 @@ mod faults {
 
 fn main() -> ExitCode {
     let tests = cuda_mem_tests::tests! {
-        faults: a_move_within_an_arena_that_fails_loses_nothing, a_sleep_that_fails_loses_nothing;
+        faults: a_move_within_an_arena_that_fails_loses_nothing,
+            a_sleep_that_fails_loses_nothing,
+            an_arena_keeps_memory_of_a_block_that_was_never_freed;
     };
     run::main(
         &tests,

@@ -74,7 +74,7 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
             let ran = ran().zip(ran_before).map(|(after, before)| after - before);
             let calls = driver_calls(&resource).zip(calls_before);
             let operations = (WARM_PASSES * steps.len()) as f64;
-            let mut worst = |pace| {
+            let worst = |pace| {
                 let passes = (0..TIMED_PASSES).map(|_| {
                     let mut longest = Longest::new(pace);
                     replay(&resource, &streams, &steps, workload.slots, &mut longest)?;
@@ -96,7 +96,6 @@ pub(crate) fn measure(device: &Device) -> Result<Vec<Run>> {
                 peak_asked: workload.peak,
                 peak_reserved: resource.peak_reserved()?,
             });
-            if let Subject::Arena(a) = &resource {}
             drop(resource);
             context.synchronize()?;
         }

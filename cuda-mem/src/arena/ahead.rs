@@ -32,8 +32,7 @@ impl Inner {
             return 0;
         }
         let bytes = u64::from(size) * UNIT;
-        let free = self.backing.reserved().current();
-        let free = free.saturating_sub(self.stats().live);
+        let free = self.free_bytes();
         // Each look queries all streams.
         if free < bytes / 2 {
             return bytes - free;

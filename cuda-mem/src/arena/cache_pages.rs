@@ -60,8 +60,9 @@ impl Inner {
 
     /// Adds memory to the central heap.
     pub(super) fn add_to_central(&self, start: u64, units: u64, last_use: LastUse) {
-        let joins = self.joins(start, units);
         let mut central = self.central.lock(thread::number());
+        // Now, because blocks of an upstream may come and go.
+        let joins = self.joins(start, units);
         central.add(start, units, last_use, joins);
     }
 

@@ -15,6 +15,7 @@ use crate::buffer::{DeviceBuffer, bytes_of};
 use crate::context::Context;
 use crate::error::{Bytes, Error, Result};
 use crate::graph::{AnyBuffer, Capture, GraphBuffer};
+use crate::lock::Lock;
 use crate::resource::Resource;
 use crate::stream::Stream;
 
@@ -60,6 +61,8 @@ struct Shared {
     arena: Arena,
     /// Every launch of a graph of the pool comes after what is in this stream, and before what comes next.
     stream: Stream,
+    /// See [`AnyBuffer::turn`].
+    turn: Arc<Lock<()>>,
     state: Mutex<State>,
 }
 
@@ -103,6 +106,7 @@ impl Arena {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             arena: self.clone(),
             stream,
+            turn: Arc::default(),
             state: Mutex::default(),
         })))
     }
@@ -211,6 +215,10 @@ impl AnyBuffer for CapturePool {
 
     fn number(&self) -> u64 {
         self.0.number
+    }
+
+    fn turn(&self) -> Option<Arc<Lock<()>>> {
+        Some(Arc::clone(&self.0.turn))
     }
 
     fn take_back(&self, address: CUdeviceptr) {

@@ -85,6 +85,15 @@ impl Inner {
         if waiting >= 2 * MANY && waiting.ilog2() > before.max(1).ilog2() {
             self.reclaim_remote_frees(&mut self.slow_state(), owner, None, false);
         }
+        self.report_unknown_blocks();
+    }
+
+    /// As if every cache looked for memory.
+    pub(super) fn receive_all_remote_frees(&self) {
+        for (_, slot) in self.caches.iter() {
+            let mut cache = slot.lock.lock(thread::number());
+            self.receive_into(&mut cache, slot);
+        }
     }
 
     fn receive_into(&self, cache: &mut StreamCache, slot: &CacheSlot) {

@@ -100,7 +100,8 @@ impl Inner {
         }
         if rest > 0 {
             let granules = Self::granules(rest);
-            let is_exact = is_beyond && self.may_query() && self.moves.are_likely();
+            let is_exact =
+                is_beyond && self.backing.can_move() && self.may_query() && self.moves.are_likely();
             let grown = self.more(place, granules, is_exact, stream)?;
             let (start, units) = (grown.address / UNIT, grown.bytes / UNIT);
             self.add_to_central(start, units, self.last_use_of_new(id));

@@ -226,10 +226,17 @@ impl Inner {
                 Some(mut cache) => cache.allocate(size, &slot.counters),
                 None => self.allocate_shared(id, size),
             };
-            if found.is_some() || is_small(size) {
+            if found.is_some() {
                 return found;
             }
-            return self.take(id, size);
+            if self.central.lock(me).has_to_query() {
+                query_freed();
+            }
+            return if is_small(size) {
+                None
+            } else {
+                self.take(id, size)
+            };
         }
         // Of large blocks one at most stands in front, and its size is known without the lock.
         if slot.counters.cached_large() == u64::from(size)

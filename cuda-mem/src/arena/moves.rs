@@ -74,8 +74,7 @@ impl Inner {
     #[cold]
     pub(super) fn move_to(&self, place: Place, bytes: u64, context: &Context) -> u64 {
         let may_move = self.may_query() && self.backing.can_move();
-        let free = self.backing.reserved().current();
-        let free = free.saturating_sub(self.stats().live);
+        let free = self.free_bytes();
         // Where little is free a look finds nothing, and says nothing about later ones.
         let is_much = free >= bytes.min(MUCH);
         let (moved, movable) = if may_move && is_much && self.moves.is_due() {

@@ -148,6 +148,7 @@ impl Inner {
                     cache,
                     epoch: last_use.epoch,
                 });
+                self.slot(owner).set_waiting(lock.remote_frees());
                 Ok(())
             }
         } else {

@@ -1,6 +1,6 @@
 //! Memory that stays where it is, because others hold its address.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,8 @@ pub(super) struct Pins(Mutex<State>);
 struct State {
     /// By the address of the piece: how many pins it has.
     pinned: BTreeMap<u64, u32>,
-    leaving: BTreeSet<u64>,
+    /// How often: an upstream may hand out again what another thread is just done with giving back.
+    leaving: BTreeMap<u64, u32>,
     /// All memory is on its way.
     is_refused: bool,
 }
@@ -43,14 +44,20 @@ impl Pins {
         let mut state = self.state();
         let may_leave = !state.pinned.contains_key(&chunk.address);
         if may_leave {
-            state.leaving.insert(chunk.address);
+            *state.leaving.entry(chunk.address).or_default() += 1;
         }
         may_leave
     }
 
     /// It has left, or it stays.
     pub(super) fn has_left(&self, chunk: Chunk) {
-        self.state().leaving.remove(&chunk.address);
+        let leaving = &mut self.state().leaving;
+        if let Some(times) = leaving.get_mut(&chunk.address) {
+            *times -= 1;
+            if *times == 0 {
+                leaving.remove(&chunk.address);
+            }
+        }
     }
 
     /// From now on nothing is pinned, if nothing is. For one thread at a time.
@@ -152,7 +159,7 @@ impl Arena {
         while at < end {
             let piece = self.0.backing.chunk_at(at);
             let stays =
-                |piece: &Chunk| !state.is_refused && !state.leaving.contains(&piece.address);
+                |piece: &Chunk| !state.is_refused && !state.leaving.contains_key(&piece.address);
             let piece = piece.filter(stays);
             let piece = piece.ok_or_else(refused)?;
             pieces.push(piece.address);

@@ -89,7 +89,14 @@ impl Arena {
         };
         let stream = device.primary_context()?.stream()?;
         let _turn = inner.backing.growing();
-        inner.backing.wake(&stream)
+        match inner.backing.wake(&stream) {
+            // What is free goes back first, as before any request is refused.
+            Err(error) if error.is_out_of_memory() => {
+                inner.trim(0, Search::Thorough)?;
+                inner.backing.wake(&stream)
+            }
+            woken => woken,
+        }
     }
 }
 

@@ -143,6 +143,13 @@ impl Inner {
         }
     }
 
+    /// Bytes held and not allocated. Blocks that sleep take none of what is held.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let stats = self.stats();
+        let awake = stats.live.saturating_sub(stats.asleep);
+        stats.reserved.saturating_sub(awake)
+    }
+
     pub(super) fn stats(&self) -> ArenaStats {
         let slow_counters =
             |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

@@ -67,6 +67,9 @@ impl Drop for Inner {
         streams.for_each(|progress| progress.record_before(ended));
         let state = std::mem::take(&mut *guard);
         drop(guard);
+        // Blocks that other streams freed count as soon as the cache knows them.
+        self.receive_all_remote_frees();
+        self.report_unknown_blocks();
         let stats = self.stats();
         if stats.live_blocks > 0 {
             // Somebody kept addresses without a handle. Their memory stays.

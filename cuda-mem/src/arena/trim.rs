@@ -42,7 +42,7 @@ impl Inner {
         let keep = self.threshold.load(Ordering::Relaxed);
         let held = self.backing.reserved().current();
         // Without a granule of free memory there is nothing that could go back.
-        held > keep && held.saturating_sub(self.stats().live) >= GRANULE
+        held > keep && self.free_bytes() >= GRANULE
     }
 
     /// Gives back what the arena is not to keep, as far as waits have shown that it is done.
@@ -146,10 +146,9 @@ impl Inner {
         let is_thorough = search == Search::Thorough;
         // Small ones may be remote frees then.
         self.query_parked(&mut state, true);
-        if is_thorough {
-            for (id, _) in self.caches.iter() {
-                self.reclaim_remote_frees(&mut state, id, None, true);
-            }
+        let caches = self.caches.iter();
+        for (id, _) in caches.filter(|(_, slot)| is_thorough || slot.has_waiting()) {
+            self.reclaim_remote_frees(&mut state, id, None, true);
         }
         // What is scavenged may have been in use until now, so all streams are queried again.
         self.scavenge(is_thorough);

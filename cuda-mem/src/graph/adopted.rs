@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraphNode};
@@ -12,6 +13,7 @@ use crate::buffer::{DeviceBuffer, Loan};
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::join::order;
+use crate::lock::Lock;
 use crate::stream::Stream;
 
 /// A buffer that was given to a graph, by which the graph knows it.
@@ -69,6 +71,12 @@ pub(crate) trait AnyBuffer: Any + Send + Sync {
     /// The number of the memory that several graphs use; 0 for a buffer.
     fn number(&self) -> u64 {
         0
+    }
+
+    /// Held from before a launch waits for earlier uses until later ones wait for the launch; of memory that several
+    /// graphs use. Buffers have one graph, which is launched by one thread at a time.
+    fn turn(&self) -> Option<Arc<Lock<()>>> {
+        None
     }
 
     /// A graph that kept a block of it has ended.
@@ -205,6 +213,17 @@ impl Parts {
         )))
     }
 
+    /// The turns of all memory that other graphs use too, in the order in which they are to be taken.
+    pub(super) fn turns(&self) -> Vec<Arc<Lock<()>>> {
+        let mut shared: Vec<_> = self
+            .guests
+            .iter()
+            .filter_map(|guest| Some((guest.buffer.number(), guest.buffer.turn()?)))
+            .collect();
+        shared.sort_unstable_by_key(|(number, _)| *number);
+        shared.into_iter().map(|(_, turn)| turn).collect()
+    }
+
     /// `stream` waits for everything that was done with the buffers.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
         for guest in &mut self.guests {
@@ -291,6 +310,13 @@ impl GraphExec {
     pub fn into_buffer<T: Pod>(mut self, adopted: &Adopted<T>) -> Result<DeviceBuffer<T>> {
         self.parts.guest(adopted)?;
         let guest = self.parts.guests.swap_remove(adopted.index);
+        // The last one has its place now.
+        let moved = self.parts.guests.len();
+        for block in &mut self.parts.blocks {
+            if block.guest == Some(moved) {
+                block.guest = Some(adopted.index);
+            }
+        }
         let buffer = guest.buffer.into_any().downcast();
         buffer.map(|buffer| *buffer).map_err(|_| unknown())
     }

@@ -148,6 +148,12 @@ impl GraphExec {
         if let Some(before) = &self.alive {
             order(before.stream.as_ref(), stream.as_ref())?;
         }
+        // Launches of other threads that use the same memory come before all of this, or after it.
+        let turns = self.parts.turns();
+        let _turns: Vec<_> = turns
+            .iter()
+            .map(|turn| turn.lock())
+            .collect::<Result<_>>()?;
         self.parts.enter(stream)?;
         let open = stream.as_ref().submit_bound()?;
         // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream

@@ -1,6 +1,6 @@
 //! Graphs whose memory is an arena's.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{
     Arena, CaptureMode, CapturePool, GraphExec, Instantiate, Left, MemoryResource as _, Resource,
     Stream,
@@ -157,4 +157,58 @@ pub(super) fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()>
     graph.instantiate(Instantiate::Plain)?.launch(&stream)?;
     stream.synchronize()?;
     Ok(empty)
+}
+
+/// Graphs of one pool share memory, and each is launched by a thread of its own.
+pub(super) fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
+    let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
+    let mut graphs = Vec::new();
+    for value in [1, 2] {
+        let stream = lab.stream()?;
+        let (exec, left, _) = graph(&pool, &stream, CaptureMode::ThreadLocal, value)?;
+        graphs.push((exec, left, stream, value));
+    }
+    std::thread::scope(|scope| {
+        let launch = |(mut exec, left, stream, value): (GraphExec, Left<u32>, Stream, u32)| {
+            move || -> Result<()> {
+                for turn in 0..300 {
+                    exec.launch(&stream)?;
+                    let found = exec.left(&left)?.to_vec()?;
+                    let is_own = found.iter().all(|element| *element == value);
+                    ensure!(
+                        is_own,
+                        "launch {turn} of {value} saw the other one's memory"
+                    );
+                }
+                Ok(())
+            }
+        };
+        let threads: Vec<_> = graphs
+            .into_iter()
+            .map(|graph| scope.spawn(launch(graph)))
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            let end = thread.join();
+            end.map_err(|_| anyhow!("a thread panicked"))?
+        })
+    })
+}
+
+pub(super) fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(lab: &Lab) -> Result<()> {
+    let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
+    let stream = lab.stream()?;
+    let buffer = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let (graph, adopted) = stream.capture(CaptureMode::ThreadLocal, |capture| {
+        let adopted = capture.adopt(buffer);
+        let mut alone = capture.alloc_alone_from::<u32>(&pool, 1000)?;
+        alone.fill(1)?;
+        let _left = alone.leave();
+        Ok(adopted)
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    exec.launch(&stream)?;
+    let _buffer = exec.into_buffer(&adopted)?;
+    stream.synchronize()?;
+    ensure!(pool.live_bytes() == 0, "{} bytes", pool.live_bytes());
+    Ok(())
 }

@@ -208,3 +208,39 @@ pub(super) fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
+
+/// A growth takes more than it must, and the addresses that were reserved end before that.
+pub(super) fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
+    let total = lab.device()?.total_memory()?.next_multiple_of(2 << 20);
+    let arena = Arena::builder(&lab.device()?)
+        .slack(f64::INFINITY)
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    // Of which addresses are left.
+    let mut left = total;
+    let mut take = |bytes: u64| -> Result<_> {
+        let before = arena.stats().reserved;
+        let block = resource.alloc::<u8>(&stream, bytes as usize)?;
+        left -= arena.stats().reserved - before;
+        Ok((block, left))
+    };
+    let mut kept = Vec::new();
+    // A part of the device at a time, and what keeps its end.
+    let part = (total / 8) >> 21 << 21;
+    let left = loop {
+        let (large, _) = take(part)?;
+        let (small, left) = take(32 << 20)?;
+        drop(large);
+        kept.push(small);
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        if left < 2 * part {
+            break left;
+        }
+    };
+    let (_large, left) = take(left - (4 << 20))?;
+    ensure!(left == 4 << 20, "{left} bytes of addresses are left");
+    let _last = resource.alloc::<u8>(&stream, 3 * MIB)?;
+    Ok(())
+}

@@ -52,18 +52,21 @@ pub fn all() -> Vec<Test> {
         streams: handles_of_one_stream_share_its_memory,
             a_stream_that_is_borrowed_again_finds_its_memory,
             a_stream_whose_cache_went_to_another_gets_a_new_one,
-            an_idle_stream_keeps_no_more_than_a_page;
+            an_idle_stream_keeps_no_more_than_a_page,
+            a_wait_gives_back_what_other_streams_freed;
         parked: memory_of_several_streams_goes_to_nobody_before_they_are_done,
             no_stream_waits_for_memory_of_several_streams,
             a_wait_for_one_of_two_users_does_not_free_a_block,
             a_stream_that_is_named_first_waits_for_nothing,
             one_trim_gives_all_back,
-            misuse_of_a_parked_block_is_an_error;
+            misuse_of_a_parked_block_is_an_error,
+            a_block_parked_on_another_stream_comes_back;
         upstream: a_block_lies_in_one_block_of_the_upstream,
             a_block_that_comes_again_at_once_is_not_lost,
             memory_that_the_upstream_refuses_stays_usable,
             an_upstream_that_panics_is_given_nothing_twice,
-            a_panic_of_the_upstream_leaves_the_arena_as_it_was;
+            a_panic_of_the_upstream_leaves_the_arena_as_it_was,
+            an_upstream_is_asked_for_shares;
         slow_upstream: a_thread_that_grows_holds_up_no_other,
             a_thread_that_trims_holds_up_no_other;
         medium: threads_that_mix_sizes_live_from_pages_of_their_own,
@@ -80,7 +83,9 @@ pub fn all() -> Vec<Test> {
         sleep: an_arena_that_sleeps_takes_and_gives,
             what_cannot_sleep_says_so,
             pinned_memory_stays_where_it_is,
-            a_pin_keeps_its_arena;
+            a_pin_keeps_its_arena,
+            waits_trim_beside_memory_that_sleeps,
+            an_arena_wakes_though_its_own_free_memory_is_in_the_way;
         limits: a_share_of_the_device_is_a_limit_too, threads_together_hold_no_more_than_the_arena_may,
             the_initial_bytes_serve_many_streams_without_driver_calls,
             initial_bytes_that_are_not_to_be_had_are_no_error,
@@ -98,6 +103,7 @@ pub fn all() -> Vec<Test> {
             the_thread_gives_back_what_the_arena_is_not_to_keep;
         parked: an_arena_ends_after_all_users_of_its_memory;
         sleep: memory_comes_back_where_it_was;
+        limits: growth_stays_within_its_addresses;
         moves: bytes_survive_many_moves,
             the_training_log_fits_in_little_more_than_its_peak;
         footprint: busy_threads_hold_no_more_than_the_drivers_pool,
@@ -112,7 +118,9 @@ pub fn all() -> Vec<Test> {
             an_arena_keeps_no_context_of_streams_that_ended;
         capture_pool: a_graph_keeps_its_arenas_memory,
             graphs_of_one_pool_share_its_memory,
-            captures_that_fail_give_their_memory_back;
+            captures_that_fail_give_their_memory_back,
+            launches_of_two_threads_keep_apart,
+            a_buffer_that_is_taken_back_leaves_the_pool_its_blocks;
         captures: misses_of_other_streams_do_not_spoil_a_capture,
             frees_do_not_spoil_what_others_capture,
             a_trim_does_not_spoil_a_capture,

@@ -229,3 +229,24 @@ pub(super) fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
     }
     Ok(())
 }
+
+/// The block is of another stream's pages: it comes back there, and is found when that looks for memory.
+pub(super) fn a_block_parked_on_another_stream_comes_back(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let arena = Arena::builder(&lab.device()?).build()?;
+    let resource = Resource::from(arena.clone());
+    let (own, other, user) = (lab.stream()?, lab.stream()?, lab.stream()?);
+    for _ in 0..3000 {
+        let block = resource.alloc::<u8>(&own, 16 << 10)?;
+        let block = block.move_to(&other).map_err(|failed| failed.error)?;
+        let held = hold(&user)?;
+        block.free_after([&user])?;
+        drop(held);
+        for stream in [&own, &other, &user] {
+            stream.synchronize()?;
+        }
+    }
+    let stats = arena.stats();
+    ensure!(stats.reserved <= 16 << 20, "{stats}");
+    Ok(())
+}

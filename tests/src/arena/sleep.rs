@@ -2,7 +2,8 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
-    Arena, DeviceBuffer, ErrorKind, MemoryResource as _, Resource, SleepContents, Stream,
+    Arena, DeviceBuffer, ErrorKind, MemoryResource as _, ReleaseThreshold, Resource, SleepContents,
+    Stream,
 };
 
 use crate::lab::Lab;
@@ -250,5 +251,38 @@ pub(super) fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()
     pool.trim_to(0)?;
     arena.wake()?;
     ensure!(weights.to_vec()? == vec![7; weights.len()]);
+    Ok(())
+}
+
+pub(super) fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
+    let builder = Arena::builder(&lab.device()?);
+    let arena = builder
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    let _kept = resource.alloc::<u8>(&stream, 200 * MIB)?;
+    // SAFETY: nothing uses the block.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    drop(resource.alloc::<u8>(&stream, 100 * MIB)?);
+    stream.synchronize()?;
+    let stats = arena.stats();
+    ensure!(stats.reserved == 0, "{stats}");
+    Ok(())
+}
+
+pub(super) fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(lab: &Lab) -> Result<()> {
+    let arena = Arena::builder(&lab.device()?)
+        .max_bytes(300 << 20)
+        .build()?;
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    let _kept = resource.alloc::<u8>(&stream, 200 * MIB)?;
+    // SAFETY: nothing uses the block.
+    unsafe { arena.sleep(SleepContents::Discard) }?;
+    drop(resource.alloc::<u8>(&stream, 150 * MIB)?);
+    stream.synchronize()?;
+    arena.wake()?;
+    ensure!(arena.stats().asleep == 0, "{}", arena.stats());
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Streams that come and go: which memory of an arena they find again, and what others get of it.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Arena, Resource, ReusePolicy, Stream};
+use cuda_mem::{Arena, ReleaseThreshold, Resource, ReusePolicy, Stream};
 
 use crate::hold::hold;
 use crate::lab::Lab;
@@ -113,5 +113,25 @@ pub(super) fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> 
     let stats = arena.stats();
     ensure!(stats.reserved <= max, "{stats}");
     ensure!(all.len() as u64 + (2 << 20) == max, "{stats}");
+    Ok(())
+}
+
+pub(super) fn a_wait_gives_back_what_other_streams_freed(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let builder = Arena::builder(&lab.device()?);
+    let arena = builder
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()?;
+    let (own, other) = (lab.stream()?, lab.stream()?);
+    let resource = Resource::from(arena.clone());
+    let blocks = (0..1000).map(|_| resource.alloc::<u8>(&own, 16 << 10));
+    for block in blocks.collect::<cuda_mem::Result<Vec<_>>>()? {
+        block.free_on(&other).map_err(|failed| failed.error)?;
+    }
+    for stream in [&own, &other, &own] {
+        stream.synchronize()?;
+    }
+    let stats = arena.stats();
+    ensure!(stats.reserved == 0, "{stats}");
     Ok(())
 }

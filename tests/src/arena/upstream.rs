@@ -366,3 +366,17 @@ pub(super) fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> R
     ensure!(allocated == freed, "{allocated} came, {freed} went");
     Ok(())
 }
+
+/// Nothing moves there, so that growing by a share is worth more than holding little.
+pub(super) fn an_upstream_is_asked_for_shares(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let arena = Arena::over(DirectResource::new(lab.device()?));
+    let resource = Resource::from(arena.clone());
+    let stream = lab.stream()?;
+    let blocks = (0..200).map(|_| resource.alloc::<u8>(&stream, 3 * MIB));
+    let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
+    let stats = arena.stats();
+    ensure!(stats.grown < 100, "{} growths", stats.grown);
+    drop(blocks);
+    Ok(())
+}

@@ -160,8 +160,12 @@ impl State {
 
     /// Whether nothing is mapped there.
     fn is_free(&self, address: u64, bytes: u64) -> bool {
+        let mut reservations = self.reservations.iter();
+        let is_inside = reservations.any(|reservation| {
+            reservation.range.address() <= address && address + bytes <= reservation.end()
+        });
         let before = self.chunks.range(..address + bytes).next_back();
-        before.is_none_or(|(start, piece)| start + piece.size_bytes() <= address)
+        is_inside && before.is_none_or(|(start, piece)| start + piece.size_bytes() <= address)
     }
 
     /// Maps memory at an address of a reservation.
