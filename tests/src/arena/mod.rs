@@ -162,6 +162,15 @@ fn number(variable: &str) -> Result<Option<u64>> {
         .transpose()
 }
 
+/// Many moves of free memory beside a busy stream, between blocks whose bytes are looked at.
+///
+/// # Errors
+///
+/// What went wrong.
+pub fn many_moves(lab: &Lab) -> Result<()> {
+    moves::many_moves(lab)
+}
+
 /// Random programs, each of some streams and threads over an arena of its own. Every block is written when
 /// it is allocated and looked at before it is freed.
 ///

@@ -1,8 +1,9 @@
 //! Physical memory that moves to where a large request needs it.
 
 use std::alloc::Layout;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::{
     Arena, DeviceBuffer, DirectResource, MemoryResource as _, Resource, ReusePolicy, Stream,
 };
@@ -159,6 +160,79 @@ pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
         is_full_of(block, *number)?;
     }
     Ok(())
+}
+
+/// How many pieces move in [`many_moves`].
+const MOVES: &str = "CUDA_MEM_TEST_MOVES";
+/// Of blocks that lie between pieces that move, one in so many is looked at: the copies take longest.
+const LOOKED_AT: usize = 8;
+
+/// Free memory moves between blocks that stay, while another stream is busy with memory of the arena.
+pub(super) fn many_moves(lab: &Lab) -> Result<()> {
+    let _pressure = lab.pressure();
+    let least = super::number(MOVES)?.unwrap_or(100);
+    let (arena, resource) = arena(lab, 1.0)?;
+    let (beside, is_over) = (lab.stream()?, AtomicBool::new(false));
+    let mut busy = resource.alloc_zeroed::<u32>(&beside, 1 << 18)?;
+    std::thread::scope(|scope| {
+        let fills = scope.spawn(|| -> Result<u32> {
+            let mut fills = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                fills += 1;
+                busy.fill(fills)?;
+                if fills.is_multiple_of(16) {
+                    beside.synchronize()?;
+                }
+            }
+            ensure!(busy.to_vec()?.iter().all(|element| *element == fills));
+            Ok(fills)
+        });
+        let looked_at = move_between(lab, &arena, least);
+        is_over.store(true, Ordering::Relaxed);
+        let fills = fills.join().map_err(|_| anyhow!("a thread panicked"))??;
+        let looked_at = looked_at?;
+        println!(
+            "{} moves beside {fills} fills, {looked_at} blocks looked at: {}",
+            arena.stats().moved,
+            arena.stats()
+        );
+        Ok(())
+    })
+}
+
+/// Returns how many blocks were looked at.
+fn move_between(lab: &Lab, arena: &Arena, least: u64) -> Result<usize> {
+    const BLOCK: usize = 2 * MIB;
+    let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
+    let (mut looked_at, mut number) = (0, 0_u8);
+    while arena.stats().moved < least {
+        let mut row = Vec::new();
+        for _ in 0..64 {
+            number = number.wrapping_add(1);
+            let mut block = resource.alloc::<u8>(&stream, BLOCK)?;
+            block.fill(number)?;
+            row.push((block, number));
+        }
+        let mut place = 0;
+        row.retain(|_| {
+            place += 1;
+            place % 2 == 0
+        });
+        stream.synchronize()?;
+        let before = arena.stats().moved;
+        let mut large = resource.alloc::<u8>(&stream, 24 * BLOCK)?;
+        ensure!(arena.stats().moved > before, "{}", arena.stats());
+        large.fill(0)?;
+        for (block, number) in row
+            .iter()
+            .skip(usize::from(number) % LOOKED_AT)
+            .step_by(LOOKED_AT)
+        {
+            is_full_of(block, *number)?;
+            looked_at += 1;
+        }
+    }
+    Ok(looked_at)
 }
 
 /// A recorded training run, twice, in an arena that may hold little more than what it asks for at most.
