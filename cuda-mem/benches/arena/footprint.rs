@@ -136,7 +136,7 @@ pub(crate) fn slack(device: &Device, slack: f64, numbers: RangeInclusive<usize>)
     for (number, cell) in asked.filter(|(number, _)| numbers.contains(number)) {
         let length = Length {
             operations: operations(cell),
-            time: TIME,
+            time: TIME / 2,
         };
         let (held, stats) = over_arena(device, cell, length, Some(slack))?;
         all += 1;
