@@ -5,5 +5,10 @@ use cuda_mem_tests::{arena, tests};
 
 fn main() -> std::process::ExitCode {
     let tests = tests! { arena: random_programs, many_moves };
-    run::main(&tests, Options::default())
+    // Random programs look at what the whole process has mapped.
+    let options = Options {
+        serial: true,
+        ..Options::default()
+    };
+    run::main(&tests, options)
 }
