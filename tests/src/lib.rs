@@ -10,6 +10,7 @@ pub mod contract;
 #[path = "../../cuda-mem/benches/common/draws.rs"]
 mod draws;
 mod foreign;
+mod forks;
 pub mod hold;
 pub mod host;
 pub mod lab;

@@ -120,7 +120,7 @@ impl Background {
         })
     }
 
-    /// A request for so many units found no place, and memory was moved or made for it: another one may come.
+    /// A request of this size found no free place and had to move or make memory. The next one may need another place.
     #[cold]
     pub(super) fn was_short(&self, units: u32) {
         let requests = &self.requests;

@@ -23,7 +23,7 @@ pub(super) struct RemoteFree {
 
 /// What a cache may have free beyond what it needed lately, in units: 512 KiB.
 const MOST_SPARE: u64 = 2 * PAGE_UNITS;
-/// Cached medium blocks are at most one part in so many of the cache's pages.
+/// Cached medium blocks take at most this fraction of the cache's pages: one in eight.
 const CACHED: u64 = 8;
 /// Frees of medium blocks after which the recent peak moves an eighth of the way to what is in use.
 const DECAY: u32 = 1024;
@@ -73,7 +73,7 @@ impl StreamCache {
     /// Frees all cached blocks of this cache's pages to the heap.
     fn flush_to_heap(&mut self) {
         for block in self.last_freed.drain() {
-            // One that is unknown was freed twice, and is nobody's.
+            // An unknown block was freed twice, and has no owner.
             let _ = self.heap.free(block.start, LastUse::FREE);
         }
     }

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ReleaseThreshold, Resource, Stream};
 
 use crate::foreign::{begin, end_well};
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
@@ -127,14 +128,7 @@ pub(super) fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> 
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(0) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(
-        waited == child && status == 0,
-        "the child ended with {status:#x}"
-    );
+    ends_well(child)?;
     drop(kept);
     let again = resource.alloc::<u8>(&stream, LARGE)?;
     ensure!(threads()?.len() == 1, "{:?}", threads()?);

@@ -164,7 +164,7 @@ pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
 
 /// How many pieces move in [`many_moves`].
 const MOVES: &str = "CUDA_MEM_TEST_MOVES";
-/// Of blocks that lie between pieces that move, one in so many is looked at: the copies take longest.
+/// Every eighth block between the moving pieces is checked, because the copies take longest.
 const LOOKED_AT: usize = 8;
 
 /// Free memory moves between blocks that stay, while another stream is busy with memory of the arena.

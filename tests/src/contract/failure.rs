@@ -10,6 +10,7 @@ use cuda_mem::{
     Arena, ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold, Resource, Stream,
 };
 
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 pub(super) fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
@@ -136,14 +137,7 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(
-        waited == child && status == 0,
-        "the child ended with {status:#x}"
-    );
+    ends_well(child)?;
     ensure!(
         first.to_vec()? == [3; 1000],
         "the parent's memory is as it was"
@@ -195,14 +189,7 @@ pub(super) fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(
-        waited == child && status == 0,
-        "the child ended with {status:#x}"
-    );
+    ends_well(child)?;
     ensure!(buffer.to_vec()? == [3; 1000], "the parent's is as it was");
     closed.close()?;
     pinned.free()?;

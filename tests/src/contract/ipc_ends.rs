@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Channel, ErrorKind, Listener, Peers};
 
 use super::ipc::{receive, shared_pool};
+use crate::forks::ends_well;
 use crate::hold::hold;
 use crate::lab::{Lab, Skip};
 use crate::two::{go, two_processes};
@@ -225,11 +226,7 @@ pub(super) fn a_forked_child_leaves_imports_alone(lab: &Lab) -> Result<()> {
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(waited == child && status == 0, "it ended with {status:#x}");
+    ends_well(child)?;
     ensure!(view.to_vec()? == [1; 100], "the parent's is as it was");
     Ok(())
 }

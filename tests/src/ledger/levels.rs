@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, Ledger, LedgerKind, LedgerLevel};
 
 use super::{begin, sum};
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 pub(super) fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
@@ -204,14 +205,7 @@ pub(super) fn in_a_fork_nothing_is_listed(lab: &Lab) -> Result<()> {
             unsafe { libc::_exit(i32::from(!fine)) };
         }
         std::mem::forget(scope);
-        ensure!(child > 0, "fork failed");
-        let mut status = 0;
-        // SAFETY: `status` is valid for a write, and the child is ours.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        ensure!(
-            waited == child && status == 0,
-            "{level}: the child ended with {status:#x}"
-        );
+        ends_well(child)?;
         ensure!(Ledger::level() == level);
         ensure!(sum(LedgerKind::Buffer) == (1, 100), "the parent's stays");
         drop(buffer);

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Advice, Location, ManagedBuffer, RangeInfo};
 
 use super::{LARGE, large, need_concurrent};
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 /// Nothing was told, but where it was sent.
@@ -172,11 +173,7 @@ pub(super) fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if none { 0 } else { 3 }) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write.
-    let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(ended == child && status == 0, "status {status}");
+    ends_well(child)?;
     ensure!(buffer.traffic().prefetches == 1);
     Ok(())
 }

@@ -12,6 +12,7 @@ use cuda_mem::{
     MemoryProperties, MemoryResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
 };
 
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 /// Passes on to a pool, under a lock of its own, and does as it is told when memory comes back.
@@ -206,14 +207,7 @@ pub(super) fn a_forked_child_leaves_adaptors_alone(lab: &Lab) -> Result<()> {
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(
-        waited == child && status == 0,
-        "the child ended with {status:#x}"
-    );
+    ends_well(child)?;
     drop(buffer);
     logged.flush()?;
     let text = std::fs::read_to_string(&path)?;

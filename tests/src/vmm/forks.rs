@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{AddressRange, ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
 
+use crate::forks::ends_well;
 use crate::lab::Lab;
 
 /// Alone, because a fork copies only the thread that forks.
@@ -44,14 +45,7 @@ pub(super) fn a_forked_child_leaves_mapped_memory_alone(lab: &Lab) -> Result<()>
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
-    ensure!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is valid for a write, and the child is ours.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(
-        waited == child && status == 0,
-        "the child ended with {status:#x}"
-    );
+    ends_well(child)?;
     ensure!(buffer.to_vec()? == [7; 1000]);
     mapping.unmap()?;
     Ok(())
