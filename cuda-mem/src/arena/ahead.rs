@@ -8,6 +8,7 @@ use super::slow_path::count;
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::context::Context;
+use crate::recording;
 
 /// No stream's cache: what it may use is clean.
 const NO_CACHE: CacheId = CacheId::MAX - 1;
@@ -28,6 +29,8 @@ impl Inner {
             return 0;
         };
         let _turn = self.backing.growing();
+        // What is done by now is known before it is asked where the free memory lies.
+        self.query_all(&mut self.slow_state());
         if self.central.lock(thread::number()).has_block(size) {
             return 0;
         }
@@ -40,6 +43,19 @@ impl Inner {
         // Not made where the thread cannot say that it does no harm to captures.
         let prepared = harmlessly(&context, || Ok(self.prepare_in(bytes, &context)));
         prepared.unwrap_or(0)
+    }
+
+    /// Gives back what the arena is not to keep, on the arena's own thread, whose calls must not meet a capture.
+    pub(super) fn give_back_apart(&self) {
+        let Some(device) = self.device else {
+            return self.give_back_beyond_threshold();
+        };
+        let trimmed = recording::harmlessly(device.driver().table(), || {
+            self.give_back_beyond_threshold();
+            Ok(())
+        });
+        // Where the mode cannot be changed nothing is given back now.
+        drop(trimmed);
     }
 
     /// For the thread that has the turn to grow. Returns how many bytes are missing.
@@ -64,9 +80,7 @@ impl Inner {
         let growth = Self::granules(rest.saturating_sub(sum)) * GRANULE;
         let may_grow = growth == 0 || sum >= rest / 2 && !self.is_beyond_slack(0, growth);
         if !may_grow {
-            for chunk in chunks {
-                self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
-            }
+            chunks.into_iter().for_each(|chunk| self.put_back(chunk));
             return rest - sum;
         }
         let moved = self.move_chunks(chunks, place, context);

@@ -22,6 +22,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Looks after which the thread rests, if no request was short of memory meanwhile.
 const LOOKS: u32 = 256;
 
+/// Bytes until the next look while one is being made: more than are ever freed.
+const NO_LOOK: i64 = i64::MAX / 2;
+
 /// Set when the process exits: the driver may be ending.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Threads that may be in a call of the driver.
@@ -170,8 +173,6 @@ impl Requests {
     }
 
     fn ask(&self, ask: impl FnOnce(&mut State)) {
-        // Several frees may be counted before the thread looks.
-        self.watches.store(false, Ordering::Relaxed);
         ask(&mut self.state());
         self.wake.notify_one();
     }
@@ -181,6 +182,7 @@ impl Requests {
         let bytes = i64::from(units) * UNIT as i64;
         let left = self.until_look.fetch_sub(bytes, Ordering::Relaxed) - bytes;
         if left <= 0 && left + bytes > 0 {
+            self.watches.store(false, Ordering::Relaxed);
             self.ask(|state| state.is_asked_to_prepare = true);
         }
     }
@@ -204,11 +206,14 @@ impl Requests {
                 (state.is_asked_to_prepare, state.is_asked_to_trim) = (false, false);
                 asked
             };
-            let (Some(working), Some(arena)) = (Working::begin(), arena.upgrade()) else {
+            let Some(working) = Working::begin() else {
+                return;
+            };
+            let Some(arena) = arena.upgrade() else {
                 return;
             };
             if trims {
-                arena.give_back_beyond_threshold();
+                arena.give_back_apart();
             }
             let missing = prepares.then(|| self.prepare(&arena)).flatten();
             drop((arena, working));
@@ -236,6 +241,9 @@ impl Requests {
             return None;
         }
         self.looks.store(looks - 1, Ordering::Relaxed);
+        // What is freed during the look counts for the next one.
+        self.until_look.store(NO_LOOK, Ordering::Relaxed);
+        self.watches.store(true, Ordering::Relaxed);
         Some(arena.prepare(wanted))
     }
 
@@ -243,8 +251,12 @@ impl Requests {
     fn watch(&self, missing: u64) {
         let wanted = u64::from(self.wanted.load(Ordering::Relaxed)) * UNIT;
         let least = (wanted / 8).max(LEAST_FREED);
-        let until = i64::try_from(missing.max(least)).unwrap_or(i64::MAX);
-        self.until_look.store(until, Ordering::Relaxed);
-        self.watches.store(true, Ordering::Relaxed);
+        let until = i64::try_from(missing.max(least)).unwrap_or(NO_LOOK);
+        let counted = NO_LOOK - self.until_look.load(Ordering::Relaxed);
+        if counted < until {
+            self.until_look.store(until - counted, Ordering::Relaxed);
+        } else {
+            self.state().is_asked_to_prepare = true;
+        }
     }
 }

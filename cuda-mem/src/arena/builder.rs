@@ -166,7 +166,9 @@ impl ArenaBuilder {
     /// [release threshold](Self::release_threshold) goes back on that thread too, soon after a wait and not within it.
     ///
     /// The thread keeps no arena: it ends with the last handle. It sleeps while there is nothing to do, is absent in a
-    /// fork, does no harm to captures, and makes no driver call once the process exits. What it does counts in the
+    /// fork, and makes no driver call once the process exits. It does no harm to captures of this crate, nor to others'
+    /// captures of streams that do not use the arena; a stream that another library begins to capture while the thread
+    /// asks how far it is may lose that capture. What it does counts in the
     /// [statistics](Arena::stats). It does nothing where memory cannot move; see [`slack`](Self::slack).
     ///
     /// ```

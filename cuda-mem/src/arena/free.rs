@@ -23,9 +23,14 @@ impl Inner {
     #[inline]
     fn free_evicted(&self, id: CacheId, block: Block, epoch: u64) -> Result<(), UnknownBlock> {
         let last_use = LastUse::new(id, epoch);
-        self.central
+        let freed = self
+            .central
             .lock(thread::number())
-            .free(block.start, last_use)
+            .free(block.start, last_use);
+        if let Some(background) = self.background.get() {
+            background.freed(block.size);
+        }
+        freed
     }
 
     /// A free by a stream that has no cache yet, or of a block of another cache's pages. Not always rare, as

@@ -54,13 +54,13 @@ impl Inner {
             let held = slot.counters.held();
             let used = slot.counters.of_pages();
             let used = used.wrapping_add(slot.of_pages_elsewhere()).min(held);
-            // What a cache that keeps blocks holds beyond that is on its way to others: to count it would let the arena grow
-            // because it has grown.
-            let kept = match slot.counters.kept_limit() {
-                0 => held,
-                limit => limit,
-            };
-            kept.max(used) - used
+            // What a cache holds beyond that is for others: to count it would let the arena grow because it has grown.
+            let kept = slot.counters.kept_limit();
+            if slot.keeping.is_on() {
+                kept.max(used) - used
+            } else {
+                0
+            }
         });
         units.sum::<u64>() * UNIT + self.stats().live
     }

@@ -171,6 +171,12 @@ impl Inner {
         may_leave
     }
 
+    /// A chunk that was to move stays where it is.
+    pub(super) fn put_back(&self, chunk: Chunk) {
+        self.pins.has_left(chunk);
+        self.add_to_central(chunk.address / UNIT, chunk.bytes / UNIT, LastUse::FREE);
+    }
+
     /// Granules for so many bytes.
     pub(super) fn granules(bytes: u64) -> u64 {
         bytes.div_ceil(GRANULE)

@@ -199,3 +199,23 @@ pub(super) fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> 
     stream.synchronize()?;
     until("it is kept", || arena.stats().reserved == 0)
 }
+
+/// Too little for a place: what was taken to move is put back, and is memory as any other.
+pub(super) fn what_is_not_moved_can_be_pinned(lab: &Lab) -> Result<()> {
+    let (arena, resource) = arena(lab)?;
+    let stream = lab.stream()?;
+    let mut kept = every_other(&resource, &stream, 17)?;
+    let _first = resource.alloc::<u8>(&stream, LARGE)?;
+    until("a place for another one", || arena.stats().prepared > 0)?;
+    let _second = resource.alloc::<u8>(&stream, LARGE)?;
+    let freed: Vec<_> = [6, 4, 2].map(|place| kept.remove(place)).into();
+    let addresses: Vec<u64> = freed.iter().map(DeviceBuffer::as_raw).collect();
+    drop(freed);
+    // As long as a look takes.
+    std::thread::sleep(Duration::from_millis(100));
+    for address in addresses {
+        let piece = arena.piece_at(address).context("no piece")?;
+        drop(arena.pin(piece.start, piece.end - piece.start)?);
+    }
+    Ok(())
+}

@@ -99,6 +99,7 @@ pub fn all() -> Vec<Test> {
             a_process_exits_while_the_thread_works,
             the_thread_spoils_no_capture,
             an_idle_thread_is_not_woken,
+            what_is_not_moved_can_be_pinned,
             the_thread_gives_back_what_the_arena_is_not_to_keep;
         parked: an_arena_ends_after_all_users_of_its_memory;
         sleep: memory_comes_back_where_it_was,
