@@ -61,15 +61,10 @@ impl Inner {
     /// For the thread that has the turn to grow. Returns how many bytes are missing.
     fn prepare_in(&self, bytes: u64, context: &Context) -> u64 {
         let room = Self::granules(bytes) * GRANULE;
-        let frontier = self.backing.frontier(room);
+        let (frontier, tail) = self.frontier_and_tail(room, NO_CACHE);
         let Some(address) = frontier.or_else(|| self.backing.reserve(room)) else {
             return bytes;
         };
-        let tail = frontier.and_then(|end| {
-            let central = self.central.lock(thread::number());
-            Some(end / UNIT - central.usable_tail(end / UNIT, NO_CACHE)?)
-        });
-        let tail = tail.unwrap_or(0) * UNIT;
         let rest = bytes.saturating_sub(tail);
         let place = Place {
             address,

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::report;
 
 /// The name of the thread, as the system shows it.
-pub(super) const NAME: &str = "cuda-mem-arena";
+const NAME: &str = "cuda-mem-arena";
 /// Bytes that are freed before the thread looks again, at least.
 const LEAST_FREED: u64 = 8 << 20;
 /// Between two looks: a wake-up costs the thread that frees some microseconds.
@@ -56,6 +56,13 @@ struct State {
     is_asked_to_prepare: bool,
     is_asked_to_trim: bool,
     is_stopped: bool,
+}
+
+impl State {
+    /// Whether there is nothing to do.
+    fn is_idle(&mut self) -> bool {
+        !self.is_stopped && !self.is_asked_to_prepare && !self.is_asked_to_trim
+    }
 }
 
 /// Has the turn to make calls of the driver.
@@ -192,13 +199,8 @@ impl Requests {
         become_guest();
         loop {
             let (prepares, trims) = {
-                let mut state = self.state();
-                while !state.is_stopped && !state.is_asked_to_prepare && !state.is_asked_to_trim {
-                    state = self
-                        .wake
-                        .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner);
-                }
+                let state = self.wake.wait_while(self.state(), State::is_idle);
+                let mut state = state.unwrap_or_else(PoisonError::into_inner);
                 if state.is_stopped {
                     return;
                 }
@@ -226,10 +228,9 @@ impl Requests {
 
     /// Leaves the program alone for a while, unless something is asked for.
     fn pause(&self) {
-        let is_idle = |state: &mut State| {
-            !state.is_stopped && !state.is_asked_to_prepare && !state.is_asked_to_trim
-        };
-        let state = self.wake.wait_timeout_while(self.state(), PAUSE, is_idle);
+        let state = self
+            .wake
+            .wait_timeout_while(self.state(), PAUSE, State::is_idle);
         drop(state.unwrap_or_else(PoisonError::into_inner));
     }
 

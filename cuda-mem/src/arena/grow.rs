@@ -83,12 +83,7 @@ impl Inner {
         }
         let bytes = u64::from(size) * UNIT;
         let room = Self::granules(bytes) * GRANULE;
-        let frontier = self.backing.frontier(room);
-        let tail = frontier.and_then(|end| {
-            let central = self.central.lock(thread::number());
-            Some(end / UNIT - central.usable_tail(end / UNIT, id)?)
-        });
-        let tail = tail.unwrap_or(0) * UNIT;
+        let (frontier, tail) = self.frontier_and_tail(room, id);
         let mut rest = bytes.saturating_sub(tail);
         let mut place = frontier;
         let is_beyond = self.is_beyond_slack(bytes, rest);
@@ -114,6 +109,16 @@ impl Inner {
         }
         let mut central = self.central.lock(thread::number());
         Ok(central.allocate(size, id, &self.central.counters))
+    }
+
+    /// Where so many bytes can be added, and how many bytes of free memory end there that the stream can use.
+    pub(super) fn frontier_and_tail(&self, room: u64, id: CacheId) -> (Option<u64>, u64) {
+        let frontier = self.backing.frontier(room);
+        let tail = frontier.and_then(|end| {
+            let central = self.central.lock(thread::number());
+            Some(end / UNIT - central.usable_tail(end / UNIT, id)?)
+        });
+        (frontier, tail.unwrap_or(0) * UNIT)
     }
 
     /// Takes memory for the pages of a cache. The rest goes to the central heap.
