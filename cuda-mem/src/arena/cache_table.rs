@@ -88,21 +88,26 @@ fn less(counter: &AtomicU32) {
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     keeps: AtomicBool,
-    /// The thread that met others in the central heap last, for a medium block of this stream.
+    /// The thread that came to the central heap last, for a medium block of this stream.
     thread: AtomicU64,
-    /// How often in a row. As the next one, changed without locked instructions: threads that do so at a time count as
+    /// How often in a row. As the next ones, changed without locked instructions: threads that do so at a time count as
     /// one.
-    met: AtomicU32,
+    came: AtomicU32,
+    /// How often of these another thread waited for it.
+    contended: AtomicU32,
     /// Grows by [`REMOTE`] with each medium block that is freed on another stream, and falls by one with each other.
     remote: AtomicU32,
 }
 
-/// Requests that meet others in the central heap before a stream keeps medium blocks.
-const MEETINGS: u32 = 512;
+/// Requests for medium blocks that come to the central heap before it is decided whether a stream keeps them.
+const DECISION: u32 = 512;
+/// A stream keeps medium blocks if other threads waited during one in so many of them. In a program that does more between
+/// requests they seldom meet, and what the streams keep is not worth its place.
+const CONTENDED: u32 = 8;
 
 thread_local! {
-    /// The stream for which this thread met others last, by arena and cache.
-    static LAST_MET: Cell<(u32, CacheId)> = const { Cell::new((0, 0)) };
+    /// The stream for which this thread came to a central heap last, by arena and cache.
+    static LAST_CAME: Cell<(u32, CacheId)> = const { Cell::new((0, 0)) };
 }
 /// A stream keeps no medium blocks if more than one in so many is freed on another stream.
 const REMOTE: u32 = 16;
@@ -114,26 +119,34 @@ impl Keeping {
         self.keeps.load(Ordering::Relaxed)
     }
 
-    /// A request of this stream, by arena and cache, for a medium block met others in the central heap. Threads that
-    /// share the stream would meet in its cache instead. Of the blocks that the stream asked for since the last time, so
-    /// many were freed on others; none if no stream should keep any.
-    pub(super) fn met(
+    /// A request of this stream, by arena and cache, for a medium block came to the central heap, while another thread
+    /// waited or not. Threads that share the stream would meet in its cache instead. Of the blocks that the stream asked
+    /// for since the last decision, so many were freed on others; none if no stream should keep any.
+    pub(super) fn came(
         &self,
         stream: (u32, CacheId),
+        is_contended: bool,
         freed_elsewhere: impl FnOnce() -> Option<u32>,
     ) {
         let thread = thread::number();
-        let is_same = LAST_MET.replace(stream) == stream;
-        let met = if is_same && self.thread.load(Ordering::Relaxed) == thread {
-            self.met.load(Ordering::Relaxed) + 1
+        let is_same = LAST_CAME.replace(stream) == stream;
+        let (came, contended) = if is_same && self.thread.load(Ordering::Relaxed) == thread {
+            let contended = self.contended.load(Ordering::Relaxed);
+            (
+                self.came.load(Ordering::Relaxed) + 1,
+                contended + u32::from(is_contended),
+            )
         } else {
             self.thread.store(thread, Ordering::Relaxed);
-            1
+            (1, u32::from(is_contended))
         };
-        self.met.store(met % MEETINGS, Ordering::Relaxed);
-        if met == MEETINGS
-            && freed_elsewhere().is_some_and(|blocks| blocks.saturating_mul(REMOTE) < MEETINGS)
-        {
+        let is_due = came >= DECISION;
+        let (next, next_contended) = if is_due { (0, 0) } else { (came, contended) };
+        self.came.store(next, Ordering::Relaxed);
+        self.contended.store(next_contended, Ordering::Relaxed);
+        let few_elsewhere =
+            is_due && freed_elsewhere().is_some_and(|blocks| blocks.saturating_mul(REMOTE) < came);
+        if few_elsewhere && contended * CONTENDED >= came {
             self.remote.store(0, Ordering::Relaxed);
             self.keeps.store(true, Ordering::Relaxed);
         }

@@ -68,9 +68,33 @@ impl Inner {
     /// As [`grow`](Self::grow), one thread at a time: what the last one got, and what was freed meanwhile, may be
     /// enough for the next.
     pub(super) fn grow_once(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        self.grow_in_turn(id, size, stream, || true)
+    }
+
+    /// As [`grow_once`](Self::grow_once), if growing still [comes first](Self::grows_first) when it is this thread's turn.
+    /// `None` also if not: else each thread that waited would go beyond the limit.
+    pub(super) fn grow_first(
+        &self,
+        id: CacheId,
+        size: u32,
+        stream: &Stream,
+    ) -> Result<Option<u64>> {
+        self.grow_in_turn(id, size, stream, || self.grows_first(id, size))
+    }
+
+    fn grow_in_turn(
+        &self,
+        id: CacheId,
+        size: u32,
+        stream: &Stream,
+        may_grow: impl FnOnce() -> bool,
+    ) -> Result<Option<u64>> {
         let _turn = self.backing.growing();
         if let Some(start) = self.try_allocate(id, size).or_else(|| self.take(id, size)) {
             return Ok(Some(start));
+        }
+        if !may_grow() {
+            return Ok(None);
         }
         self.grow(id, size, stream)
     }

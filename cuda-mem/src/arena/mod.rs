@@ -254,11 +254,12 @@ impl Inner {
             return self.central.lock(me).allocate(size, id, counters);
         }
         let mut central = self.central.lock(me);
-        if self.caches.is_medium(size) && central.has_met_others() {
-            slot.keeping.met((self.number, id), || {
-                // Where streams do not wait for each other, what one keeps is lost to the others.
-                self.may_wait().then(|| central.take_freed_elsewhere(id))
-            });
+        if self.caches.is_medium(size) {
+            slot.keeping
+                .came((self.number, id), central.is_waited_for(), || {
+                    // Where streams do not wait for each other, what one keeps is lost to the others.
+                    self.may_wait().then(|| central.take_freed_elsewhere(id))
+                });
         }
         if central.has_to_query() {
             drop(central);

@@ -171,7 +171,7 @@ impl Inner {
             return Found::Nothing;
         }
         if step == Step::Grow {
-            return match self.grow_once(id, size, stream) {
+            return match self.grow_first(id, size, stream) {
                 Ok(Some(start)) => Found::Block(start),
                 Ok(None) => Found::Lost,
                 // Other steps may still find enough; if not, growing fails again and says why.

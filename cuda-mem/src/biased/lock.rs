@@ -13,7 +13,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 
 use super::barrier;
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, relax};
@@ -28,9 +28,6 @@ const FIRST_STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 /// revocation does. More would leave a busy thread on the slow path for long after another one came by.
 const LONGEST_STREAK: u32 = 1 << 10;
 
-/// So many uses in a row by one thread say nothing of others yet.
-const FEW: u32 = 64;
-
 /// Threads that can become owners.
 const OWNERS: usize = 8;
 
@@ -41,6 +38,8 @@ pub(crate) struct BiasedLock<T> {
     busy: [AtomicBool; OWNERS],
     /// Not a spin lock: whoever has it may be stopped by the system, and then the others should sleep.
     slow: Mutex<Slow>,
+    /// Threads that wait for it.
+    waiting: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -91,6 +90,7 @@ impl<T> BiasedLock<T> {
             owner: AtomicU64::new(owner),
             busy: std::array::from_fn(|_| AtomicBool::new(false)),
             slow: Mutex::new(slow),
+            waiting: AtomicU64::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -143,7 +143,16 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     fn lock_slowly(&self, thread: u64) -> Guard<'_, T> {
-        let mut slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slow = match self.slow.try_lock() {
+            Ok(slow) => slow,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                slow
+            }
+        };
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != NOBODY {
             self.owner.store(NOBODY, Ordering::Relaxed);
@@ -208,12 +217,10 @@ pub(crate) struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Whether other threads took the lock not long ago.
-    pub(crate) fn has_met_others(&self) -> bool {
-        match &self.held {
-            Held::ByOwner(_) => false,
-            Held::Slowly(slow) => slow.streak < FEW,
-        }
+    /// Whether another thread waits for the lock. The system's mutex is not fair: while one thread sleeps, another one
+    /// takes it many times, and never waits itself.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.lock.waiting.load(Ordering::Relaxed) > 0
     }
 }
 

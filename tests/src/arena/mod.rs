@@ -69,6 +69,7 @@ pub fn all() -> Vec<Test> {
         slow_upstream: a_thread_that_grows_holds_up_no_other,
             a_thread_that_trims_holds_up_no_other;
         medium: threads_that_mix_sizes_live_from_pages_of_their_own,
+            threads_that_seldom_meet_keep_no_pages,
             pages_that_an_idle_stream_keeps_go_to_others,
             blocks_that_are_freed_elsewhere_are_not_kept,
             pages_go_back_when_little_is_in_use_for_long,
