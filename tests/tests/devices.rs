@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
 use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, host, managed, modules, peers, placement, vmm};
+use cuda_mem_tests::{arena, contract, host, managed, modules, peers, placement, vmm};
 
 /// What is simulated in this process, which runs the tests themselves.
 const CHILD: &str = "CUDA_MEM_TEST_DEVICES_CHILD";
@@ -179,6 +179,7 @@ fn main() -> ExitCode {
             all.extend(managed::of_two());
             all.extend(host::of_two());
             all.extend(placement::of_two());
+            all.extend(arena::of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -195,6 +196,7 @@ fn main() -> ExitCode {
             all.extend(managed::of_two());
             all.extend(host::of_two());
             all.extend(placement::of_two());
+            all.extend(arena::of_two());
             run::main(&all, serial)
         }
         _ => {

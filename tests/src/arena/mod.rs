@@ -28,6 +28,12 @@ use crate::lab::{Backend, Lab};
 use crate::run::Test;
 use crate::{tests, tests_alone};
 
+/// With a peer.
+#[must_use]
+pub fn of_two() -> Vec<Test> {
+    tests! { moves: many_moves; }
+}
+
 /// What a user can count on.
 #[must_use]
 pub fn all() -> Vec<Test> {

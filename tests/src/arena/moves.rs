@@ -164,14 +164,37 @@ pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
 
 /// How many pieces move in [`many_moves`].
 const MOVES: &str = "CUDA_MEM_TEST_MOVES";
-/// Every eighth block between the moving pieces is checked, because the copies take longest.
+/// Every eighth block between the moving pieces is checked, and what a peer wrote in every eighth round, because the copies
+/// take longest.
 const LOOKED_AT: usize = 8;
+/// A long run tells of every so many.
+const TOLD: u64 = 100_000;
 
-/// Free memory moves between blocks that stay, while another stream is busy with memory of the arena.
+/// A stream of the next device, if there is one that reaches the memory of the first.
+fn peer(lab: &Lab) -> Result<Option<Stream>> {
+    let device = lab.device()?;
+    let others = lab.driver.devices()?;
+    let peers = others.iter().filter(|other| **other != device);
+    for peer in peers {
+        if peer.can_access_peer(&device)? {
+            return Ok(Some(peer.primary_context()?.stream()?));
+        }
+    }
+    Ok(None)
+}
+
+/// Free memory moves between blocks that stay, while another stream is busy with memory of the arena. Where the device
+/// has a peer, that looks at what stayed, and writes what lies on moved memory.
 pub(super) fn many_moves(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let least = super::number(MOVES)?.unwrap_or(100);
-    let (arena, resource) = arena(lab, 1.0)?;
+    let peer = peer(lab)?;
+    let devices: Vec<_> = peer.iter().map(Stream::device).collect();
+    let arena = Arena::builder(&lab.device()?)
+        .slack(1.0)
+        .access_from(&devices)
+        .build()?;
+    let resource = Resource::from(arena.clone());
     let (beside, is_over) = (lab.stream()?, AtomicBool::new(false));
     let mut busy = resource.alloc_zeroed::<u32>(&beside, 1 << 18)?;
     std::thread::scope(|scope| {
@@ -187,13 +210,14 @@ pub(super) fn many_moves(lab: &Lab) -> Result<()> {
             ensure!(busy.to_vec()?.iter().all(|element| *element == fills));
             Ok(fills)
         });
-        let looked_at = move_between(lab, &arena, least);
+        let looked_at = move_between(lab, &arena, peer.as_ref(), least);
         is_over.store(true, Ordering::Relaxed);
         let fills = fills.join().map_err(|_| anyhow!("a thread panicked"))??;
         let looked_at = looked_at?;
         println!(
-            "{} moves beside {fills} fills, {looked_at} blocks looked at: {}",
+            "{} moves beside {fills} fills, {looked_at} blocks looked at, {} devices: {}",
             arena.stats().moved,
+            1 + devices.len(),
             arena.stats()
         );
         Ok(())
@@ -201,10 +225,10 @@ pub(super) fn many_moves(lab: &Lab) -> Result<()> {
 }
 
 /// Returns how many blocks were looked at.
-fn move_between(lab: &Lab, arena: &Arena, least: u64) -> Result<usize> {
+fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> Result<usize> {
     const BLOCK: usize = 2 * MIB;
     let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
-    let (mut looked_at, mut number, mut vain) = (0, 0_u8, 0);
+    let (mut looked_at, mut round, mut number, mut vain) = (0, 0_usize, 0_u8, 0);
     while arena.stats().moved < least {
         let mut row = Vec::new();
         for _ in 0..64 {
@@ -222,16 +246,32 @@ fn move_between(lab: &Lab, arena: &Arena, least: u64) -> Result<usize> {
         let before = arena.stats().moved;
         let mut large = resource.alloc::<u8>(&stream, 24 * BLOCK)?;
         let stats = arena.stats();
+        if stats.moved / TOLD > before / TOLD {
+            println!("{} moves, {looked_at} blocks looked at", stats.moved);
+        }
         // Growths rest from looking where looks found nothing.
         vain = if stats.moved > before { 0 } else { vain + 1 };
         ensure!(vain < 1000, "nothing moves any more: {stats:?}");
-        large.fill(0)?;
-        for (block, number) in row
-            .iter()
-            .skip(usize::from(number) % LOOKED_AT)
-            .step_by(LOOKED_AT)
-        {
-            is_full_of(block, *number)?;
+        match peer {
+            Some(peer) => {
+                large.on(peer)?.fill(number)?;
+                if round.is_multiple_of(LOOKED_AT) {
+                    is_full_of(&large, number)?;
+                }
+            }
+            None => large.fill(0)?,
+        }
+        round += 1;
+        let first = usize::from(number) % LOOKED_AT;
+        for (block, number) in row.iter_mut().skip(first).step_by(LOOKED_AT) {
+            match peer {
+                Some(peer) => {
+                    let mut found = vec![0; block.len()];
+                    block.on(peer)?.copy_to(&mut found)?;
+                    ensure!(found == vec![*number; found.len()], "not {number}");
+                }
+                None => is_full_of(block, *number)?,
+            }
             looked_at += 1;
         }
     }
