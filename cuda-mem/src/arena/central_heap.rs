@@ -125,6 +125,12 @@ impl CentralHeap {
         blocks.find(|id| self.place(*id) == place)
     }
 
+    /// Free units that have a last user.
+    pub(super) fn not_done(&self) -> u64 {
+        let classes = &self.heap.classes;
+        classes.users().map(|user| classes.units(user)).sum()
+    }
+
     /// Other streams whose free memory may be in use, those with most of it first.
     pub(super) fn others(&self, own: CacheId) -> Vec<CacheId> {
         let classes = &self.heap.classes;

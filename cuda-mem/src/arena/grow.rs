@@ -102,10 +102,11 @@ impl Inner {
     /// Takes memory from the backing, and a block of it. `None` if another thread took the free memory that the new one
     /// was to extend.
     fn grow(&self, id: CacheId, size: u32, stream: &Stream) -> Result<Option<u64>> {
+        let bytes = u64::from(size) * UNIT;
         if self.caches.cuts(self.slot(id), size) {
+            self.note_demand(bytes);
             return self.grow_cache(id, size, stream);
         }
-        let bytes = u64::from(size) * UNIT;
         let room = Self::granules(bytes) * GRANULE;
         let (frontier, tail) = self.frontier_and_tail(room, id);
         let mut rest = bytes.saturating_sub(tail);

@@ -60,11 +60,28 @@ pub(super) struct Place {
 }
 
 impl Inner {
-    /// Notes what the program has at this moment, with a request for so many bytes. Says whether the arena would hold
-    /// more than its slack allows after growing by so many. A small arena may grow.
+    /// Notes what the program has at this moment, with a request for so many bytes and what it freed that is not known to be
+    /// done. Returns the most that it ever had.
+    pub(super) fn note_demand(&self, request: u64) -> u64 {
+        let has = self.stats().live + request + self.not_done();
+        self.mark.fetch_max(has, Ordering::Relaxed).max(has)
+    }
+
+    fn not_done(&self) -> u64 {
+        let waiting: u64 = self
+            .caches
+            .iter()
+            .map(|(_, slot)| slot.remote_queue.units())
+            .sum();
+        let parked = self.slow_path.parked.now();
+        let central = self.central.lock(thread::number());
+        (central.not_done() + waiting + parked) * UNIT
+    }
+
+    /// Whether the arena would hold more than its slack allows after growing by so many bytes for a request. A small arena
+    /// may grow.
     pub(super) fn is_beyond_slack(&self, request: u64, growth: u64) -> bool {
-        let has = self.stats().live + request;
-        let mark = self.mark.fetch_max(has, Ordering::Relaxed).max(has);
+        let mark = self.note_demand(request);
         let held = self.backing.reserved().current() + growth;
         held > self.small() && held as f64 > mark as f64 * self.slack
     }

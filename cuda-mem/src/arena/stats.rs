@@ -60,8 +60,8 @@ pub struct ArenaStats {
     pub released: u64,
     /// How many pieces of physical memory it has moved to another address.
     pub moved: u64,
-    /// The most bytes that were allocated and asked for when the arena grew; its [slack](super::ArenaBuilder::slack) is a
-    /// multiple of this.
+    /// The most bytes that were allocated, asked for, or freed and not known to be done when the arena grew; its
+    /// [slack](super::ArenaBuilder::slack) is a multiple of this.
     pub demand_peak: u64,
     /// How often it made physical memory beyond its [slack](super::ArenaBuilder::slack), because what was free could not
     /// move: it was in use still, or no piece was free as a whole.

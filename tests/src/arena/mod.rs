@@ -82,6 +82,7 @@ pub fn all() -> Vec<Test> {
             blocks_that_others_freed_come_back_when_a_stream_keeps_no_more;
         moves: free_memory_moves_where_a_large_request_needs_it,
             memory_in_use_does_not_move,
+            what_is_freed_and_not_done_is_demand,
             memory_moves_only_as_it_is_told;
         threads: threads_of_one_stream_get_blocks_of_their_own,
             a_thread_keeps_one_block_of_each_small_size,

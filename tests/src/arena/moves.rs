@@ -99,6 +99,25 @@ pub(super) fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+pub(super) fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
+    let _calm = lab.calm();
+    let (arena, resource) = arena(lab, 1.0)?;
+    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let _of_other = resource.alloc::<u8>(&other, PIECE)?;
+    let freed = row(&resource, &stream, 4)?;
+    let before = arena.stats();
+    let held = hold(&stream)?;
+    drop(freed);
+    let block = resource.alloc::<u8>(&other, 5 * PIECE)?;
+    let after = arena.stats();
+    drop(held);
+    ensure!(before.demand_peak == 5 * PIECE as u64, "{before:?}");
+    // One block stays, four are not done, which are too few to wait for, and five are asked for.
+    ensure!(after.demand_peak == 10 * PIECE as u64, "{after:?}");
+    drop(block);
+    Ok(())
+}
+
 pub(super) fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let stream = lab.stream()?;
