@@ -28,4 +28,5 @@ pub mod two;
 pub mod untouched;
 pub mod visible;
 pub mod vmm;
+pub mod watchdog;
 pub mod window;

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::lab::{Backend, Lab, Skip};
-use crate::untouched;
+use crate::{untouched, watchdog};
 
 /// A test: its name is a sentence, its body holds on every driver or says why it cannot run.
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +139,8 @@ fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
     Trial::ignorable_test(test.name, move || {
         let calls = std::env::var_os(CALLS);
         let is_child = std::env::var_os(ALONE).is_some();
+        let patience = if is_child { LESS } else { MORE };
+        let _watched = watchdog::watch(test.name, patience);
         let outcome = match calls {
             _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name),
             Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
@@ -198,6 +200,10 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
 
 /// Longer than any test takes that does not hang.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// A program that has this says itself what hangs in it, before its parent ends it.
+const LESS: Duration = Duration::from_secs(100);
+/// And that of the parent lets its child say so.
+const MORE: Duration = Duration::from_secs(150);
 
 /// What a process printed and how it ended. One that takes longer is ended. What is printed has to fit into
 /// the system's pipe, which it does where nothing goes wrong.

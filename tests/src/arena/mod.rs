@@ -26,7 +26,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::lab::{Backend, Lab};
 use crate::run::Test;
-use crate::{tests, tests_alone};
+use crate::{tests, tests_alone, watchdog};
 
 /// With a peer.
 #[must_use]
@@ -209,6 +209,7 @@ pub fn random_programs(lab: &Lab) -> Result<()> {
         if seconds.is_some_and(|seconds| start.elapsed() >= seconds) {
             break;
         }
+        watchdog::next_part();
         if loud {
             println!("program {seed}, {:.3} s", start.elapsed().as_secs_f64());
         }

@@ -12,6 +12,7 @@ use cuda_mem_trace::{Op, Trace, recorded};
 use crate::draws::Draws;
 use crate::hold::hold;
 use crate::lab::Lab;
+use crate::watchdog;
 
 const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
@@ -249,6 +250,7 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
     let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
     let (mut looked_at, mut round, mut number, mut vain) = (0, 0_usize, 0_u8, 0);
     while arena.stats().moved < least {
+        watchdog::next_part();
         let mut row = Vec::new();
         for _ in 0..64 {
             number = number.wrapping_add(1);

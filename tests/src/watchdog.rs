@@ -1,0 +1,179 @@
+//! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails.
+
+use std::backtrace::Backtrace;
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// So many seconds, in place of the usual ones: for slow machines.
+pub const PATIENCE: &str = "CUDA_MEM_TEST_PATIENCE";
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long one thread may take to print its stack. It may have been interrupted where nothing can be printed.
+const A_STACK: Duration = Duration::from_secs(5);
+/// What the program ends with, as after a panic.
+const HUNG: libc::c_int = 101;
+
+/// A test that runs.
+struct Running {
+    number: u64,
+    name: &'static str,
+    began: Instant,
+}
+
+static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
+
+fn running() -> MutexGuard<'static, Vec<Running>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A test is watched until this is dropped.
+#[derive(Debug)]
+pub struct Watched {
+    number: u64,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        running().retain(|test| test.number != self.number);
+    }
+}
+
+/// Watches a test that begins now. All tests of a program have the same patience.
+#[must_use]
+pub fn watch(name: &'static str, patience: Duration) -> Watched {
+    static WATCH: Once = Once::new();
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    running().push(Running {
+        number,
+        name,
+        began: Instant::now(),
+    });
+    let told = std::env::var(PATIENCE).ok();
+    let told = told.and_then(|seconds| seconds.parse().ok());
+    let patience = told.map_or(patience, Duration::from_secs);
+    WATCH.call_once(|| {
+        thread::spawn(move || look(patience));
+    });
+    Watched { number }
+}
+
+/// A test that consists of many parts has come to the next one. The patience is for each.
+pub fn next_part() {
+    let now = Instant::now();
+    running().iter_mut().for_each(|test| test.began = now);
+}
+
+fn look(patience: Duration) {
+    loop {
+        thread::sleep(LOOK);
+        let hung: Vec<_> = running()
+            .iter()
+            .filter(|test| test.began.elapsed() > patience)
+            .map(|test| test.name)
+            .collect();
+        if !hung.is_empty() {
+            end(&hung, patience);
+        }
+    }
+}
+
+fn end(hung: &[&str], patience: Duration) -> ! {
+    let names = hung.join(", ");
+    print(&format!(
+        "\nno end after {} s: {names}\n",
+        patience.as_secs()
+    ));
+    print_stacks();
+    end_children(std::process::id());
+    // SAFETY: nothing is to be run any more; what would be may hang too.
+    unsafe { libc::_exit(HUNG) }
+}
+
+/// Takes no lock: a thread that hangs may have that of the standard error stream.
+fn print(text: &str) {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        // SAFETY: the bytes are readable.
+        let written = unsafe { libc::write(libc::STDERR_FILENO, rest.as_ptr().cast(), rest.len()) };
+        match usize::try_from(written) {
+            Ok(written) if written > 0 => rest = &rest[written..],
+            _ => return,
+        }
+    }
+}
+
+static IS_PRINTED: AtomicBool = AtomicBool::new(false);
+
+/// On the thread whose stack it is. Memory is allocated, which a signal handler should not: if the thread was in the
+/// middle of that it hangs here, and the others are printed all the same.
+extern "C" fn print_own_stack(_: libc::c_int) {
+    print(&Backtrace::force_capture().to_string());
+    IS_PRINTED.store(true, Ordering::Release);
+}
+
+fn print_stacks() {
+    let handler: extern "C" fn(libc::c_int) = print_own_stack;
+    // SAFETY: the handler has the signature of one; the program ends soon.
+    unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+    // SAFETY: no memory is passed.
+    let own = unsafe { libc::syscall(libc::SYS_gettid) };
+    let tasks = fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten();
+    for task in tasks {
+        let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let Some(thread) = task
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i64>().ok())
+        else {
+            continue;
+        };
+        if thread == own {
+            continue;
+        }
+        print(&format!("\n-- thread {thread}, {}\n", name.trim()));
+        IS_PRINTED.store(false, Ordering::Relaxed);
+        let process = i64::from(std::process::id());
+        // SAFETY: no memory is passed; the handler is there.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
+        let began = Instant::now();
+        while sent == 0 && !IS_PRINTED.load(Ordering::Acquire) {
+            if began.elapsed() > A_STACK {
+                print("it does not answer\n");
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The processes that this one started, and those that they did.
+fn end_children(parent: u32) {
+    for child in children_of(parent) {
+        end_children(child);
+        if let Ok(child) = libc::pid_t::try_from(child) {
+            // SAFETY: no memory is passed.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+    }
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers
+        .filter(|process| {
+            let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            // The name, in brackets, may have any character.
+            let rest = status.rsplit_once(')').map_or("", |(_, rest)| rest);
+            rest.split_whitespace().nth(1) == Some(parent.to_string().as_str())
+        })
+        .collect()
+}

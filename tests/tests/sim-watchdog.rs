@@ -1,0 +1,125 @@
+//! A test that hangs ends its program, which says where every thread was.
+
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run::{self, Options, output_within};
+use cuda_mem_tests::{tests, watchdog};
+
+/// In this process one test hangs.
+const CHILD: &str = "CUDA_MEM_TEST_WATCHDOG_CHILD";
+
+mod hung {
+    use super::*;
+
+    #[inline(never)]
+    fn waits_for_what_never_comes() {
+        loop {
+            thread::park();
+        }
+    }
+
+    pub(crate) fn a_test_hangs(_: &Lab) -> Result<()> {
+        let mut sleeper = Command::new("sleep").arg("1000").spawn()?;
+        println!("sleeper {}", sleeper.id());
+        waits_for_what_never_comes();
+        sleeper.kill()?;
+        Ok(())
+    }
+
+    pub(crate) fn another_ends(_: &Lab) -> Result<()> {
+        Ok(())
+    }
+}
+
+mod patient {
+    use super::*;
+
+    /// Longer than the patience in all.
+    pub(crate) fn a_test_of_parts_goes_on(_: &Lab) -> Result<()> {
+        for _ in 0..8 {
+            watchdog::next_part();
+            thread::sleep(Duration::from_millis(400));
+        }
+        Ok(())
+    }
+}
+
+fn child(what: &str) -> Result<(bool, String)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["--test-threads", "2", "--nocapture"])
+        .env(CHILD, what)
+        .env(watchdog::PATIENCE, "2");
+    let output = output_within(&mut command, Duration::from_secs(60))?;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Ok((output.status.success(), text))
+}
+
+mod watchdogs {
+    use super::*;
+
+    pub(crate) fn what_hangs_is_named_with_all_stacks(_: &Lab) -> Result<()> {
+        let began = Instant::now();
+        let (success, text) = child("hung")?;
+        ensure!(
+            !success && began.elapsed() < Duration::from_secs(50),
+            "{text}"
+        );
+        ensure!(
+            text.contains("no end after 2 s: hung::a_test_hangs\n"),
+            "{text}"
+        );
+        ensure!(text.contains("waits_for_what_never_comes"), "{text}");
+        ensure!(
+            text.contains("another_ends") && text.matches("-- thread").count() >= 2,
+            "{text}"
+        );
+        // What the test had started is gone too.
+        let sleeper = text.split_once("sleeper ").context("no sleeper")?.1;
+        let sleeper: u32 = sleeper
+            .split_whitespace()
+            .next()
+            .context("no number")?
+            .parse()?;
+        let began = Instant::now();
+        while is_there(sleeper) {
+            ensure!(began.elapsed() < Duration::from_secs(10), "it still sleeps");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn each_part_of_a_test_has_the_patience(_: &Lab) -> Result<()> {
+        let (success, text) = child("patient")?;
+        ensure!(success && text.contains("1 passed"), "{text}");
+        Ok(())
+    }
+}
+
+/// Not as a process that has ended and that nobody has asked about.
+fn is_there(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let rest = status.rsplit_once(')').map_or("", |(_, rest)| rest);
+    !matches!(rest.split_whitespace().next(), None | Some("Z"))
+}
+
+fn main() -> ExitCode {
+    let options = Options {
+        sim_only: true,
+        ..Options::default()
+    };
+    let tests = match std::env::var(CHILD).as_deref() {
+        Ok("hung") => tests! { hung: a_test_hangs, another_ends },
+        Ok(_) => tests! { patient: a_test_of_parts_goes_on },
+        Err(_) => tests! {
+            watchdogs: what_hangs_is_named_with_all_stacks,
+                each_part_of_a_test_has_the_patience;
+        },
+    };
+    run::main(&tests, options)
+}
