@@ -223,6 +223,16 @@ fn probe(arguments: &[&OsStr], devices: u32) -> String {
     String::from_utf8(output.stdout).expect("the probe prints UTF-8")
 }
 
+/// Topics whose questions are asked side by side too, because they take longest.
+const LONG: [&str; 6] = [
+    "copies",
+    "ipc_events",
+    "kinds",
+    "loading",
+    "managed_use",
+    "observe",
+];
+
 /// Topics that are asked of two devices, and have a record of their own.
 const OF_TWO_DEVICES: [&str; 3] = ["across", "peers", "views"];
 
@@ -231,14 +241,27 @@ const OF_TWO_DEVICES: [&str; 3] = ["across", "peers", "views"];
 fn probe_the_simulator(devices: u32, is_wanted: impl Fn(&str) -> bool) -> String {
     let library = cuda_sim::library_path().expect("cargo has built the simulator");
     let list = probe(&["--list".as_ref()], devices);
-    let topics = list.lines().filter_map(|question| question.split_once('.'));
-    let topics: BTreeSet<&str> = topics.map(|(topic, _)| topic).collect();
-    let topics: Vec<&str> = topics
-        .into_iter()
-        .filter(|topic| is_wanted(topic))
-        .collect();
-    let ask = |topic: &str| {
-        let only = format!("{topic}.");
+    // A question alone, or a topic with its dot, in the order of the topics and within one in that of the list.
+    let mut topics: Vec<(&str, &str)> = Vec::new();
+    for question in list.lines() {
+        let Some((topic, _)) = question
+            .split_once('.')
+            .filter(|(topic, _)| is_wanted(topic))
+        else {
+            continue;
+        };
+        let part = if LONG.contains(&topic) {
+            question
+        } else {
+            &question[..=topic.len()]
+        };
+        if !topics.contains(&(topic, part)) {
+            topics.push((topic, part));
+        }
+    }
+    topics.sort_by_key(|(topic, _)| *topic);
+    let topics: Vec<&str> = topics.into_iter().map(|(_, part)| part).collect();
+    let ask = |only: &str| {
         let arguments = [
             "--library".as_ref(),
             library.as_os_str(),
