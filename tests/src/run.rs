@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::lab::{Backend, Lab, Skip};
@@ -139,10 +140,13 @@ fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
     Trial::ignorable_test(test.name, move || {
         let calls = std::env::var_os(CALLS);
         let is_child = std::env::var_os(ALONE).is_some();
+        if !is_child && is_claimed(test.name).map_err(|error| Failed::from(error.to_string()))? {
+            return Ok(Completion::ignored_with("another program runs it"));
+        }
         let patience = if is_child { LESS } else { MORE };
         let _watched = watchdog::watch(test.name, patience);
         let outcome = match calls {
-            _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name),
+            _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name, None),
             Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
             None => (test.body)(lab),
         };
@@ -228,12 +232,96 @@ pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output
     Ok(child.wait_with_output()?)
 }
 
-/// Runs one test of this program in a process of its own. One that hangs is ended.
-fn spawn(name: &str) -> Result<()> {
+/// The part of a long test that a process runs, as `1/4`.
+const PART: &str = "CUDA_MEM_TEST_PART";
+
+/// Parts of a long test, and the one that this process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    number: usize,
+    of: usize,
+}
+
+impl Part {
+    /// All there is.
+    const WHOLE: Self = Self { number: 0, of: 1 };
+
+    /// Of this process.
+    #[must_use]
+    pub fn own() -> Self {
+        let part = std::env::var(PART).ok();
+        part.and_then(|text| {
+            let (number, of) = text.split_once('/')?;
+            let (number, of) = (number.parse().ok()?, of.parse().ok()?);
+            (number < of).then_some(Self { number, of })
+        })
+        .unwrap_or(Self::WHOLE)
+    }
+
+    /// Whether the item of this index belongs to the part.
+    #[must_use]
+    pub fn has(self, index: usize) -> bool {
+        index % self.of == self.number
+    }
+
+    /// As many as there are to be.
+    fn all() -> impl Iterator<Item = Self> {
+        let of = at_a_time();
+        (0..of).map(move |number| Self { number, of })
+    }
+}
+
+/// Processes that share a long test: one for each processor, and four at most.
+#[must_use]
+pub fn at_a_time() -> usize {
+    cores().min(4)
+}
+
+/// Names a folder, for programs that share the same tests: each runs those that no other one has claimed there.
+pub const CLAIMS: &str = "CUDA_MEM_TEST_CLAIMS";
+
+/// Whether another program runs the test.
+fn is_claimed(name: &str) -> Result<bool> {
+    let Some(folder) = std::env::var_os(CLAIMS) else {
+        return Ok(false);
+    };
+    let claim = Path::new(&folder).join(name);
+    match OpenOptions::new().write(true).create_new(true).open(claim) {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Runs the parts of the one test that runs in this program now, each in a process of its own and all at a time; `part` is
+/// run where this is such a process already.
+///
+/// # Errors
+///
+/// Those of the parts.
+pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
+    if std::env::var_os(ALONE).is_some() {
+        return part();
+    }
+    let name = watchdog::only_one().context("several tests at a time")?;
+    thread::scope(|scope| {
+        let parts: Vec<_> = Part::all()
+            .map(|part| scope.spawn(move || spawn(name, Some(part))))
+            .collect();
+        let mut ends = parts.into_iter().map(|part| part.join());
+        ends.try_for_each(|end| end.map_err(|_| anyhow!("a thread panicked"))?)
+    })
+}
+
+/// Runs one test of this program, or a part of it, in a process of its own. One that hangs is ended.
+fn spawn(name: &str, part: Option<Part>) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["--exact", name, "--nocapture"])
         .env(ALONE, "1");
+    if let Some(part) = part {
+        command.env(PART, format!("{}/{}", part.number, part.of));
+    }
     let output = output_within(&mut command, PATIENCE).context("in its own process")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(skip) = skip_in(&text) {

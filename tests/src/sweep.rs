@@ -9,6 +9,7 @@ use cuda_sim::Live;
 use cuda_sim::control::Control;
 
 use crate::lab::{Lab, sim_path};
+use crate::run::{self, Part};
 
 /// The codes that each call answers in turn. Some of them say that nothing was done, some that an
 /// earlier fault was found, and one is none that any driver has.
@@ -46,6 +47,7 @@ pub struct Tour {
 ///
 /// The first call for which that is not so.
 pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
+    let part = Part::own();
     let control = lab.control()?;
     control.reset();
     control.start_call_log();
@@ -59,7 +61,8 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
     leave_no_context(lab)?;
     let_go(lab)?;
     let mut left = control.live();
-    for (index, function) in log.iter().enumerate() {
+    let calls = log.iter().enumerate();
+    for (index, function) in calls.filter(|(index, _)| part.has(*index)) {
         for code in CODES {
             let what = format!("call {} {function} answering {code}", index + 1);
             let reported =
@@ -77,6 +80,15 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
     }
     println!("{} calls, {} codes each", log.len(), CODES.len());
     Ok(log.len())
+}
+
+/// The same in several processes, of which each fails a part of the calls.
+///
+/// # Errors
+///
+/// As [`every_call_fails_once`].
+pub fn in_parts(lab: &Lab, tour: Tour) -> Result<()> {
+    run::in_parts(|| every_call_fails_once(lab, tour).map(drop))
 }
 
 /// Returns whether a destructor reported.

@@ -62,6 +62,14 @@ pub fn watch(name: &'static str, patience: Duration) -> Watched {
     Watched { number }
 }
 
+/// The test that runs, if it is the only one.
+pub(crate) fn only_one() -> Option<&'static str> {
+    match running().as_slice() {
+        [test] => Some(test.name),
+        _ => None,
+    }
+}
+
 /// A test that consists of many parts has come to the next one. The patience is for each.
 pub fn next_part() {
     let now = Instant::now();

@@ -118,7 +118,7 @@ mod faults {
             second_way: has_a_second_way,
             may_leave: |_, _, _| false,
         };
-        sweep::every_call_fails_once(lab, tour).map(drop)
+        sweep::in_parts(lab, tour)
     }
 
     /// The codes that the driver has for captures are typed.

@@ -102,7 +102,7 @@ mod faults {
             second_way: has_a_second_way,
             may_leave,
         };
-        sweep::every_call_fails_once(lab, tour).map(drop)
+        sweep::in_parts(lab, tour)
     }
 
     pub(crate) fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {

@@ -1,8 +1,9 @@
 //! The tests of everything, on the last device of several: after each of them no other device may have a context.
 
 use std::process::{Command, ExitCode};
+use std::thread;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_mem_tests::lab::{Backend, DEVICE, Lab};
 use cuda_mem_tests::run::{self, Options, Test};
 use cuda_mem_tests::{arena, contract, host, managed, modules, resources, untouched, vmm, window};
@@ -26,17 +27,30 @@ mod others {
     pub(crate) fn stay_untouched(_: &Lab) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let calls = folder.path().join("calls");
-        let output = Command::new(std::env::current_exe()?)
-            .env(DEVICE, "last")
-            .env("CUDA_MEM_TEST_BACKEND", "sim")
-            .env("CUDA_SIM_DEVICES", "8")
-            .env(untouched::CALLED, &calls)
-            .env_remove("CUDA_VISIBLE_DEVICES")
-            .output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{text}\n{errors}");
-        ensure!(text.contains("a_kernel_does_what_it_says"), "{text}");
+        let mut texts = String::new();
+        let claims = folder.path().join("claims");
+        std::fs::create_dir(&claims)?;
+        let programs = (0..run::at_a_time()).map(|_| {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .env(DEVICE, "last")
+                .env("CUDA_MEM_TEST_BACKEND", "sim")
+                .env("CUDA_SIM_DEVICES", "8")
+                .env(untouched::CALLED, &calls)
+                .env(run::CLAIMS, &claims)
+                .env_remove("CUDA_VISIBLE_DEVICES");
+            Ok(thread::spawn(move || command.output()))
+        });
+        for program in programs.collect::<Result<Vec<_>>>()? {
+            let output = program.join().map_err(|_| anyhow!("a thread panicked"))??;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{text}\n{errors}");
+            texts.push_str(&text);
+        }
+        ensure!(texts.contains("a_kernel_does_what_it_says"), "{texts}");
+        let (claimed, all) = (std::fs::read_dir(claims)?.count(), all().len());
+        ensure!(claimed == all, "{claimed} of {all}: {texts}");
         untouched::require_all(&std::fs::read_to_string(calls)?)
     }
 }
