@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -173,8 +174,19 @@ pub fn writes_calls() -> bool {
     std::env::var_os(CALLS).is_some()
 }
 
+/// Set by bodies whose calls depend on how threads meet.
+static IS_BY_CHANCE: AtomicBool = AtomicBool::new(false);
+
+/// For a body of several threads: what it calls depends on how they meet, so it does not count as a test of a function.
+pub(crate) fn calls_by_chance() {
+    IS_BY_CHANCE.store(true, Ordering::Relaxed);
+}
+
 /// Adds a line to `file`: the test, and every driver function that this process has called.
 fn write_calls(lab: &Lab, name: &str, file: &OsStr) -> Result<()> {
+    if IS_BY_CHANCE.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let control = lab.control()?;
     let mut line = format!("{name}:");
     for symbol in &cuda_mem::sys::SYMBOLS {

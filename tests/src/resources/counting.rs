@@ -209,6 +209,7 @@ pub(super) fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
 
 /// The same of threads that nobody stops.
 pub(super) fn statistics_of_many_threads_never_exceed_a_limit(lab: &Lab) -> Result<()> {
+    crate::run::calls_by_chance();
     use Layer::{Limit, Statistics, Tracking};
 
     let stack = Stack::new(lab, &[Statistics, Tracking, Limit, Statistics, Tracking])?;

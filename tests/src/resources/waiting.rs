@@ -51,6 +51,7 @@ fn require_out_of_memory<T>(answer: cuda_mem::Result<T>) -> Result<Error> {
 }
 
 pub(super) fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
+    crate::run::calls_by_chance();
     let (limited, resource) = limited(lab, LONG)?;
     let counted = Arc::new(StatisticsAdaptor::new(resource));
     let resource = Resource::from(counted.clone());
