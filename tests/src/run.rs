@@ -144,8 +144,8 @@ fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
         if !is_child && is_claimed(test.name).map_err(|error| Failed::from(error.to_string()))? {
             return Ok(Completion::ignored_with("another program runs it"));
         }
-        let patience = if is_child { LESS } else { MORE };
-        let _watched = watchdog::watch(test.name, patience);
+        let share = if is_child { SAYS } else { 1.0 };
+        let _watched = watchdog::watch(test.name, watchdog::patience().mul_f64(share));
         let outcome = match calls {
             _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name, None),
             Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
@@ -214,15 +214,12 @@ pub(crate) fn skip_in(text: &str) -> Option<Skip> {
     Some(Skip(reason.trim_end_matches(')').to_owned()))
 }
 
-/// Longer than any test takes that does not hang.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// A program that has this says itself what hangs in it, before its parent ends it.
-const LESS: Duration = Duration::from_secs(100);
-/// And that of the parent lets its child say so.
-const MORE: Duration = Duration::from_secs(150);
+/// A program of one test says itself what hangs in it, after so much of the patience.
+const SAYS: f64 = 0.6;
+/// If it does not, its parent ends it.
+const ENDED: f64 = 0.8;
 
-/// What a process printed and how it ended. One that takes longer is ended. What is printed has to fit into
-/// the system's pipe, which it does where nothing goes wrong.
+/// What a process printed and how it ended. One that takes longer is ended, with those that it started.
 ///
 /// # Errors
 ///
@@ -232,16 +229,51 @@ pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
+    // Read at once: what hangs may have more to say than fits into the system's pipe.
+    let stdout = child.stdout.take().map(reader);
+    let stderr = child.stderr.take().map(reader);
     let began = Instant::now();
-    while child.try_wait()?.is_none() {
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
         if began.elapsed() > patience {
+            watchdog::end_children(child.id());
             child.kill()?;
             child.wait()?;
-            bail!("no end after {} s", patience.as_secs());
+            break None;
         }
         thread::sleep(Duration::from_millis(2));
-    }
-    Ok(child.wait_with_output()?)
+    };
+    let (stdout, stderr) = (text(stdout)?, text(stderr)?);
+    let Some(status) = status else {
+        let said = String::from_utf8_lossy(&stdout);
+        let errors = String::from_utf8_lossy(&stderr);
+        bail!("no end after {} s:\n{said}\n{errors}", patience.as_secs());
+    };
+    Ok(Output {
+        status,
+        stdout,
+        stderr,
+    })
+}
+
+type Reader = thread::JoinHandle<io::Result<Vec<u8>>>;
+
+fn reader(mut pipe: impl io::Read + Send + 'static) -> Reader {
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        pipe.read_to_end(&mut text)?;
+        Ok(text)
+    })
+}
+
+fn text(reader: Option<Reader>) -> Result<Vec<u8>> {
+    let Some(reader) = reader else {
+        return Ok(Vec::new());
+    };
+    let text = reader.join();
+    Ok(text.map_err(|_| anyhow!("a thread panicked"))??)
 }
 
 /// The part of a long test that a process runs, as `1/4`.
@@ -320,8 +352,14 @@ pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
         let parts: Vec<_> = Part::all()
             .map(|part| scope.spawn(move || spawn(name, Some(part))))
             .collect();
-        let mut ends = parts.into_iter().map(|part| part.join());
-        ends.try_for_each(|end| end.map_err(|_| anyhow!("a thread panicked"))?)
+        let ends = parts.into_iter().map(|part| {
+            let end = part.join();
+            end.map_err(|_| anyhow!("a thread panicked"))?
+        });
+        let mut failed: Vec<_> = ends.filter_map(Result::err).collect();
+        // A part that failed says more than one that was skipped.
+        failed.sort_by_key(|error| error.is::<Skip>());
+        failed.into_iter().next().map_or(Ok(()), Err)
     })
 }
 
@@ -334,7 +372,8 @@ fn spawn(name: &str, part: Option<Part>) -> Result<()> {
     if let Some(part) = part {
         command.env(PART, format!("{}/{}", part.number, part.of));
     }
-    let output = output_within(&mut command, PATIENCE).context("in its own process")?;
+    let patience = watchdog::patience().mul_f64(ENDED);
+    let output = output_within(&mut command, patience).context("in its own process")?;
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(skip) = skip_in(&text) {
         return Err(skip.into());

@@ -10,6 +10,7 @@ use cuda_sim::control::Control;
 
 use crate::lab::{Lab, sim_path};
 use crate::run::{self, Part};
+use crate::watchdog;
 
 /// The codes that each call answers in turn. Some of them say that nothing was done, some that an
 /// earlier fault was found, and one is none that any driver has.
@@ -63,6 +64,7 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
     let mut left = control.live();
     let calls = log.iter().enumerate();
     for (index, function) in calls.filter(|(index, _)| part.has(*index)) {
+        watchdog::next_part();
         for code in CODES {
             let what = format!("call {} {function} answering {code}", index + 1);
             let reported =

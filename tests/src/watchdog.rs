@@ -1,6 +1,7 @@
 //! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails.
 
 use std::backtrace::Backtrace;
+use std::cell::Cell;
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -10,10 +11,16 @@ use std::time::{Duration, Instant};
 /// So many seconds, in place of the usual ones: for slow machines.
 pub const PATIENCE: &str = "CUDA_MEM_TEST_PATIENCE";
 
+/// Longer than any test takes that does not hang, a whole program within a test included.
+const USUAL: Duration = Duration::from_secs(180);
+/// The end comes even if saying why hangs.
+const LAST: libc::c_uint = 30;
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long one thread may take to print its stack. It may have been interrupted where nothing can be printed.
-const A_STACK: Duration = Duration::from_secs(5);
+const A_STACK: Duration = Duration::from_secs(2);
+/// After so many threads that do not answer the others are not asked: they may all wait for the same lock.
+const SILENT: u32 = 3;
 /// What the program ends with, as after a panic.
 const HUNG: libc::c_int = 101;
 
@@ -22,6 +29,11 @@ struct Running {
     number: u64,
     name: &'static str,
     began: Instant,
+}
+
+thread_local! {
+    /// The number of the test that runs on this thread.
+    static OWN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 static RUNNING: Mutex<Vec<Running>> = Mutex::new(Vec::new());
@@ -42,20 +54,26 @@ impl Drop for Watched {
     }
 }
 
+/// How long a test may take.
+#[must_use]
+pub fn patience() -> Duration {
+    let told = std::env::var(PATIENCE).ok();
+    let told = told.and_then(|seconds| seconds.parse().ok());
+    told.map_or(USUAL, Duration::from_secs)
+}
+
 /// Watches a test that begins now. All tests of a program have the same patience.
 #[must_use]
 pub fn watch(name: &'static str, patience: Duration) -> Watched {
     static WATCH: Once = Once::new();
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    OWN.set(Some(number));
     running().push(Running {
         number,
         name,
         began: Instant::now(),
     });
-    let told = std::env::var(PATIENCE).ok();
-    let told = told.and_then(|seconds| seconds.parse().ok());
-    let patience = told.map_or(patience, Duration::from_secs);
     WATCH.call_once(|| {
         thread::spawn(move || look(patience));
     });
@@ -70,10 +88,13 @@ pub(crate) fn only_one() -> Option<&'static str> {
     }
 }
 
-/// A test that consists of many parts has come to the next one. The patience is for each.
+/// The test that runs on this thread consists of many parts, and has come to the next one. The patience is for each.
 pub fn next_part() {
-    let now = Instant::now();
-    running().iter_mut().for_each(|test| test.began = now);
+    let (now, own) = (Instant::now(), OWN.get());
+    let mut running = running();
+    for test in running.iter_mut().filter(|test| own == Some(test.number)) {
+        test.began = now;
+    }
 }
 
 fn look(patience: Duration) {
@@ -91,6 +112,8 @@ fn look(patience: Duration) {
 }
 
 fn end(hung: &[&str], patience: Duration) -> ! {
+    // SAFETY: no memory is passed.
+    unsafe { libc::alarm(LAST) };
     let names = hung.join(", ");
     print(&format!(
         "\nno end after {} s: {names}\n",
@@ -117,14 +140,15 @@ fn print(text: &str) {
 
 static IS_PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// On the thread whose stack it is. Memory is allocated, which a signal handler should not: if the thread was in the
-/// middle of that it hangs here, and the others are printed all the same.
+/// On the thread whose stack it is. Memory is allocated and a lock of the standard library taken, which a signal handler
+/// should not: if the thread was in the middle of that it hangs here, and maybe the others too.
 extern "C" fn print_own_stack(_: libc::c_int) {
     print(&Backtrace::force_capture().to_string());
     IS_PRINTED.store(true, Ordering::Release);
 }
 
 fn print_stacks() {
+    let mut silent = 0;
     let handler: extern "C" fn(libc::c_int) = print_own_stack;
     // SAFETY: the handler has the signature of one; the program ends soon.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
@@ -146,6 +170,10 @@ fn print_stacks() {
         if thread == own {
             continue;
         }
+        if silent >= SILENT {
+            print("the others are not asked\n");
+            break;
+        }
         print(&format!("\n-- thread {thread}, {}\n", name.trim()));
         IS_PRINTED.store(false, Ordering::Relaxed);
         let process = i64::from(std::process::id());
@@ -155,6 +183,7 @@ fn print_stacks() {
         while sent == 0 && !IS_PRINTED.load(Ordering::Acquire) {
             if began.elapsed() > A_STACK {
                 print("it does not answer\n");
+                silent += 1;
                 break;
             }
             thread::sleep(Duration::from_millis(1));
@@ -162,10 +191,15 @@ fn print_stacks() {
     }
 }
 
-/// The processes that this one started, and those that they did.
-fn end_children(parent: u32) {
-    for child in children_of(parent) {
-        end_children(child);
+/// Ends the processes that this one started, and those that they did.
+pub(crate) fn end_children(parent: u32) {
+    let mut all = children_of(parent);
+    let mut next = 0;
+    while let Some(child) = all.get(next) {
+        all.extend(children_of(*child));
+        next += 1;
+    }
+    for child in all {
         if let Ok(child) = libc::pid_t::try_from(child) {
             // SAFETY: no memory is passed.
             unsafe { libc::kill(child, libc::SIGKILL) };

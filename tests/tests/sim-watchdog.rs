@@ -12,22 +12,27 @@ use cuda_mem_tests::{tests, watchdog};
 /// In this process one test hangs.
 const CHILD: &str = "CUDA_MEM_TEST_WATCHDOG_CHILD";
 
+/// Their stacks are more than fits into a pipe that nobody reads.
+const THREADS: usize = 60;
+const PIPE: usize = 65_536;
+
 mod hung {
     use super::*;
 
     #[inline(never)]
-    fn waits_for_what_never_comes() {
+    fn waits_for_what_never_comes() -> ! {
         loop {
             thread::park();
         }
     }
 
     pub(crate) fn a_test_hangs(_: &Lab) -> Result<()> {
-        let mut sleeper = Command::new("sleep").arg("1000").spawn()?;
+        let sleeper = Command::new("sleep").arg("1000").spawn()?;
         println!("sleeper {}", sleeper.id());
-        waits_for_what_never_comes();
-        sleeper.kill()?;
-        Ok(())
+        for _ in 0..THREADS {
+            thread::spawn(waits_for_what_never_comes);
+        }
+        waits_for_what_never_comes()
     }
 
     pub(crate) fn another_ends(_: &Lab) -> Result<()> {
@@ -75,8 +80,9 @@ mod watchdogs {
             "{text}"
         );
         ensure!(text.contains("waits_for_what_never_comes"), "{text}");
+        let stacks = text.matches("-- thread").count();
         ensure!(
-            text.contains("another_ends") && text.matches("-- thread").count() >= 2,
+            text.contains("another_ends") && stacks > THREADS && text.len() > PIPE,
             "{text}"
         );
         // What the test had started is gone too.

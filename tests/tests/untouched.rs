@@ -41,8 +41,11 @@ mod others {
                 .env_remove("CUDA_VISIBLE_DEVICES");
             Ok(thread::spawn(move || command.output()))
         });
-        for program in programs.collect::<Result<Vec<_>>>()? {
-            let output = program.join().map_err(|_| anyhow!("a thread panicked"))??;
+        let programs = programs.collect::<Result<Vec<_>>>()?;
+        // All have ended before one is judged.
+        let ends: Vec<_> = programs.into_iter().map(|program| program.join()).collect();
+        for end in ends {
+            let output = end.map_err(|_| anyhow!("a thread panicked"))??;
             let text = String::from_utf8_lossy(&output.stdout);
             let errors = String::from_utf8_lossy(&output.stderr);
             ensure!(output.status.success(), "{text}\n{errors}");

@@ -63,18 +63,26 @@ impl Inner {
     /// Notes what the program has at this moment, with a request for so many bytes and what it freed that is not known to be
     /// done. Returns the most that it ever had.
     pub(super) fn note_demand(&self, request: u64) -> u64 {
-        let has = self.stats().live + request + self.not_done();
+        // Before what is live: a block that is freed meanwhile is missed rather than counted twice.
+        let not_done = self.not_done();
+        let held = self.backing.reserved().current();
+        let has = (not_done + self.stats().live).min(held) + request;
         self.mark.fetch_max(has, Ordering::Relaxed).max(has)
     }
 
     fn not_done(&self) -> u64 {
-        let waiting: u64 = self
-            .caches
-            .iter()
-            .map(|(_, slot)| slot.remote_queue.units())
-            .sum();
+        let me = thread::number();
+        let waiting = self.caches.iter().map(|(_, slot)| {
+            let received = if slot.has_waiting() {
+                slot.lock.lock(me).remote_units()
+            } else {
+                0
+            };
+            received + slot.remote_queue.units()
+        });
+        let waiting: u64 = waiting.sum();
         let parked = self.slow_path.parked.now();
-        let central = self.central.lock(thread::number());
+        let central = self.central.lock(me);
         (central.not_done() + waiting + parked) * UNIT
     }
 

@@ -217,7 +217,7 @@ pub(crate) struct Guard<'a, T> {
 }
 
 impl<T> Guard<'_, T> {
-    /// Whether another thread waits for the lock. The system's mutex is not fair: while one thread sleeps, another one
+    /// Whether another thread waits for the mutex. The system's mutex is not fair: while one thread sleeps, another one
     /// takes it many times, and never waits itself.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.lock.waiting.load(Ordering::Relaxed) > 0

@@ -2,7 +2,6 @@
 //! stream keeps pages for them.
 
 use std::alloc::Layout;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
@@ -55,12 +54,9 @@ fn take_turns(arena: &Arena, streams: &[Stream; 2]) -> Result<()> {
 /// Two threads, each with a stream of its own, ask at the same time as a third one, whose blocks are too large to keep:
 /// else the first stream that keeps pages would leave the other one alone.
 fn ask_at_once(arena: &Arena, streams: &[Stream; 2], third: &Stream) -> Result<()> {
-    let are_through = AtomicUsize::new(0);
     // Of two sizes, or the block that was freed last would do.
     let work = |stream: &Stream| -> Result<()> {
-        let done = (0..AT_ONCE).try_for_each(|turn| pair(arena, stream, (64 << 10) << (turn % 2)));
-        are_through.fetch_add(1, Ordering::Relaxed);
-        done
+        (0..AT_ONCE).try_for_each(|turn| pair(arena, stream, (64 << 10) << (turn % 2)))
     };
     thread::scope(|scope| {
         let work = &work;
@@ -69,7 +65,7 @@ fn ask_at_once(arena: &Arena, streams: &[Stream; 2], third: &Stream) -> Result<(
             .map(|stream| scope.spawn(move || work(stream)));
         for turn in 0.. {
             pair(arena, third, (8 << 20) << (turn % 2))?;
-            if are_through.load(Ordering::Relaxed) == streams.len() {
+            if threads.iter().all(|thread| thread.is_finished()) {
                 break;
             }
         }

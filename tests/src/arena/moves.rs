@@ -275,15 +275,16 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
         ensure!(vain < 1000, "nothing moves any more: {stats:?}");
         match peer {
             Some(peer) => {
-                large.on(peer)?.fill(number)?;
+                let mark = round as u8;
+                large.on(peer)?.fill(mark)?;
                 if round.is_multiple_of(LOOKED_AT) {
-                    is_full_of(&large, number)?;
+                    is_full_of(&large, mark)?;
                 }
             }
             None => large.fill(0)?,
         }
         round += 1;
-        let first = usize::from(number) % LOOKED_AT;
+        let first = round % LOOKED_AT;
         for (block, number) in row.iter_mut().skip(first).step_by(LOOKED_AT) {
             match peer {
                 Some(peer) => {
