@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
 use cuda_mem_tests::lab::{Backend, Lab};
-use cuda_mem_tests::run::{self, Options};
+use cuda_mem_tests::run::{self, Options, Test};
 use cuda_mem_tests::{arena, contract, host, managed, modules, peers, placement, vmm};
 
 /// What is simulated in this process, which runs the tests themselves.
@@ -157,6 +157,18 @@ mod strangers {
     }
 }
 
+/// What needs two devices.
+fn of_two() -> Vec<Test> {
+    let mut all = peers::all();
+    all.extend(modules::of_two());
+    all.extend(vmm::of_two());
+    all.extend(managed::of_two());
+    all.extend(host::of_two());
+    all.extend(placement::of_two());
+    all.extend(arena::of_two());
+    all
+}
+
 fn main() -> ExitCode {
     // One at a time: one of them looks at which contexts are active.
     let serial = Options {
@@ -173,13 +185,7 @@ fn main() -> ExitCode {
         }
         Ok(_) => {
             let mut all = contract::all();
-            all.extend(peers::all());
-            all.extend(modules::of_two());
-            all.extend(vmm::of_two());
-            all.extend(managed::of_two());
-            all.extend(host::of_two());
-            all.extend(placement::of_two());
-            all.extend(arena::of_two());
+            all.extend(of_two());
             return run::main(&all, serial);
         }
         Err(_) => {}
@@ -190,14 +196,7 @@ fn main() -> ExitCode {
                 println!("one GPU: what needs two is not tested");
                 return run::main(&[], serial);
             }
-            let mut all = peers::all();
-            all.extend(modules::of_two());
-            all.extend(vmm::of_two());
-            all.extend(managed::of_two());
-            all.extend(host::of_two());
-            all.extend(placement::of_two());
-            all.extend(arena::of_two());
-            run::main(&all, serial)
+            run::main(&of_two(), serial)
         }
         _ => {
             let tests = cuda_mem_tests::tests! {
