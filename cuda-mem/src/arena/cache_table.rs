@@ -101,8 +101,8 @@ pub(super) struct Keeping {
 
 /// Requests for medium blocks that come to the central heap before it is decided whether a stream keeps them.
 const DECISION: u32 = 512;
-/// A stream keeps medium blocks if other threads waited during one in so many of them. In a program that does more between
-/// requests they seldom meet, and what the streams keep is not worth its place.
+/// A stream keeps medium blocks if another thread waited for the lock in at least one of this many requests. Programs that
+/// do more work between requests rarely contend, and the pages kept for them would be wasted.
 const CONTENDED: u32 = 8;
 
 thread_local! {
@@ -120,8 +120,8 @@ impl Keeping {
     }
 
     /// A request of this stream, by arena and cache, for a medium block came to the central heap, while another thread
-    /// waited or not. Threads that share the stream would meet in its cache instead. Of the blocks that the stream asked
-    /// for since the last decision, so many were freed on others; none if no stream should keep any.
+    /// waited or not. Threads that share the stream would meet in its cache instead. `freed_elsewhere` counts the stream's
+    /// blocks that other streams have freed since the last decision; it is `None` if no stream may keep any.
     pub(super) fn came(
         &self,
         stream: (u32, CacheId),

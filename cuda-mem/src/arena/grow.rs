@@ -136,7 +136,7 @@ impl Inner {
         Ok(central.allocate(size, id, &self.central.counters))
     }
 
-    /// Where so many bytes can be added, and how many bytes of free memory end there that the stream can use.
+    /// Where `room` bytes can be added, and how much free memory that the stream can use ends there, in bytes.
     pub(super) fn frontier_and_tail(&self, room: u64, id: CacheId) -> (Option<u64>, u64) {
         let frontier = self.backing.frontier(room);
         let tail = frontier.and_then(|end| {

@@ -60,8 +60,8 @@ pub(super) struct Place {
 }
 
 impl Inner {
-    /// Notes what the program has at this moment, with a request for so many bytes and what it freed that is not known to be
-    /// done. Returns the most that it ever had.
+    /// Records the current demand: live blocks, the requested bytes, and freed memory that is not known to be done. Returns
+    /// the highest demand so far.
     pub(super) fn note_demand(&self, request: u64) -> u64 {
         // Before what is live: a block that is freed meanwhile is missed rather than counted twice.
         let not_done = self.not_done();
@@ -86,8 +86,7 @@ impl Inner {
         (central.not_done() + waiting + parked) * UNIT
     }
 
-    /// Whether the arena would hold more than its slack allows after growing by so many bytes for a request. A small arena
-    /// may grow.
+    /// Whether growing by `growth` bytes for a request would exceed the slack. A small arena may always grow.
     pub(super) fn is_beyond_slack(&self, request: u64, growth: u64) -> bool {
         let mark = self.note_demand(request);
         let held = self.backing.reserved().current() + growth;

@@ -187,7 +187,7 @@ const MOVES: &str = "CUDA_MEM_TEST_MOVES";
 /// Every eighth block between the moving pieces is checked, and what a peer wrote in every eighth round, because the copies
 /// take longest.
 const LOOKED_AT: usize = 8;
-/// A long run tells of every so many.
+/// A long run prints its progress after this many moves.
 const TOLD: u64 = 100_000;
 
 /// A stream of the next device, if there is one that reaches the memory of the first.
