@@ -1,12 +1,19 @@
 //! Tests of `cuda-mem` that run on more than one driver.
 //!
 //! [`contract`] holds bodies that are written once and hold on the simulated driver and on a GPU.
-//! [`lab`] chooses the driver, [`run`] runs bodies and says on what, how many, and which were
-//! skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
-//! hardware can show are test programs of their own, in `tests/`.
+//! [`lab`] chooses the driver, [`case`] registers bodies, [`suite`] says which run together, and [`run`] runs them and
+//! says on what, how many, and which were skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
+//! hardware can show lies beside the test programs, in `tests/`.
+
+#[macro_use(apply)]
+extern crate macro_rules_attribute;
+
+#[macro_use]
+pub mod case;
 
 pub mod arena;
 pub mod contract;
+mod devices;
 #[path = "../../cuda-mem/benches/common/draws.rs"]
 mod draws;
 mod foreign;
@@ -21,12 +28,16 @@ pub mod peers;
 pub mod placement;
 pub mod random;
 pub mod resources;
-mod resources_of_two;
 pub mod run;
+pub mod suite;
 pub mod sweep;
 pub mod two;
 pub mod untouched;
+mod untouched_devices;
 pub mod visible;
 pub mod vmm;
 pub mod watchdog;
 pub mod window;
+
+#[doc(hidden)]
+pub use inventory;

@@ -1,6 +1,7 @@
 //! Test bodies for two devices that can reach each other.
 
 mod graphs;
+mod resources;
 mod taking;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -8,35 +9,6 @@ use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, Memory
 
 use crate::hold::hold;
 use crate::lab::Lab;
-use crate::run::Test;
-use crate::{resources_of_two as resources, tests};
-
-/// All of them.
-#[must_use]
-pub fn all() -> Vec<Test> {
-    tests! {
-        access: a_new_pool_is_its_own_devices, what_is_given_holds_for_all_memory,
-            what_is_taken_is_gone, the_owner_is_never_revoked_and_nothing_else_changes,
-            what_pools_do_not_know_is_refused, access_is_given_at_the_start,
-            a_new_pool_inherits_no_access, a_buffer_outlives_its_pool_on_both_devices;
-        streams: a_pool_wants_a_stream_that_reaches_it, a_stream_of_a_peer_allocates_and_frees,
-            a_loan_wants_access, streams_of_two_devices_wait_for_each_other,
-            a_threads_default_streams_are_of_their_device;
-        copies: bytes_are_copied_without_access, a_copy_orders_both_devices,
-            a_copy_inside_the_other_device_needs_nothing,
-            a_closed_source_is_copied_on_a_peers_stream;
-        samples: a_peer_works_on_what_the_owner_made;
-        resources: a_resource_is_of_its_device, memory_of_everybody_serves_both_devices,
-            each_device_has_its_own_current_resource;
-        taking: access_is_not_taken_from_work_that_is_queued,
-            access_is_taken_unchecked_where_the_caller_knows,
-            a_thread_that_allocates_meanwhile_loses_nothing;
-        graphs: a_graph_runs_in_a_stream_that_reaches_what_it_adopted,
-            what_a_graph_leaves_stays_with_its_device;
-        places: a_current_pool_is_one_of_its_device, plain_allocations_follow_the_stream,
-            one_device_at_work_leaves_the_other_alone;
-    }
-}
 
 /// Two devices, each with its context and a stream.
 struct Pair {
@@ -68,7 +40,8 @@ fn open_pool(device: &Device, peer: &Device) -> Result<MemoryPool> {
 mod access {
     use super::*;
 
-    pub(super) fn a_new_pool_is_its_own_devices(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_new_pool_is_its_own_devices(lab: &Lab) -> Result<()> {
         let Pair { devices, .. } = pair(lab)?;
         for (own, other) in [(0, 1), (1, 0)] {
             let pool = pool(&devices[own])?;
@@ -83,7 +56,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn what_is_given_holds_for_all_memory(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn what_is_given_holds_for_all_memory(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -102,7 +76,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn what_is_taken_is_gone(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn what_is_taken_is_gone(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -124,7 +99,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn the_owner_is_never_revoked_and_nothing_else_changes(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn the_owner_is_never_revoked_and_nothing_else_changes(lab: &Lab) -> Result<()> {
         let Pair { devices, .. } = pair(lab)?;
         let pool = pool(&devices[0])?;
         for less in [Access::None, Access::Read] {
@@ -145,7 +121,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn what_pools_do_not_know_is_refused(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn what_pools_do_not_know_is_refused(lab: &Lab) -> Result<()> {
         let Pair { devices, .. } = pair(lab)?;
         let pool = pool(&devices[0])?;
         let reading = pool.set_access(&[(devices[1], Access::Read)]);
@@ -157,7 +134,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn access_is_given_at_the_start(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn access_is_given_at_the_start(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -172,7 +150,8 @@ mod access {
     }
 
     /// Destroyed pools whose handle comes again must leave nothing behind (R27).
-    pub(super) fn a_new_pool_inherits_no_access(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_new_pool_inherits_no_access(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -185,7 +164,8 @@ mod access {
         Ok(())
     }
 
-    pub(super) fn a_buffer_outlives_its_pool_on_both_devices(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_buffer_outlives_its_pool_on_both_devices(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -201,7 +181,8 @@ mod access {
 mod streams {
     use super::*;
 
-    pub(super) fn a_pool_wants_a_stream_that_reaches_it(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_pool_wants_a_stream_that_reaches_it(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -213,7 +194,8 @@ mod streams {
         Ok(())
     }
 
-    pub(super) fn a_stream_of_a_peer_allocates_and_frees(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_stream_of_a_peer_allocates_and_frees(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -229,7 +211,8 @@ mod streams {
         Ok(())
     }
 
-    pub(super) fn a_loan_wants_access(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_loan_wants_access(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -242,7 +225,8 @@ mod streams {
         Ok(())
     }
 
-    pub(super) fn streams_of_two_devices_wait_for_each_other(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn streams_of_two_devices_wait_for_each_other(lab: &Lab) -> Result<()> {
         let Pair {
             streams, contexts, ..
         } = pair(lab)?;
@@ -260,7 +244,8 @@ mod streams {
         Ok(())
     }
 
-    pub(super) fn a_threads_default_streams_are_of_their_device(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_threads_default_streams_are_of_their_device(lab: &Lab) -> Result<()> {
         let Pair {
             devices, contexts, ..
         } = pair(lab)?;
@@ -279,7 +264,8 @@ mod streams {
 mod copies {
     use super::*;
 
-    pub(super) fn bytes_are_copied_without_access(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn bytes_are_copied_without_access(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -293,7 +279,8 @@ mod copies {
         Ok(())
     }
 
-    pub(super) fn a_copy_orders_both_devices(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_copy_orders_both_devices(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -312,7 +299,8 @@ mod copies {
     }
 
     /// The stream that copies reaches the target, and nothing reaches the source.
-    pub(super) fn a_closed_source_is_copied_on_a_peers_stream(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_closed_source_is_copied_on_a_peers_stream(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -327,7 +315,8 @@ mod copies {
         Ok(())
     }
 
-    pub(super) fn a_copy_inside_the_other_device_needs_nothing(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_copy_inside_the_other_device_needs_nothing(lab: &Lab) -> Result<()> {
         let Pair {
             devices,
             contexts,
@@ -348,7 +337,8 @@ mod samples {
 
     /// What CUDA's sample streamOrderedAllocationP2P checks: memory of one device is written by its
     /// owner, changed by a peer, and read back by the owner, in one order.
-    pub(super) fn a_peer_works_on_what_the_owner_made(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_peer_works_on_what_the_owner_made(lab: &Lab) -> Result<()> {
         let Pair {
             devices, streams, ..
         } = pair(lab)?;
@@ -372,7 +362,8 @@ mod samples {
 mod places {
     use super::*;
 
-    pub(super) fn a_current_pool_is_one_of_its_device(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn a_current_pool_is_one_of_its_device(lab: &Lab) -> Result<()> {
         let Pair { devices, .. } = pair(lab)?;
         let pool = pool(&devices[0])?;
         let refused = devices[1].set_current_pool(&pool);
@@ -391,7 +382,8 @@ mod places {
     }
 
     /// The plain call looks at the stream and not at what is current (R6).
-    pub(super) fn plain_allocations_follow_the_stream(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn plain_allocations_follow_the_stream(lab: &Lab) -> Result<()> {
         let Pair {
             devices,
             contexts,
@@ -412,7 +404,8 @@ mod places {
         Ok(())
     }
 
-    pub(super) fn one_device_at_work_leaves_the_other_alone(lab: &Lab) -> Result<()> {
+    #[apply(case_of_two)]
+    fn one_device_at_work_leaves_the_other_alone(lab: &Lab) -> Result<()> {
         let devices = lab.driver.devices()?;
         if devices[..2]
             .iter()

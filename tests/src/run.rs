@@ -12,43 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
+use crate::case::{Kind, Test};
 use crate::lab::{Backend, Lab, Skip};
-use crate::{untouched, watchdog};
-
-/// A test: its name is a sentence, its body holds on every driver or says why it cannot run.
-#[derive(Clone, Copy, Debug)]
-pub struct Test {
-    /// The sentence.
-    pub name: &'static str,
-    /// The body.
-    pub body: fn(&Lab) -> Result<()>,
-    /// Whether it needs a process of its own: it looks at what the whole process has done.
-    pub alone: bool,
-}
-
-/// Lists test functions under their own names.
-#[macro_export]
-macro_rules! tests {
-    ($($module:ident: $($name:ident),+ $(,)?);* $(;)?) => {
-        vec![$($($crate::run::Test {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            body: |lab| $module::$name(lab),
-            alone: false,
-        }),+),*]
-    };
-}
-
-/// Lists test functions that each need a process of their own.
-#[macro_export]
-macro_rules! tests_alone {
-    ($($module:ident: $($name:ident),+ $(,)?);* $(;)?) => {
-        vec![$($($crate::run::Test {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            body: |lab| $module::$name(lab),
-            alone: true,
-        }),+),*]
-    };
-}
+use crate::suite::{self, Suite};
+use crate::{two, untouched, watchdog};
 
 /// Set in the process that runs one test alone.
 const ALONE: &str = "CUDA_MEM_TEST_ALONE";
@@ -61,34 +28,15 @@ const CALLS: &str = "CUDA_MEM_TEST_CALLS";
 /// tests hold, and keep everybody from the driver meanwhile (R176).
 const AT_A_TIME: usize = 8;
 
-/// How a test program runs its tests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// One at a time: they look at counters of the whole process.
-    pub serial: bool,
-    /// Destructors are made to fail, so that one that did is no finding.
-    pub drops_fail: bool,
-    /// On the simulator, whatever `CUDA_MEM_TEST_BACKEND` says: nothing else can show it.
-    pub sim_only: bool,
-    /// After each test, no other device may have been touched.
-    pub untouched: bool,
-}
-
-/// Runs the tests as the command line asks, and says on what.
+/// Runs the tests of a suite as the command line asks, and says on what.
 #[must_use]
-pub fn main(tests: &[Test], options: Options) -> ExitCode {
+pub fn main(suite: &Suite) -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // The other process of a contract test, which any program may run.
-    let mut contract = Vec::new();
-    if crate::two::is_other() {
-        contract = crate::contract::all();
-        contract.retain(|test| tests.iter().all(|own| own.name != test.name));
-    }
     let calls = std::env::var_os(CALLS);
-    if options.serial || calls.is_some() {
+    if suite.serial || calls.is_some() {
         arguments.test_threads = Some(1);
     }
-    let chosen = if options.sim_only || calls.is_some() {
+    let chosen = if suite.sim_only || calls.is_some() {
         Lab::get_sim()
     } else {
         Lab::get()
@@ -104,55 +52,88 @@ pub fn main(tests: &[Test], options: Options) -> ExitCode {
         let most = arguments.test_threads.unwrap_or_else(cores);
         arguments.test_threads = Some(most.min(AT_A_TIME));
     }
+    let (tests, is_enough) = chosen_tests(suite, lab);
     // It asks the driver, which the tests did not.
     if !arguments.list && calls.is_none() {
-        announce(lab);
+        announce(suite, lab);
     }
-    let mut trials: Vec<Trial> = tests
-        .iter()
-        .chain(&contract)
-        .map(|test| trial(lab, *test, options))
-        .collect();
-    trials.sort_by(|a, b| a.name().cmp(b.name()));
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !is_enough {
+        println!(
+            "{}: not tested, because it needs {} devices",
+            suite.name, suite.devices
+        );
+    }
+    let is_watched = suite.untouched && is_enough;
+    if is_watched && let Err(error) = untouched::start(lab) {
+        eprintln!("{error:#}");
+        return ExitCode::FAILURE;
+    }
+    let trials = tests.iter().map(|test| trial(lab, *test, suite.untouched));
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
     let drops = cuda_mem::drop_counts();
-    if drops.failures > 0 && !options.drops_fail {
+    if drops.failures > 0 && !suite.drops_fail {
         eprintln!("{} destructors failed", drops.failures);
         return ExitCode::FAILURE;
     }
+    if suite.untouched
+        && let Err(error) = untouched::note_calls(lab)
+    {
+        eprintln!("{error:#}");
+        return ExitCode::FAILURE;
+    }
     conclusion.exit_code()
+}
+
+/// Those of the suite that run on this driver, and whether it has the devices that they need.
+fn chosen_tests(suite: &Suite, lab: &Lab) -> (Vec<Test>, bool) {
+    // The other process of a test, which may have been started by another suite.
+    if let Some(test) = two::other() {
+        return (vec![test], true);
+    }
+    let mut tests = suite.tests();
+    if lab.backend == Backend::Gpu {
+        tests.retain(|test| test.kind != Kind::Simulator);
+    }
+    if suite.devices > 1 && lab.driver.device_count().unwrap_or(0) < suite.devices as usize {
+        return (Vec::new(), false);
+    }
+    (tests, true)
 }
 
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn announce(lab: &Lab) {
+fn announce(suite: &Suite, lab: &Lab) {
     let name = lab.device().and_then(|device| Ok(device.name()?));
     println!(
-        "back end: {:?}, CUDA {}, {}",
+        "{}: back end: {:?}, CUDA {}, {}",
+        suite.name,
         lab.backend,
         lab.driver.version(),
         name.unwrap_or_else(|error| format!("no device name: {error}")),
     );
 }
 
-fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
-    Trial::ignorable_test(test.name, move || {
+fn trial(lab: &'static Lab, test: Test, untouched: bool) -> Trial {
+    let name = test.name();
+    Trial::ignorable_test(name, move || {
         let calls = std::env::var_os(CALLS);
         let is_child = std::env::var_os(ALONE).is_some();
-        if !is_child && is_claimed(test.name).map_err(|error| Failed::from(error.to_string()))? {
+        if !is_child && is_claimed(name).map_err(|error| Failed::from(error.to_string()))? {
             return Ok(Completion::ignored_with("another program runs it"));
         }
         let share = if is_child { SAYS } else { 1.0 };
-        let _watched = watchdog::watch(test.name, watchdog::patience().mul_f64(share));
+        let _watched = watchdog::watch(name, watchdog::patience().mul_f64(share));
         let outcome = match calls {
-            _ if !is_child && (test.alone || calls.is_some()) => spawn(test.name, None),
-            Some(file) => (test.body)(lab).and_then(|()| write_calls(lab, test.name, &file)),
+            _ if !is_child && (test.alone || calls.is_some()) => spawn(name, None),
+            Some(file) => {
+                (test.body)(lab).and_then(|()| write_calls(lab, test.short_name(), &file))
+            }
             None => (test.body)(lab),
         };
         let outcome = match outcome {
-            Ok(()) if options.untouched => untouched::check(lab),
+            Ok(()) if untouched => untouched::check(lab),
             outcome => outcome,
         };
         match outcome {
@@ -166,12 +147,6 @@ fn trial(lab: &'static Lab, test: Test, options: Options) -> Trial {
             },
         }
     })
-}
-
-/// Whether the tests write down what they call.
-#[must_use]
-pub fn writes_calls() -> bool {
-    std::env::var_os(CALLS).is_some()
 }
 
 /// Set by bodies whose calls depend on how threads meet.
@@ -365,7 +340,7 @@ pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Runs one test of this program, or a part of it, in a process of its own. One that hangs is ended.
 fn spawn(name: &str, part: Option<Part>) -> Result<()> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = suite::again()?;
     command
         .args(["--exact", name, "--nocapture"])
         .env(ALONE, "1");

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::Channel;
 
+use crate::case::{self, Test};
 use crate::lab::{Lab, Skip};
 use crate::run::skip_in;
+use crate::suite;
 
 /// Set in the other process.
 const OTHER: &str = "CUDA_MEM_TEST_OTHER";
@@ -104,9 +106,14 @@ impl Drop for Other {
     }
 }
 
-/// Whether this is the other process of some test.
-pub(crate) fn is_other() -> bool {
-    std::env::var_os(OTHER).is_some()
+/// The test whose other process this is.
+pub(crate) fn other() -> Option<Test> {
+    named(&std::env::var(OTHER).ok()?)
+}
+
+fn named(name: &str) -> Option<Test> {
+    let mut all = case::all().into_iter();
+    all.find(|test| test.short_name() == name)
 }
 
 /// Waits until the process at the other end says so.
@@ -128,7 +135,7 @@ pub fn go(channel: &Channel) -> Result<()> {
     Ok(channel.send(b"go", &[])?)
 }
 
-/// Runs `first` here and `second` in another process, with a channel between the two. `name` is that
+/// Runs `first` here and `second` in another process, with a channel between the two. `name` is the short one
 /// of the test which calls this, and calls nothing else.
 ///
 /// # Errors
@@ -171,9 +178,10 @@ pub fn two_processes(
 
 /// This program once more, for one test in the role of the other process.
 fn command(name: &str) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+    named(name).with_context(|| format!("no test is called {name}"))?;
+    let mut command = suite::again()?;
     command
-        .args(["--exact", name, "--nocapture"])
+        .arg("--nocapture")
         .env(OTHER, name)
         .env("CUDA_MEM_TEST_ALONE", "1")
         .stdout(Stdio::piped())

@@ -9,7 +9,35 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Nvml;
 use cuda_mem::sys::SYMBOLS;
 
-use crate::lab::{Backend, Lab};
+use crate::case::Kind;
+use crate::lab::{Backend, DEVICE, Lab};
+use crate::suite::Suite;
+
+/// The name of the suite.
+pub(crate) const SUITE: &str = "untouched";
+
+/// Everything that runs on one device in one process, on the last of several.
+#[must_use]
+pub const fn suite() -> Suite {
+    const MODULES: [&str; 8] = [
+        "arena",
+        "contract",
+        "host",
+        "managed",
+        "modules",
+        "resources",
+        "vmm",
+        "window",
+    ];
+    // One at a time: what is active is a matter of the whole process.
+    Suite::made_of(SUITE, |test| {
+        test.kind == Kind::Any && MODULES.iter().any(|module| test.is_in(module))
+    })
+    .with(DEVICE, "last")
+    .devices(2)
+    .serial()
+    .untouched()
+}
 
 /// What the public operations of the crate ask of the driver; `cargo xtask coverage` writes it.
 const OPERATIONS: &str = include_str!("../data/operations.txt");

@@ -1,15 +1,56 @@
-//! The contract, on the driver that CUDA_MEM_TEST_BACKEND names or that is there.
+//! What holds on every driver, on the one that `CUDA_MEM_TEST_BACKEND` names or that is there.
 
-use cuda_mem_tests::run::{self, Options};
-use cuda_mem_tests::{contract, peers, resources};
+use std::process::ExitCode;
 
-fn main() -> std::process::ExitCode {
-    let mut all = contract::all();
-    // Whoever wants to know what the tests call wants to know it of all that are written once; the
-    // machine has two devices then.
-    if run::writes_calls() {
-        all.extend(peers::all());
-        all.extend(resources::all());
+use cuda_mem_tests::case::Kind;
+use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::{untouched, visible};
+
+/// What the page of coverage counts: of all that is written once, with two devices.
+const COVERAGE: Suite = Suite::made_of("coverage", |test| match test.kind {
+    Kind::TwoDevices => test.is_in("peers"),
+    Kind::Any => ["contract", "resources", "host", "window"]
+        .iter()
+        .any(|module| test.is_in(module)),
+    Kind::Simulator => test.is_in("host"),
+    _ => false,
+})
+.staged();
+
+fn main() -> ExitCode {
+    if let Some(code) = visible::play() {
+        return code;
     }
-    run::main(&all, Options::default())
+    suite::main(&[
+        Suite::of("contract"),
+        // Freeing memory that is no pool's holds up every other call of the process until the device is idle (R96): a
+        // test that holds a stream beside it would wait for ever.
+        Suite::of("resources"),
+        Suite::of("arena"),
+        Suite::of("placement"),
+        Suite::of("random"),
+        // There is one ledger in a process.
+        Suite::of("ledger").serial(),
+        // The others free what waits for the device, load code, or share pages, and some hold a stream.
+        Suite::of("host").serial(),
+        Suite::of("managed").serial(),
+        Suite::of("modules").serial(),
+        Suite::of("vmm").serial(),
+        Suite::of("window").serial(),
+        Suite::of("visible"),
+        Suite::of("devices"),
+        // One of them looks at which contexts are active.
+        Suite::made_of("two-devices", |test| test.kind == Kind::TwoDevices)
+            .devices(2)
+            .serial(),
+        Suite::made_of("strangers", |test| test.is_in("devices::strangers"))
+            .staged()
+            .serial(),
+        Suite::of("untouched_devices"),
+        untouched::suite(),
+        // They look at what the whole process has mapped.
+        Suite::made_of("programs", |test| test.kind == Kind::Long).serial(),
+        Suite::made_of("full-card", |test| test.kind == Kind::WholeCard).serial(),
+        COVERAGE,
+    ])
 }

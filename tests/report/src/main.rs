@@ -36,7 +36,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// How long one program may take.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     time_limit: u64,
     /// Run only the programs whose name contains this; may be given again.
     #[arg(long, value_name = "TEXT")]

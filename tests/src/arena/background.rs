@@ -81,7 +81,8 @@ fn be_short(resource: &Resource, stream: &Stream) -> Result<Vec<DeviceBuffer<u8>
     Ok(kept)
 }
 
-pub(super) fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     // Enough free memory for two requests, in no place for one.
@@ -99,7 +100,8 @@ pub(super) fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     has_thread()?;
@@ -115,7 +117,8 @@ pub(super) fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
 }
 
 /// A fork has no such thread, and waits for none.
-pub(super) fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     let kept = be_short(&resource, &stream)?;
@@ -139,7 +142,8 @@ pub(super) fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> 
 
 /// The process of this test ends while the thread has work, and while the arena lives: the test runs in a process of its
 /// own, whose exit status is looked at.
-pub(super) fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     let kept = be_short(&resource, &stream)?;
@@ -150,7 +154,8 @@ pub(super) fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_thread_spoils_no_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn the_thread_spoils_no_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, captured) = (lab.stream()?, lab.stream()?);
     for mode in 0..3 {
@@ -172,7 +177,8 @@ fn switches(thread: &str) -> Result<u64> {
     Ok(numbers.sum())
 }
 
-pub(super) fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
     let (_arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     let _kept = be_short(&resource, &stream)?;
@@ -191,7 +197,8 @@ pub(super) fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     arena.set_release_threshold(ReleaseThreshold::Bytes(0));
@@ -202,7 +209,8 @@ pub(super) fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> 
 }
 
 /// Too little for a place: what was taken to move is put back, and is memory as any other.
-pub(super) fn what_is_not_moved_can_be_pinned(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn what_is_not_moved_can_be_pinned(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab)?;
     let stream = lab.stream()?;
     let mut kept = every_other(&resource, &stream, 17)?;

@@ -44,7 +44,8 @@ fn check(exec: &mut GraphExec, left: &Left<u32>, value: u32) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_graph_keeps_its_arenas_memory(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_graph_keeps_its_arenas_memory(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream, other) = (lab.device()?, lab.stream()?, lab.stream()?);
     for mode in MODES {
@@ -92,7 +93,8 @@ pub(super) fn a_graph_keeps_its_arenas_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn graphs_of_one_pool_share_its_memory(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graphs_of_one_pool_share_its_memory(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let arena = Arena::builder(&lab.device()?).build()?;
@@ -129,7 +131,8 @@ pub(super) fn graphs_of_one_pool_share_its_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let arena = Arena::builder(&lab.device()?).max_bytes(32 << 20).build()?;
@@ -160,7 +163,8 @@ pub(super) fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()>
 }
 
 /// Graphs of one pool share memory, and each is launched by a thread of its own.
-pub(super) fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
     let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
     let mut graphs = Vec::new();
     for value in [1, 2] {
@@ -194,7 +198,8 @@ pub(super) fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(lab: &Lab) -> Result<()> {
     let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
     let stream = lab.stream()?;
     let buffer = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;

@@ -24,7 +24,8 @@ const MODES: [CaptureMode; 3] = [
 /// The mode of a capture in which other streams may do anything.
 const RELAXED: u32 = 2;
 
-pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in MODES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -55,7 +56,8 @@ pub(super) fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resul
 }
 
 /// A free that looks how far its stream is, because another stream was short of memory.
-pub(super) fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in 0..3 {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -84,7 +86,8 @@ pub(super) fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in MODES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -107,7 +110,8 @@ pub(super) fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in MODES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -133,7 +137,8 @@ pub(super) fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     for mode in MODES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -163,7 +168,8 @@ pub(super) fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<(
 }
 
 /// What stands in front would be served; only what needs the slow way is seen.
-pub(super) fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let layout = Layout::from_size_align(1000, 256)?;
     for mode in 0..3 {
@@ -199,7 +205,8 @@ pub(super) fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());

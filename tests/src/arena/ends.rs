@@ -56,7 +56,8 @@ fn all_is_released(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
@@ -89,7 +90,8 @@ pub(super) fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<(
     all_is_released(lab)
 }
 
-pub(super) fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let current = context.bind()?;
@@ -113,7 +115,8 @@ pub(super) fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -
 }
 
 /// Alone, because it captures.
-pub(super) fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> Result<()> {
     for ends_first in [false, true] {
         let stream = lab.stream()?;
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -156,7 +159,8 @@ fn send_buffers(
     Ok(())
 }
 
-pub(super) fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
@@ -206,7 +210,8 @@ pub(super) fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Resul
 
 /// A stream takes over the cache of one that ended behind work. It was waited for before that, which says nothing of
 /// the other one's work.
-pub(super) fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
     let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
@@ -230,7 +235,8 @@ pub(super) fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab)
     Ok(())
 }
 
-pub(super) fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
     let layout = Layout::from_size_align(1000, 256)?;
     for round in 0..60 {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -271,7 +277,8 @@ pub(super) fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
 }
 
 /// The arena itself needs no context: an event that it kept would hold one.
-pub(super) fn an_arena_keeps_no_context_of_streams_that_ended(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_arena_keeps_no_context_of_streams_that_ended(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let arena = Arena::builder(&device).build()?;
     let stream = lab.stream()?;

@@ -184,9 +184,8 @@ fn beside_the_pool(lab: &Lab, short: Program<'_>, long: Program<'_>) -> Result<(
 /// Of the sixty kinds of programs those in which the first generation of arenas grew most.
 const SAMPLE: [usize; 10] = [0, 5, 12, 13, 16, 23, 32, 39, 46, 54];
 
-pub(super) fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(
-    lab: &Lab,
-) -> Result<()> {
+#[apply(case_alone)]
+fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
     let (all, met) = busy::coverage(busy::CELLS);
     ensure!(met == all, "{met} of {all} pairs of choices meet");
     let cells = busy::cells(busy::CELLS);
@@ -214,7 +213,8 @@ pub(super) fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(
     Ok(())
 }
 
-pub(super) fn busy_threads_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn busy_threads_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
     let long = if lab.backend == Backend::Sim {
         400
     } else {
@@ -227,7 +227,8 @@ pub(super) fn busy_threads_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Resu
     )
 }
 
-pub(super) fn streams_that_take_turns_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn streams_that_take_turns_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
     let long = if lab.backend == Backend::Sim {
         10_000
     } else {

@@ -11,7 +11,8 @@ use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
-pub(super) fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
     for _ in 0..20 {
         let arena = Arena::builder(&lab.device()?).max_bytes(16 << 20).build()?;
         let resource = Resource::from(arena.clone());
@@ -53,7 +54,8 @@ pub(super) fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Res
 }
 
 /// A stream that was busy often is looked at less often, but not where that decides between memory and none.
-pub(super) fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for asked_in_vain in [0, 1, 2, 3, 5, 9, 17, 34, 70] {
         let arena = Arena::builder(&lab.device()?)
@@ -84,7 +86,8 @@ pub(super) fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
     let arena = Arena::builder(&lab.device()?).build()?;
     let (a, b) = (lab.stream()?, lab.stream()?);
     let (large, small) = (
@@ -115,7 +118,8 @@ pub(super) fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for reuse in [
         ReusePolicy::DRIVER_DEFAULT,
@@ -152,7 +156,8 @@ pub(super) fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &La
     Ok(())
 }
 
-pub(super) fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let free = stream.context().memory_info()?.free;
     for initial in [free.saturating_mul(2), u64::MAX] {
@@ -170,7 +175,8 @@ pub(super) fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let total = device.total_memory()?;
     let share = 64.0 * MIB as f64 / total as f64;
@@ -210,7 +216,8 @@ pub(super) fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
 }
 
 /// A growth takes more than it must, and the addresses that were reserved end before that.
-pub(super) fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
     let total = lab.device()?.total_memory()?.next_multiple_of(2 << 20);
     let arena = Arena::builder(&lab.device()?)
         .slack(f64::INFINITY)
@@ -242,5 +249,23 @@ pub(super) fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
     let (_large, left) = take(left - (4 << 20))?;
     ensure!(left == 4 << 20, "{left} bytes of addresses are left");
     let _last = resource.alloc::<u8>(&stream, 3 * MIB)?;
+    Ok(())
+}
+
+/// Blocks cut from pages, and blocks of the central heap.
+#[apply(case)]
+fn a_block_takes_little_of_the_host(lab: &Lab) -> Result<()> {
+    let (stream, others) = (lab.stream()?, [lab.stream()?, lab.stream()?]);
+    for (bytes, count) in [(256, 50_000), (17 << 10, 10_000)] {
+        let arena = Arena::builder(&lab.device()?).build()?;
+        let resource = Resource::from(arena.clone());
+        for other in &others {
+            drop(resource.alloc::<u8>(other, bytes)?);
+        }
+        let blocks = (0..count).map(|_| resource.alloc::<u8>(&stream, bytes));
+        let blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
+        let each = arena.free_space().bookkeeping / blocks.len() as u64;
+        ensure!(each <= 96, "{bytes} bytes: {each} of the host for a block");
+    }
     Ok(())
 }

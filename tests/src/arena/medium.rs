@@ -111,7 +111,8 @@ fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
     bail!("it does not keep pages: {:?}", arena.free_space())
 }
 
-pub(super) fn threads_that_seldom_meet_keep_no_pages(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_that_seldom_meet_keep_no_pages(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams, _third) = three_streams(lab)?;
     take_turns(&arena, &streams)?;
@@ -122,7 +123,8 @@ pub(super) fn threads_that_seldom_meet_keep_no_pages(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn threads_that_mix_sizes_live_from_pages_of_their_own(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_that_mix_sizes_live_from_pages_of_their_own(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams) = arena_that_keeps(lab)?;
     let resource = Resource::from(arena.clone());
@@ -174,7 +176,8 @@ fn mix(arena: &Arena, resource: &Resource, stream: &Stream, seed: u64) -> Result
     Ok(())
 }
 
-pub(super) fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams) = arena_that_keeps(lab)?;
     let resource = Resource::from(arena.clone());
@@ -196,7 +199,8 @@ pub(super) fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams) = arena_that_keeps(lab)?;
     let resource = Resource::from(arena.clone());
@@ -222,7 +226,8 @@ pub(super) fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams) = arena_that_keeps(lab)?;
     let resource = Resource::from(arena.clone());
@@ -241,9 +246,8 @@ pub(super) fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(
-    lab: &Lab,
-) -> Result<()> {
+#[apply(case)]
+fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, streams) = arena_that_keeps(lab)?;
     let resource = Resource::from(arena.clone());

@@ -49,7 +49,8 @@ fn arena(lab: &Lab, slack: f64) -> Result<(Arena, Resource)> {
     Ok((arena.clone(), Resource::from(arena)))
 }
 
-pub(super) fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
     let (arena, resource) = arena(lab, 1.0)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     for second in [false, true] {
@@ -77,7 +78,8 @@ pub(super) fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Res
     Ok(())
 }
 
-pub(super) fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, resource) = arena(lab, 1.0)?;
     let stream = lab.stream()?;
@@ -100,7 +102,8 @@ pub(super) fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (arena, resource) = arena(lab, 1.0)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
@@ -119,7 +122,8 @@ pub(super) fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let stream = lab.stream()?;
     let builders = [
@@ -149,7 +153,8 @@ pub(super) fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
 }
 
 /// Blocks of many sizes come and go, and move, on two streams.
-pub(super) fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (arena, resource) = arena(lab, 1.0)?;
     let streams = [lab.stream()?, lab.stream()?];
@@ -205,6 +210,7 @@ fn peer(lab: &Lab) -> Result<Option<Stream>> {
 
 /// Free memory moves between blocks that stay, while another stream is busy with memory of the arena. Where the device
 /// has a peer, that looks at what stayed, and writes what lies on moved memory.
+#[apply(case_of_two)]
 pub(super) fn many_moves(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let least = super::number(MOVES)?.unwrap_or(100);
@@ -301,7 +307,8 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
 }
 
 /// A recorded training run, twice, in an arena that may hold little more than what it asks for at most.
-pub(super) fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let trace = Trace::read(&recorded())?;
     let stream = lab.stream()?;
@@ -314,7 +321,8 @@ pub(super) fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> R
 }
 
 /// The same where somebody else holds all of the card but 1.1 times the peak.
-pub(super) fn the_training_log_runs_on_a_full_card(lab: &Lab) -> Result<()> {
+#[apply(case_of_full_card)]
+fn the_training_log_runs_on_a_full_card(lab: &Lab) -> Result<()> {
     let trace = Trace::read(&recorded())?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let context = stream.context().clone();

@@ -22,9 +22,8 @@ const POLICIES: [ReusePolicy; 4] = [
     ReusePolicy::DETERMINISTIC,
 ];
 
-pub(super) fn memory_of_several_streams_goes_to_nobody_before_they_are_done(
-    lab: &Lab,
-) -> Result<()> {
+#[apply(case)]
+fn memory_of_several_streams_goes_to_nobody_before_they_are_done(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for (policy, bytes) in POLICIES
         .iter()
@@ -65,7 +64,8 @@ pub(super) fn memory_of_several_streams_goes_to_nobody_before_they_are_done(
 }
 
 /// As [`cuda_mem::DeviceBuffer::free_after`] is meant: another library used the memory.
-pub(super) fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for (policy, bytes) in POLICIES
         .iter()
@@ -100,7 +100,8 @@ pub(super) fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let arena = Arena::builder(&lab.device()?).build()?;
@@ -121,7 +122,8 @@ pub(super) fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let (own, user) = (lab.stream()?, lab.stream()?);
@@ -148,7 +150,8 @@ pub(super) fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
 }
 
 /// The freeing stream is made to wait for one of two users. The other one cannot be waited for, and is done first.
-pub(super) fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in SIZES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -188,7 +191,8 @@ pub(super) fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Re
 }
 
 /// A stream that the arena does not know is named, while what a stream left that ended is busy.
-pub(super) fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
@@ -209,7 +213,8 @@ pub(super) fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Resul
 }
 
 /// A small block in a page of one stream, freed by another one and after a third.
-pub(super) fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in SIZES {
         let arena = Arena::builder(&lab.device()?).build()?;
@@ -231,7 +236,8 @@ pub(super) fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
 }
 
 /// The block is of another stream's pages: it comes back there, and is found when that looks for memory.
-pub(super) fn a_block_parked_on_another_stream_comes_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_block_parked_on_another_stream_comes_back(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());

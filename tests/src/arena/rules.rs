@@ -50,7 +50,8 @@ fn overlap(one: (u64, usize), other: (u64, usize)) -> bool {
     one.0 < other.0 + other.1 as u64 && other.0 < one.0 + one.1 as u64
 }
 
-pub(super) fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in [1000, 40 << 10, MIB, 30 * MIB] {
         let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
@@ -76,7 +77,8 @@ pub(super) fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
 }
 
 /// Copies across two mappings want a current context (R148), which no user has to think of.
-pub(super) fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     drop(scene.on_a(MIB)?);
     let bytes = 2 * scene.arena.stats().reserved as usize;
@@ -103,7 +105,8 @@ pub(super) fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in [1000, 8 * MIB] {
         let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
@@ -123,7 +126,8 @@ pub(super) fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let scene = Scene::new(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
     let held = hold(&scene.a)?;
@@ -147,7 +151,8 @@ pub(super) fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DETERMINISTIC)?;
     let place = (scene.on_a(8 * MIB)?.as_raw(), 8 * MIB);
     let other = scene.on_b(8 * MIB)?;
@@ -161,7 +166,8 @@ pub(super) fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> 
 }
 
 /// As in the driver's pools: the host knows that it is done.
-pub(super) fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -> Result<()> {
     for reuse in [
         ReusePolicy::empty(),
         ReusePolicy::DETERMINISTIC,
@@ -184,7 +190,8 @@ pub(super) fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -
     Ok(())
 }
 
-pub(super) fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     let address = scene.on_a(LARGE)?.as_raw();
     scene.a.synchronize()?;
@@ -195,7 +202,8 @@ pub(super) fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
     let builder = Arena::builder(&lab.device()?).initial_bytes(1 << 30);
     let arena = builder.build()?;
     let resource = Resource::from(arena.clone());
@@ -220,7 +228,8 @@ pub(super) fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     for bytes in [1000, 8 * MIB] {
@@ -248,7 +257,8 @@ pub(super) fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     for _ in 0..20 {
         let stream = lab.stream()?;
@@ -263,7 +273,8 @@ pub(super) fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
     let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 16 << 20)?;
     let first = scene.on_a(12 * MIB)?;
     let Err(error) = scene.resource.alloc::<u8>(&scene.a, 8 * MIB) else {
@@ -287,7 +298,8 @@ pub(super) fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     let held = hold(&scene.a)?;
@@ -314,7 +326,8 @@ pub(super) fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
     let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 48 << 20)?;
     let blocks: Result<Vec<_>> = (0..4).map(|_| scene.on_a(10 * MIB)).collect();
     let [first, second, third, fourth] =
@@ -332,7 +345,8 @@ pub(super) fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
     let Scene {
         arena, resource, a, ..
     } = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
@@ -346,24 +360,8 @@ pub(super) fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Blocks cut from pages, and blocks of the central heap.
-pub(super) fn a_block_takes_little_of_the_host(lab: &Lab) -> Result<()> {
-    let (stream, others) = (lab.stream()?, [lab.stream()?, lab.stream()?]);
-    for (bytes, count) in [(256, 50_000), (17 << 10, 10_000)] {
-        let arena = Arena::builder(&lab.device()?).build()?;
-        let resource = Resource::from(arena.clone());
-        for other in &others {
-            drop(resource.alloc::<u8>(other, bytes)?);
-        }
-        let blocks = (0..count).map(|_| resource.alloc::<u8>(&stream, bytes));
-        let blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
-        let each = arena.free_space().bookkeeping / blocks.len() as u64;
-        ensure!(each <= 96, "{bytes} bytes: {each} of the host for a block");
-    }
-    Ok(())
-}
-
-pub(super) fn numbers_add_up(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn numbers_add_up(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     let sizes = [1, 256, 257, 70_000, MIB, 5 * MIB];
     let blocks: Result<Vec<_>> = sizes.into_iter().map(|bytes| scene.on_a(bytes)).collect();
@@ -394,7 +392,8 @@ pub(super) fn numbers_add_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn misuse_is_an_error(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn misuse_is_an_error(lab: &Lab) -> Result<()> {
     let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     let other = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
     let layout = Layout::from_size_align(4096, 256)?;

@@ -36,7 +36,8 @@ fn check(blocks: &[DeviceBuffer<u8>]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
     let (device, streams) = (lab.device()?, [lab.stream()?, lab.stream()?]);
     let arena = Arena::builder(&device).build()?;
     let resource = Resource::from(arena.clone());
@@ -85,7 +86,8 @@ pub(super) fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let arena = Arena::builder(&lab.device()?)
         .max_bytes(256 << 20)
@@ -124,7 +126,8 @@ pub(super) fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let over = Arena::over(lab.pool()?);
     // SAFETY: nothing uses it.
@@ -153,7 +156,8 @@ pub(super) fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
     const PIECE: usize = 32 * MIB;
     let (device, stream) = (lab.device()?, lab.stream()?);
     for is_over in [false, true] {
@@ -208,7 +212,8 @@ pub(super) fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let arena = Arena::builder(&lab.device()?).build()?;
     let mut block = Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?;
@@ -224,7 +229,8 @@ pub(super) fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
 }
 
 /// Nobody else may use the card.
-pub(super) fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()> {
+#[apply(case_of_full_card)]
+fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()> {
     const GIB: usize = 1 << 30;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let context = stream.context().clone();
@@ -254,7 +260,8 @@ pub(super) fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
     let builder = Arena::builder(&lab.device()?);
     let arena = builder
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -271,7 +278,8 @@ pub(super) fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(lab: &Lab) -> Result<()> {
     let arena = Arena::builder(&lab.device()?)
         .max_bytes(300 << 20)
         .build()?;

@@ -72,7 +72,8 @@ fn work_meanwhile(slow: &Slow, resource: &Resource, stream: &Stream) -> Result<(
     Ok(())
 }
 
-pub(super) fn a_thread_that_grows_holds_up_no_other(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_thread_that_grows_holds_up_no_other(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let slow = Arc::new(Slow::new(lab, &stream)?);
@@ -92,7 +93,8 @@ pub(super) fn a_thread_that_grows_holds_up_no_other(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_thread_that_trims_holds_up_no_other(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_thread_that_trims_holds_up_no_other(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let slow = Arc::new(Slow::new(lab, &stream)?);

@@ -14,7 +14,8 @@ pub(super) fn borrowed(stream: &Stream) -> Stream {
     unsafe { Stream::borrow_raw(stream.context(), stream.as_raw(), stream.clone()) }
 }
 
-pub(super) fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
     // Stream ids.
     lab.need(12, 0)?;
     let _calm = lab.calm();
@@ -39,7 +40,8 @@ pub(super) fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Result<()> {
     // Stream ids.
     lab.need(12, 0)?;
     let _calm = lab.calm();
@@ -67,7 +69,8 @@ pub(super) fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Res
 }
 
 /// Another stream gets the cache of one that ended. The first stream's handle must not lead there any more.
-pub(super) fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let resource = Resource::from(arena.clone());
@@ -91,7 +94,8 @@ pub(super) fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> 
 }
 
 /// All but a page of what a stream keeps goes to others once its work is done, without a call from it.
-pub(super) fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     const SIZES: [usize; 6] = [256, 1000, 16 << 10, 17 << 10, MIB, 20 * MIB];
     let max = 64 << 20;
@@ -116,7 +120,8 @@ pub(super) fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn a_wait_gives_back_what_other_streams_freed(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_wait_gives_back_what_other_streams_freed(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let builder = Arena::builder(&lab.device()?);
     let arena = builder

@@ -55,7 +55,8 @@ fn on_threads(body: impl Fn(usize, &Barrier) -> Result<()> + Sync) -> Result<()>
     })
 }
 
-pub(super) fn threads_of_one_stream_get_blocks_of_their_own(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_of_one_stream_get_blocks_of_their_own(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
@@ -87,7 +88,8 @@ pub(super) fn threads_of_one_stream_get_blocks_of_their_own(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn a_thread_keeps_one_block_of_each_small_size(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_thread_keeps_one_block_of_each_small_size(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?).build()?;
     let stream = lab.stream()?;
@@ -109,7 +111,8 @@ pub(super) fn a_thread_keeps_one_block_of_each_small_size(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn threads_that_come_and_go_take_the_caches_of_others_over(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_that_come_and_go_take_the_caches_of_others_over(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let builder = Arena::builder(&lab.device()?);
     let arena = builder.max_bytes(MOST).build()?;

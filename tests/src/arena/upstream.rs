@@ -64,7 +64,8 @@ unsafe impl MemoryResource for SideBySide {
     }
 }
 
-pub(super) fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let below = Arc::new(SideBySide::new(lab, &stream)?);
@@ -148,7 +149,8 @@ unsafe impl MemoryResource for Handover {
     }
 }
 
-pub(super) fn a_block_that_comes_again_at_once_is_not_lost(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_block_that_comes_again_at_once_is_not_lost(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let below = Arc::new(Handover {
         direct: DirectResource::new(lab.device()?),
@@ -283,7 +285,8 @@ fn moody(lab: &Lab) -> Result<(Arc<Moody>, Arena)> {
     Ok((Arc::clone(&below), Arena::over(below)))
 }
 
-pub(super) fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (below, arena) = moody(lab)?;
     let resource = Resource::from(arena.clone());
@@ -318,7 +321,8 @@ pub(super) fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (below, arena) = moody(lab)?;
     let resource = Resource::from(arena.clone());
@@ -341,7 +345,8 @@ pub(super) fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (below, arena) = moody(lab)?;
     let resource = Resource::from(arena.clone());
@@ -368,7 +373,8 @@ pub(super) fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> R
 }
 
 /// Nothing moves there, so that growing by a share is worth more than holding little.
-pub(super) fn an_upstream_is_asked_for_shares(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_upstream_is_asked_for_shares(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let arena = Arena::over(DirectResource::new(lab.device()?));
     let resource = Resource::from(arena.clone());

@@ -11,7 +11,8 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| ((index + seed) % 251) as u8).collect()
 }
 
-pub(super) fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for len in [
         1,
@@ -33,7 +34,8 @@ pub(super) fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_width_fills(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_width_fills(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut bytes = pool.alloc::<u8>(&stream, 1001)?;
     bytes.fill(0xab)?;
@@ -50,7 +52,8 @@ pub(super) fn every_width_fills(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut dirty = pool.alloc::<u64>(&stream, 10_000)?;
     dirty.fill_bytes(0xff)?;
@@ -59,7 +62,8 @@ pub(super) fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut buffer = pool.alloc_from(&stream, &[1u8; 10])?;
     let other = pool.alloc_from(&stream, &[2u8; 11])?;
@@ -79,7 +83,8 @@ pub(super) fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut empty = pool.alloc::<u32>(&stream, 0)?;
     ensure!(empty.is_empty() && empty.as_raw() == 0 && empty.size_bytes() == 0);
@@ -93,7 +98,8 @@ pub(super) fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut live = Vec::new();
     for round in 0..120_usize {
@@ -113,7 +119,8 @@ pub(super) fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_may_be_dropped_by_another_thread(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_may_be_dropped_by_another_thread(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let buffer = pool.alloc_from(&stream, &[7u8; 100])?;
     let back = std::thread::spawn(move || buffer.to_vec())
@@ -126,7 +133,8 @@ pub(super) fn a_buffer_may_be_dropped_by_another_thread(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     pool.alloc::<u8>(&stream, 100)?.free()?;
     if lab.need(11, 3).is_ok() {
@@ -137,7 +145,8 @@ pub(super) fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&home, 1000)?;
@@ -155,7 +164,8 @@ pub(super) fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let _pressure = lab.pressure();
     let pool = cuda_mem::MemoryPool::builder(&lab.device()?)
@@ -172,7 +182,8 @@ pub(super) fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (pool, first, second) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&first, 1000)?;
@@ -195,7 +206,8 @@ pub(super) fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let address = pool.alloc_from(&stream, &[1_u16, 2, 3])?.into_raw()?;
     if lab.need(11, 3).is_ok() {

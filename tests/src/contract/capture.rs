@@ -13,7 +13,8 @@ use super::graph::MODES;
 use crate::foreign::{begin, end};
 use crate::lab::Lab;
 
-pub(super) fn a_capture_that_fails_leaves_nothing(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_that_fails_leaves_nothing(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for mode in MODES {
@@ -49,7 +50,8 @@ fn is_capturing<T>(result: cuda_mem::Result<T>) -> bool {
     )
 }
 
-pub(super) fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, context) = (lab.pool()?, lab.context()?);
     let (stream, other) = (context.stream()?, context.stream()?);
@@ -80,7 +82,8 @@ pub(super) fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for mode in MODES {
@@ -109,7 +112,8 @@ pub(super) fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     for mode in MODES {
@@ -133,7 +137,8 @@ pub(super) fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let pool = lab.pool()?;
     for mode in 0..3 {
@@ -170,7 +175,8 @@ pub(super) fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()
 }
 
 /// Nothing can be known before the call, so the capture is lost; the memory is not.
-pub(super) fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     for (mode, outcome) in [
@@ -192,7 +198,8 @@ pub(super) fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let pool = lab.pool()?;
     for mode in 0..3 {
@@ -209,7 +216,8 @@ pub(super) fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -
 /// How often a copy and a capture begin at the same moment.
 const MEETINGS: usize = 1000;
 
-pub(super) fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let buffer = lab.pool()?.alloc_from(&stream, &[1_u8; 4096])?;

@@ -58,7 +58,8 @@ impl Drop for Foreign {
     }
 }
 
-pub(super) fn binding_puts_back_what_was_current(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn binding_puts_back_what_was_current(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     set_current(lab.driver, null_mut())?;
     {
@@ -90,7 +91,8 @@ pub(super) fn binding_puts_back_what_was_current(lab: &Lab) -> Result<()> {
     set_current(lab.driver, null_mut())
 }
 
-pub(super) fn binding_is_nested(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn binding_is_nested(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     set_current(lab.driver, null_mut())?;
     let outer = context.bind()?;
@@ -102,7 +104,8 @@ pub(super) fn binding_is_nested(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
     // Synchronising the context lets the host see every stream's frees.
     let _pressure = lab.pressure();
     set_current(lab.driver, null_mut())?;
@@ -156,7 +159,8 @@ pub(super) fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Resul
     check("drops")
 }
 
-pub(super) fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
     let info = lab.context()?.memory_info()?;
     ensure!(info.free <= info.total && info.free > 0, "{info:?}");
     ensure!(
@@ -167,7 +171,8 @@ pub(super) fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it looks at whether anybody in the process holds the context.
-pub(super) fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     ensure!(!device.has_active_context()?, "before anything was asked");
     let context = device.primary_context()?;
@@ -184,7 +189,8 @@ pub(super) fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Res
     Ok(())
 }
 
-pub(super) fn a_context_of_the_program_can_be_handed_in(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_context_of_the_program_can_be_handed_in(lab: &Lab) -> Result<()> {
     set_current(lab.driver, null_mut())?;
     // SAFETY: null is refused.
     let refused = unsafe { lab.driver.context_from_raw(null_mut()) };

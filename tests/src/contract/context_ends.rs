@@ -54,7 +54,8 @@ fn ensure_ended(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<()> {
     set_current(lab.driver, null_mut())?;
     let pool = lab.pool()?;
     for _ in 0..3 {
@@ -74,7 +75,8 @@ pub(super) fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<
 }
 
 /// On a thread that did not see how the context ended and was made again.
-pub(super) fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     type First = fn(&MemoryPool, &Context, &Stream) -> Result<()>;
     let firsts: [First; 4] = [
@@ -111,7 +113,8 @@ pub(super) fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let foreign = Foreign::new(lab)?;
     set_current(lab.driver, null_mut())?;
@@ -144,7 +147,8 @@ pub(super) fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
     set_current(lab.driver, null_mut())
 }
 
-pub(super) fn a_guard_does_not_put_back_a_primary_context_that_has_ended(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_guard_does_not_put_back_a_primary_context_that_has_ended(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let foreign = Foreign::new(lab)?;
     set_current(lab.driver, null_mut())?;
@@ -171,7 +175,8 @@ pub(super) fn a_guard_does_not_put_back_a_primary_context_that_has_ended(lab: &L
 }
 
 /// Of a context that lives again, or still, the guard puts back what was current.
-pub(super) fn a_guard_puts_back_a_primary_context_that_was_made_again(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_guard_puts_back_a_primary_context_that_was_made_again(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let foreign = Foreign::new(lab)?;
     set_current(lab.driver, null_mut())?;
@@ -193,7 +198,8 @@ pub(super) fn a_guard_puts_back_a_primary_context_that_was_made_again(lab: &Lab)
 }
 
 /// The context that was current before is another library's, which destroys it too early.
-pub(super) fn a_guard_survives_the_end_of_a_foreign_context(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_guard_survives_the_end_of_a_foreign_context(lab: &Lab) -> Result<()> {
     let (pool, context) = (lab.pool()?, lab.context()?);
     let foreign = Foreign::new(lab)?;
     ensure!(current(lab.driver)? == foreign.1);

@@ -11,7 +11,8 @@ use crate::lab::Lab;
 /// What is current is a state of the whole process.
 pub(super) static CURRENT: Mutex<()> = Mutex::new(());
 
-pub(super) fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let pool = device.default_pool()?;
     ensure!(pool == device.default_pool()?, "there is one");
@@ -27,7 +28,8 @@ pub(super) fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) -> Result<()> {
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let device = lab.device()?;
     ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
@@ -45,7 +47,8 @@ pub(super) fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) ->
     Ok(())
 }
 
-pub(super) fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let (device, pool, stream) = (lab.device()?, lab.pool()?, lab.stream()?);
@@ -71,7 +74,8 @@ pub(super) fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn a_pool_that_somebody_else_made_is_only_a_handle(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_that_somebody_else_made_is_only_a_handle(lab: &Lab) -> Result<()> {
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
     let device = lab.device()?;
     let table = lab.driver.table();

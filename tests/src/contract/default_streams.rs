@@ -16,7 +16,8 @@ fn both(lab: &Lab) -> Result<[Stream; 2]> {
     Ok([context.legacy_stream(), context.per_thread_stream()])
 }
 
-pub(super) fn default_streams_serve_without_a_current_context(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn default_streams_serve_without_a_current_context(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     for stream in both(lab)? {
         let other = lab.stream()?;
@@ -47,7 +48,8 @@ pub(super) fn default_streams_serve_without_a_current_context(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
     let table = lab.driver.table();
     let current = table.cuCtxGetCurrent.context("no cuCtxGetCurrent")?;
     let now = || {
@@ -69,7 +71,8 @@ pub(super) fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<()> {
     let [legacy, own] = both(lab)?;
     ensure!(legacy == lab.context()?.legacy_stream());
     ensure!(own == lab.context()?.per_thread_stream());
@@ -82,7 +85,8 @@ pub(super) fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.context()?.per_thread_stream());
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     std::thread::scope(|scope| {
@@ -104,7 +108,8 @@ pub(super) fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()>
 }
 
 /// The free waits for what the buffer's thread has submitted, and the memory is not lost.
-pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let before = cuda_mem::drop_counts().failures;
     let buffer = std::thread::scope(|scope| {
@@ -128,7 +133,8 @@ pub(super) fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &La
     Ok(())
 }
 
-pub(super) fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let make = || -> Result<_> {
         let stream = lab.context()?.per_thread_stream();
@@ -149,7 +155,8 @@ pub(super) fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<
 }
 
 /// The driver lets no thread end whose own stream is busy (R177).
-pub(super) fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (send, receive) = channel();
@@ -183,7 +190,8 @@ pub(super) fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<
 
 /// The legacy stream waits for all threads' own ones. A host function there that another test has launched would wait for
 /// the one that holds the stream here, and this test for that.
-pub(super) fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     // Streams of this crate do not synchronise with the legacy stream.
     let stream = lab.stream()?;

@@ -6,7 +6,8 @@ use cuda_mem::{CudaVersion, ErrorKind, PciId, Uuid};
 
 use crate::lab::Lab;
 
-pub(super) fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     ensure!(!device.name()?.is_empty());
     ensure!(device.uuid()? != Uuid([0; 16]));
@@ -23,7 +24,8 @@ pub(super) fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<()> {
     let count = lab.driver.device_count()?;
     ensure!(count >= 1);
     for ordinal in [count, usize::MAX] {
@@ -39,7 +41,8 @@ pub(super) fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
     ensure!(
         lab.device()?
             .attribute(CUdevice_attribute(100_000))?
@@ -48,7 +51,8 @@ pub(super) fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
     ensure!(lab.driver.has("cuMemPoolCreate"));
     let Err(error) = lab.driver.require("cuTeapot") else {
         anyhow::bail!("cuTeapot exists");
@@ -58,13 +62,15 @@ pub(super) fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_version_is_one_that_has_pools(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_version_is_one_that_has_pools(lab: &Lab) -> Result<()> {
     ensure!(lab.driver.version() >= CudaVersion::new(11, 2));
     Ok(())
 }
 
 /// Alone, because any other test may have made a context.
-pub(super) fn looking_creates_no_context(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn looking_creates_no_context(lab: &Lab) -> Result<()> {
     for device in lab.driver.devices()? {
         device.name()?;
         device.uuid()?;

@@ -13,7 +13,8 @@ use cuda_mem::{
 use crate::forks::ends_well;
 use crate::lab::Lab;
 
-pub(super) fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
         let Err(error) = pool.alloc::<u64>(&stream, len) else {
@@ -25,7 +26,8 @@ pub(super) fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let live = pool.alloc::<u8>(&stream, 1000)?;
@@ -52,7 +54,8 @@ pub(super) fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     ensure!(pool.alloc::<u8>(&stream, 1 << 50).is_err());
@@ -69,7 +72,8 @@ pub(super) fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
 
 /// Measured, and said nowhere: before the driver answers that memory is out, it takes back what every
 /// pool of the device keeps, whatever their thresholds.
-pub(super) fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let _pressure = lab.pressure();
     let (keeper, stream) = (lab.pool()?, lab.stream()?);
@@ -96,7 +100,8 @@ pub(super) fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for _ in 0..100 {
         drop(pool.alloc::<u8>(&stream, 100)?);
@@ -106,7 +111,8 @@ pub(super) fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because a fork copies only the thread that forks.
-pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
     let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let first = pool.alloc_from(&stream, &[3u8; 1000])?;
     let second = pool.alloc_from(&stream, &[4u8; 1000])?;
@@ -150,7 +156,8 @@ pub(super) fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Resul
 }
 
 /// Alone, because a fork copies only the thread that forks. Locks and driver calls refuse; what is consumed comes back.
-pub(super) fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let (context, device) = (stream.context().clone(), stream.device());
     let buffer = pool.alloc_from(&stream, &[3u8; 1000])?;
@@ -199,7 +206,8 @@ pub(super) fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks. What the other one was counting at that moment, nobody
 /// finishes there.
-pub(super) fn a_forked_child_drops_what_another_thread_counts(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_drops_what_another_thread_counts(lab: &Lab) -> Result<()> {
     let resource = ManuallyDrop::new(Resource::from(Arena::builder(&lab.device()?).build()?));
     let stream = ManuallyDrop::new(lab.stream()?);
     let stop = AtomicBool::new(false);

@@ -39,7 +39,8 @@ impl Drop for Owner {
     }
 }
 
-pub(super) fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let raw = raw_stream(&context)?;
     let answer = Arc::new(AtomicU32::new(u32::MAX));
@@ -66,7 +67,8 @@ pub(super) fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let raw = raw_stream(&context)?;
     // SAFETY: made just now in this context, and given up here.
@@ -79,7 +81,8 @@ pub(super) fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -
     Ok(())
 }
 
-pub(super) fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (first, second) = (context.stream()?, context.stream()?);
@@ -95,7 +98,8 @@ pub(super) fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn an_event_does_not_mark_a_stream_of_another_context(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_event_does_not_mark_a_stream_of_another_context(lab: &Lab) -> Result<()> {
     let (own, devices) = (lab.device()?, lab.driver.devices()?);
     let Some(other) = devices.into_iter().find(|device| *device != own) else {
         // One device has one primary context, and this crate makes no other: nothing to refuse.

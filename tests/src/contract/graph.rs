@@ -26,7 +26,8 @@ fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, Left<u32>)>
     Ok((graph.instantiate(kind)?, left))
 }
 
-pub(super) fn what_is_captured_runs_when_it_is_launched(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn what_is_captured_runs_when_it_is_launched(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     for mode in MODES {
@@ -60,7 +61,8 @@ pub(super) fn what_is_captured_runs_when_it_is_launched(lab: &Lab) -> Result<()>
 }
 
 /// R67.
-pub(super) fn captured_memory_is_not_the_pools(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn captured_memory_is_not_the_pools(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.device()?.default_pool()?, lab.stream()?);
     let before = pool.stats()?.used.current;
@@ -73,7 +75,8 @@ pub(super) fn captured_memory_is_not_the_pools(lab: &Lab) -> Result<()> {
 }
 
 /// R69.
-pub(super) fn graph_memory_has_one_address_for_all_launches(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graph_memory_has_one_address_for_all_launches(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
@@ -91,7 +94,8 @@ pub(super) fn graph_memory_has_one_address_for_all_launches(lab: &Lab) -> Result
 }
 
 /// R71, before the driver says it, and as it says it.
-pub(super) fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
@@ -118,7 +122,8 @@ pub(super) fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result
 }
 
 /// The next launch uses the memory anew, whatever its stream.
-pub(super) fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
@@ -135,7 +140,8 @@ pub(super) fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) 
 }
 
 /// R70, R71.
-pub(super) fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let (mut exec, left) = leaving(&stream, Instantiate::AutoFree)?;
@@ -149,7 +155,8 @@ pub(super) fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
 }
 
 /// R70: the driver would keep it for ever.
-pub(super) fn an_instance_that_ends_frees_what_it_left(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_instance_that_ends_frees_what_it_left(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     for kind in [Instantiate::Plain, Instantiate::AutoFree] {
@@ -171,7 +178,8 @@ pub(super) fn an_instance_that_ends_frees_what_it_left(lab: &Lab) -> Result<()> 
 }
 
 /// R76.
-pub(super) fn graph_memory_is_counted_and_trimmed_apart(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graph_memory_is_counted_and_trimmed_apart(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let stats = device.graph_memory()?;
@@ -209,7 +217,8 @@ pub(super) fn graph_memory_is_counted_and_trimmed_apart(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn a_launch_is_ordered_with_the_buffers_of_its_graph(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_launch_is_ordered_with_the_buffers_of_its_graph(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let mut graph = Graph::new(&lab.context()?)?;
@@ -239,7 +248,8 @@ pub(super) fn a_launch_is_ordered_with_the_buffers_of_its_graph(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn nodes_are_ordered_by_the_memory_they_use(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn nodes_are_ordered_by_the_memory_they_use(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut graph = Graph::new(&lab.context()?)?;
@@ -265,7 +275,8 @@ pub(super) fn nodes_are_ordered_by_the_memory_they_use(lab: &Lab) -> Result<()> 
 }
 
 /// R75.
-pub(super) fn an_address_is_used_again_where_the_order_allows(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn an_address_is_used_again_where_the_order_allows(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let mut graph = Graph::new(&lab.context()?)?;
     let first = graph.alloc::<u8>(1 << 20, &[])?;
@@ -278,7 +289,8 @@ pub(super) fn an_address_is_used_again_where_the_order_allows(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn memory_of_another_graph_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_of_another_graph_is_refused(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (context, stream) = (lab.context()?, lab.stream()?);
     let (mut one, mut two) = (Graph::new(&context)?, Graph::new(&context)?);
@@ -308,7 +320,8 @@ pub(super) fn memory_of_another_graph_is_refused(lab: &Lab) -> Result<()> {
 }
 
 /// R73, where the types cannot say it: the driver.
-pub(super) fn a_graph_with_memory_is_not_copied(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_graph_with_memory_is_not_copied(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let mut graph = Graph::new(&lab.context()?)?;
     let memory = graph.alloc::<u8>(100, &[])?;
@@ -322,7 +335,8 @@ pub(super) fn a_graph_with_memory_is_not_copied(lab: &Lab) -> Result<()> {
 }
 
 /// R79.
-pub(super) fn a_graph_goes_into_another(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_graph_goes_into_another(lab: &Lab) -> Result<()> {
     lab.need(12, 9)?;
     let (context, stream) = (lab.context()?, lab.stream()?);
     let mut parent = Graph::new(&context)?;

@@ -50,7 +50,8 @@ fn kind<T>(outcome: cuda_mem::Result<T>) -> Option<ErrorKind> {
     outcome.err().map(|error| error.kind())
 }
 
-pub(super) fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc::two_processes_read_and_write_one_buffer",
@@ -78,7 +79,8 @@ pub(super) fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
     )
 }
 
-pub(super) fn imported_memory_is_described_and_not_handed_out(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn imported_memory_is_described_and_not_handed_out(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc::imported_memory_is_described_and_not_handed_out",
@@ -102,7 +104,8 @@ pub(super) fn imported_memory_is_described_and_not_handed_out(lab: &Lab) -> Resu
     )
 }
 
-pub(super) fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc::two_imports_of_one_buffer_share_a_mapping",
@@ -140,7 +143,8 @@ pub(super) fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()>
     )
 }
 
-pub(super) fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc::an_import_may_follow_the_end_of_another",
@@ -179,7 +183,8 @@ pub(super) fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
     )
 }
 
-pub(super) fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc::an_event_orders_two_processes",
@@ -221,7 +226,8 @@ pub(super) fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
     )
 }
 
-pub(super) fn an_event_is_opened_by_others_only(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_event_is_opened_by_others_only(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let event = context.interprocess_event()?;
     let opened = context.import_event(&event.export()?);
@@ -245,7 +251,8 @@ pub(super) fn an_event_is_opened_by_others_only(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()> {
     let (plain, shared, stream) = (lab.pool()?, shared_pool(lab)?, lab.stream()?);
     ensure!(kind(plain.export_fd()) == Some(ErrorKind::InvalidValue));
     ensure!(kind(shared.export_fabric()) == Some(ErrorKind::InvalidValue));
@@ -265,7 +272,8 @@ pub(super) fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(lab: &Lab) -> Result<()> {
     lab.need(12, 3)?;
     let builder = MemoryPool::builder(&lab.device()?)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC);
@@ -286,7 +294,8 @@ pub(super) fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(lab: &La
     Ok(())
 }
 
-pub(super) fn foreign_descriptors_are_refused_and_kept(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn foreign_descriptors_are_refused_and_kept(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let file: OwnedFd = File::open("/proc/self/exe")?.into();
     let null: OwnedFd = File::open("/dev/null")?.into();
@@ -311,7 +320,8 @@ pub(super) fn foreign_descriptors_are_refused_and_kept(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn a_pool_is_imported_where_it_was_exported(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_is_imported_where_it_was_exported(lab: &Lab) -> Result<()> {
     let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
     let descriptor = pool.export_fd()?;
     // SAFETY: no pointers.
@@ -332,7 +342,8 @@ pub(super) fn a_pool_is_imported_where_it_was_exported(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()> {
     let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
     let imported = ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
@@ -371,7 +382,8 @@ pub(super) fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn sharing_leaves_no_descriptor_open(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn sharing_leaves_no_descriptor_open(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let round = || -> Result<()> {
         let pool = shared_pool(lab)?;
@@ -402,7 +414,8 @@ pub(super) fn sharing_leaves_no_descriptor_open(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_is_given_back_after_it_was_shared(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_is_given_back_after_it_was_shared(lab: &Lab) -> Result<()> {
     let (_calm, device) = (lab.calm(), lab.device()?);
     let stream = lab.stream()?;
     shared_pool(lab)?;

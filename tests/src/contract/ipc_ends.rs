@@ -20,7 +20,8 @@ fn for_ever(channel: &Channel) -> Result<()> {
     }
 }
 
-pub(super) fn the_exporter_may_die(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_exporter_may_die(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc_ends::the_exporter_may_die",
@@ -49,7 +50,8 @@ pub(super) fn the_exporter_may_die(lab: &Lab) -> Result<()> {
     )
 }
 
-pub(super) fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc_ends::the_exporter_may_die_before_anything_is_imported",
@@ -109,7 +111,8 @@ fn importer_dies(
     )
 }
 
-pub(super) fn the_importer_may_die_with_a_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_importer_may_die_with_a_pool(lab: &Lab) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_a_pool";
     importer_dies(lab, name, |lab, channel| {
         let _pool = channel.receive_pool(&lab.device()?)?;
@@ -118,7 +121,8 @@ pub(super) fn the_importer_may_die_with_a_pool(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn the_importer_may_die_with_a_buffer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_importer_may_die_with_a_buffer(lab: &Lab) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_a_buffer";
     importer_dies(lab, name, |lab, channel| {
         let stream = lab.stream()?;
@@ -130,7 +134,8 @@ pub(super) fn the_importer_may_die_with_a_buffer(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn the_importer_may_die_with_work_submitted(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_importer_may_die_with_work_submitted(lab: &Lab) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_work_submitted";
     importer_dies(lab, name, |lab, channel| {
         let stream = lab.stream()?;
@@ -143,7 +148,8 @@ pub(super) fn the_importer_may_die_with_work_submitted(lab: &Lab) -> Result<()> 
     })
 }
 
-pub(super) fn the_importer_may_die_before_it_imports(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_importer_may_die_before_it_imports(lab: &Lab) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_before_it_imports";
     importer_dies(lab, name, |_, channel| {
         go(channel)?;
@@ -151,7 +157,8 @@ pub(super) fn the_importer_may_die_before_it_imports(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc_ends::dropping_a_lent_buffer_waits_for_its_return",
@@ -177,7 +184,8 @@ pub(super) fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<(
     )
 }
 
-pub(super) fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Result<()> {
     two_processes(
         lab,
         "ipc_ends::an_event_outlives_the_process_that_recorded_it",
@@ -204,7 +212,8 @@ pub(super) fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Resul
     )
 }
 
-pub(super) fn a_forked_child_leaves_imports_alone(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_leaves_imports_alone(lab: &Lab) -> Result<()> {
     let (pool, context) = (shared_pool(lab)?, lab.context()?);
     let (stream, event) = (context.stream()?, context.interprocess_event()?);
     let imported = cuda_mem::ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
@@ -237,7 +246,8 @@ fn name(what: &str) -> String {
 }
 
 /// Alone, because a process that another test starts holds every socket for a moment, and so the name.
-pub(super) fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Result<()> {
     let name = name("once");
     let gone = Channel::connect(&name);
     ensure!(gone.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
@@ -261,7 +271,8 @@ pub(super) fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn a_message_has_bounds(_: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_message_has_bounds(_: &Lab) -> Result<()> {
     let (here, there) = Channel::pair()?;
     let most = vec![7; Channel::MAX_BYTES];
     here.send(&most, &[])?;
@@ -281,7 +292,8 @@ pub(super) fn a_message_has_bounds(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_was_not_expected_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_was_not_expected_is_refused(lab: &Lab) -> Result<()> {
     let (here, there) = Channel::pair()?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let invalid = |error: cuda_mem::Error| error.kind() == ErrorKind::InvalidValue;
@@ -340,7 +352,8 @@ fn stranger(name: &str) -> Result<std::process::Child> {
     command.spawn().context("no process of another user")
 }
 
-pub(super) fn a_process_of_another_user_is_turned_away(_: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_process_of_another_user_is_turned_away(_: &Lab) -> Result<()> {
     // SAFETY: no pointers.
     if unsafe { libc::geteuid() } != 0 {
         return Err(Skip("only root can start a process of another user".to_owned()).into());

@@ -11,7 +11,8 @@ use cuda_mem::{Channel, DeviceBuffer, ErrorKind};
 use super::ipc::shared_pool;
 use crate::lab::Lab;
 
-pub(super) fn word_of_one_buffer_is_not_taken_for_that_of_another(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn word_of_one_buffer_is_not_taken_for_that_of_another(lab: &Lab) -> Result<()> {
     let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
@@ -76,7 +77,8 @@ fn four_threads_wait(
     })
 }
 
-pub(super) fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab) -> Result<()> {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
         four_threads_wait(lab, |there, mut received, ends| {
             for index in order {
@@ -93,7 +95,8 @@ pub(super) fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab)
     Ok(())
 }
 
-pub(super) fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Result<()> {
     four_threads_wait(lab, |there, mut received, ends| {
         let buffer = received[2].take().context("given back twice")?;
         there.give_back(buffer)?;
@@ -111,7 +114,8 @@ pub(super) fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Resul
     })
 }
 
-pub(super) fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
     let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
@@ -143,7 +147,8 @@ pub(super) fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()
     })
 }
 
-pub(super) fn a_buffer_is_given_back_with_its_last_view_only(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_is_given_back_with_its_last_view_only(lab: &Lab) -> Result<()> {
     let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;

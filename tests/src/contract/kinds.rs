@@ -33,7 +33,8 @@ fn kinds(lab: &Lab) -> Result<Vec<(PoolBuilder, CudaVersion)>> {
     ])
 }
 
-pub(super) fn support_says_what_building_does(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn support_says_what_building_does(lab: &Lab) -> Result<()> {
     for (builder, since) in kinds(lab)? {
         let support = builder.support()?;
         ensure!(builder.support()? == support, "the answer stays");
@@ -56,7 +57,8 @@ pub(super) fn support_says_what_building_does(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let mut made = 0;
     for (builder, _) in kinds(lab)? {
@@ -80,7 +82,8 @@ pub(super) fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_of_a_host_pool_is_the_hosts(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_of_a_host_pool_is_the_hosts(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     let builder = MemoryPool::builder_at(lab.driver, Location::Host, AllocationType::Pinned);
     if let Support::No(reason) = builder.support()? {
@@ -104,7 +107,8 @@ pub(super) fn memory_of_a_host_pool_is_the_hosts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_does_not_go_together_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_does_not_go_together_is_refused(lab: &Lab) -> Result<()> {
     let (driver, device) = (lab.driver, lab.device()?);
     lab.need(13, 0)?;
     let at = |location, kind| MemoryPool::builder_at(driver, location, kind);
@@ -132,7 +136,8 @@ pub(super) fn what_does_not_go_together_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let pool = MemoryPool::builder(&device).max_size(64 << 20).build();
     if lab.need(13, 2).is_err() {
@@ -154,7 +159,8 @@ pub(super) fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
     ensure!(properties.locality_domain.is_some() == lab.need(13, 4).is_ok());
     Ok(())
 }
-pub(super) fn default_pools_are_found_by_place_and_type(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn default_pools_are_found_by_place_and_type(lab: &Lab) -> Result<()> {
     let (driver, device) = (lab.driver, lab.device()?);
     let here = Location::Device(device);
     let found = driver.default_pool_at(here, AllocationType::Pinned);

@@ -9,7 +9,8 @@ use cuda_mem::ErrorKind;
 use crate::hold::hold;
 use crate::lab::Lab;
 
-pub(super) fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let stream = lab.stream()?;
     ensure!(stream.is_done()?, "nothing is in a new stream");
@@ -21,7 +22,8 @@ pub(super) fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (stream, event) = (context.stream()?, context.event()?);
@@ -38,7 +40,8 @@ pub(super) fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let stream = context.stream()?;
@@ -65,7 +68,8 @@ pub(super) fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (first, second, third) = (context.stream()?, context.stream()?, context.stream()?);
@@ -79,7 +83,8 @@ pub(super) fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     stream.wait_for(&stream)?;
     stream.wait_for(&stream.clone())?;
@@ -87,7 +92,8 @@ pub(super) fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
@@ -106,7 +112,8 @@ pub(super) fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
@@ -123,7 +130,8 @@ pub(super) fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
@@ -144,7 +152,8 @@ pub(super) fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
@@ -160,7 +169,8 @@ pub(super) fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
     let home = lab.stream()?;
     let mut buffer = lab.pool()?.alloc::<u16>(&home, 10)?;
     let mut lent = buffer.on(&home)?;
@@ -172,7 +182,8 @@ pub(super) fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (from, to) = (context.stream()?, context.stream()?);
@@ -199,7 +210,8 @@ pub(super) fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (pool, home) = (lab.pool()?, lab.stream()?);
     let (first, second) = (lab.stream()?, lab.stream()?);
@@ -220,7 +232,8 @@ pub(super) fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     let buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
@@ -233,7 +246,8 @@ pub(super) fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn streams_fork_and_join(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn streams_fork_and_join(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (main, a, b) = (lab.stream()?, lab.stream()?, lab.stream()?);
     let held = hold(&main)?;

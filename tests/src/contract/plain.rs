@@ -22,7 +22,8 @@ fn plain(stream: &Stream, bytes: usize) -> Result<u64> {
     Ok(address)
 }
 
-pub(super) fn plain_memory_is_freed_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn plain_memory_is_freed_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let address = plain(&stream, 4000)?;
     // SAFETY: allocated above, and freed by nobody else.
@@ -42,7 +43,8 @@ pub(super) fn plain_memory_is_freed_in_the_order_of_a_stream(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn borrowed_memory_is_used_and_not_freed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn borrowed_memory_is_used_and_not_freed(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let owner = lab.pool()?.alloc_from(&stream, &[1_u8, 2, 3, 4])?;
     let dropped = Arc::new(AtomicU32::new(0));

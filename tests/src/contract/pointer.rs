@@ -6,7 +6,8 @@ use cuda_mem::sys::CUresult;
 
 use crate::lab::Lab;
 
-pub(super) fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let buffer = pool.alloc::<u8>(&stream, 1000)?;
     for inside in [0, 1, 999] {
@@ -32,7 +33,8 @@ pub(super) fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()>
 
 /// Alone, because `cuMemFree` waits for every stream of the context and keeps other threads from calling
 /// the driver meanwhile, also the one that holds the stream.
-pub(super) fn plain_memory_has_no_pool(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn plain_memory_has_no_pool(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let table = lab.driver.table();
     let allocate = table.cuMemAlloc_v2.context("no cuMemAlloc_v2")?;
@@ -53,7 +55,8 @@ pub(super) fn plain_memory_has_no_pool(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_of_the_program_is_not_known(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_of_the_program_is_not_known(lab: &Lab) -> Result<()> {
     let value = 5_u64;
     let address = std::ptr::from_ref(&value).addr() as u64;
     ensure!(lab.driver.pointer_info(address)?.is_none());

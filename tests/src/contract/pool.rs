@@ -8,7 +8,8 @@ use crate::lab::Lab;
 
 const MIB: u64 = 1 << 20;
 
-pub(super) fn a_new_pool_holds_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_new_pool_holds_nothing(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let pool = lab.pool()?;
@@ -17,7 +18,8 @@ pub(super) fn a_new_pool_holds_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut live = Vec::new();
@@ -37,7 +39,8 @@ pub(super) fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -57,7 +60,8 @@ pub(super) fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     ensure!(
         pool.release_threshold()? == ReleaseThreshold::Never,
@@ -84,7 +88,8 @@ pub(super) fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     for bits in 0..8 {
         let policy = ReusePolicy::from_bits_truncate(bits);
@@ -94,7 +99,8 @@ pub(super) fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let stream = lab.stream()?;
@@ -111,7 +117,8 @@ pub(super) fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -125,7 +132,8 @@ pub(super) fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -142,7 +150,8 @@ pub(super) fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -162,7 +171,8 @@ pub(super) fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -179,7 +189,8 @@ pub(super) fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -196,7 +207,8 @@ pub(super) fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
     let builder = MemoryPool::builder(&lab.device()?).max_size(64 * MIB);
     if lab.need(12, 2).is_err() {
         // What a driver is too old for is refused, and never sent to it.
@@ -219,7 +231,8 @@ pub(super) fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let Err(error) = MemoryPool::builder(&lab.device()?).max_size(0).build() else {
         anyhow::bail!("a pool of nothing was made");
@@ -228,7 +241,8 @@ pub(super) fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     let clone = pool.clone();
     let Err(failed) = pool.close() else {
@@ -244,7 +258,8 @@ pub(super) fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
 }
 
 /// Its memory stays with the live buffer, and another pool does not get it.
-pub(super) fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut buffer = pool.alloc_from(&stream, &[5u8; 5000])?;
     drop(pool);
@@ -257,7 +272,8 @@ pub(super) fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
 }
 
 /// Destroying it before that corrupts a driver (R26).
-pub(super) fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     lab.need(11, 3)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -282,7 +298,8 @@ pub(super) fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
 
 /// Many pools in a row that end with a live block, or with a free that has not happened: drivers that
 /// take it amiss do so some pools later.
-pub(super) fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (context, stream) = (lab.context()?, lab.stream()?);
     for round in 0..50_u8 {
@@ -306,7 +323,8 @@ pub(super) fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let first = pool.alloc_from(&stream, &[1u32; 1000])?;
     let second = pool.alloc_from(&stream, &[2u32; 1000])?;
@@ -321,7 +339,8 @@ pub(super) fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn many_threads_share_a_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn many_threads_share_a_pool(lab: &Lab) -> Result<()> {
     let (pool, context) = (lab.pool()?, lab.context()?);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8_u8)

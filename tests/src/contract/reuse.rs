@@ -43,7 +43,8 @@ fn must_be(address: u64, block: &DeviceBuffer<u8>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::NONE)?;
     let stream = lab.stream()?;
@@ -55,7 +56,8 @@ pub(super) fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::NONE)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
@@ -64,7 +66,8 @@ pub(super) fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
     must_be(address, &pool.alloc(&second, BLOCK)?)
 }
 
-pub(super) fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::NONE)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
@@ -79,7 +82,8 @@ pub(super) fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::FOLLOW_EVENT_DEPENDENCIES)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
@@ -95,7 +99,8 @@ pub(super) fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
@@ -112,7 +117,8 @@ pub(super) fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()>
     must_be(address, &pool.alloc(&second, BLOCK)?)
 }
 
-pub(super) fn an_internal_dependency_waits(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_internal_dependency_waits(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let pool = small_pool(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
     let (first, second) = (lab.stream()?, lab.stream()?);

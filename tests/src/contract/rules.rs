@@ -26,7 +26,8 @@ fn small_pool(lab: &Lab) -> Result<MemoryPool> {
 const REFUSED: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// At least what NVIDIA documents; an H200 gives 512 (R15).
-pub(super) fn addresses_suit_every_type(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn addresses_suit_every_type(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut live = Vec::new();
     for bytes in [1, 3, 255, 257, 4097, 65_537, (2 << 20) + 1] {
@@ -39,7 +40,8 @@ pub(super) fn addresses_suit_every_type(lab: &Lab) -> Result<()> {
 
 /// And every stream gets it then. The crate never frees so, because the pool goes on counting the memory
 /// (R11, R89).
-pub(super) fn the_host_may_free_pool_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_host_may_free_pool_memory(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (pool, stream, other) = (small_pool(lab)?, lab.stream()?, lab.stream()?);
     let free = lab.driver.table().cuMemFree_v2.context("no cuMemFree")?;
@@ -57,7 +59,8 @@ pub(super) fn the_host_may_free_pool_memory(lab: &Lab) -> Result<()> {
 }
 
 /// Memory whose free the host has not seen is not given back by a trim either (R18).
-pub(super) fn running_out_may_pass_after_a_synchronise(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn running_out_may_pass_after_a_synchronise(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (pool, first, second) = (small_pool(lab)?, lab.stream()?, lab.stream()?);
     drop(pool.alloc::<u8>(&first, BLOCK)?);
@@ -87,7 +90,8 @@ fn is_there_for_good(lab: &Lab, pool: &Pool) -> Result<()> {
 }
 
 /// No method does that, so the driver is asked itself (R20, R21).
-pub(super) fn default_pools_cannot_be_destroyed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn default_pools_cannot_be_destroyed(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let pool = device.default_pool()?;
     ensure!(pool.access(&device)? == Access::ReadWrite);
@@ -105,7 +109,8 @@ pub(super) fn default_pools_cannot_be_destroyed(lab: &Lab) -> Result<()> {
 }
 
 /// And nowhere else, and the default one after its end (R24, R25).
-pub(super) fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     let (driver, place) = (lab.driver, (Location::Host, AllocationType::Pinned));
     let _alone = super::default_pool::CURRENT
@@ -129,7 +134,8 @@ pub(super) fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()>
 }
 
 /// What is counted is the driver's; a high mark can only be set back (R32, R35).
-pub(super) fn numbers_cannot_be_set_and_marks_only_to_zero(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn numbers_cannot_be_set_and_marks_only_to_zero(lab: &Lab) -> Result<()> {
     use CUmemPool_attribute as A;
     lab.need(11, 3)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);

@@ -30,7 +30,8 @@ fn one_round(pool: &MemoryPool, stream: &Stream, round: u32) -> Result<[u64; 3]>
 }
 
 /// streamOrderedAllocation, first part.
-pub(super) fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let first = one_round(&pool, &stream, 1)?;
     let second = one_round(&pool, &stream, 2)?;
@@ -46,7 +47,8 @@ pub(super) fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<
 }
 
 /// streamOrderedAllocation, second part: with a synchronisation in each round.
-pub(super) fn a_threshold_keeps_memory_over_synchronisations(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_threshold_keeps_memory_over_synchronisations(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let stream = lab.stream()?;

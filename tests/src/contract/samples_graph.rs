@@ -17,7 +17,8 @@ fn expect(result: &DeviceBuffer<u32>, value: u32) -> Result<()> {
 }
 
 /// graphMemoryNodes, recorded: the result is the same as of the work without a graph, each time.
-pub(super) fn a_recorded_graph_does_what_its_stream_does(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_recorded_graph_does_what_its_stream_does(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut plain = pool.alloc_zeroed::<u32>(&stream, LEN)?;
@@ -44,7 +45,8 @@ pub(super) fn a_recorded_graph_does_what_its_stream_does(lab: &Lab) -> Result<()
 }
 
 /// graphMemoryNodes, by hand: branches with memory of their own that meet again.
-pub(super) fn branches_with_memory_meet_again(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn branches_with_memory_meet_again(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let mut graph = Graph::new(&lab.context()?)?;
@@ -75,7 +77,8 @@ pub(super) fn branches_with_memory_meet_again(lab: &Lab) -> Result<()> {
 }
 
 /// graphMemoryNodes, memory that outlives the launch: freed in a stream, or by the next launch.
-pub(super) fn memory_that_outlives_a_launch_is_freed_once(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_that_outlives_a_launch_is_freed_once(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     for kind in [Instantiate::Plain, Instantiate::AutoFree] {
@@ -133,7 +136,8 @@ fn footprint(lab: &Lab, execs: &mut [GraphExec], stream: &Stream) -> Result<u64>
 }
 
 /// graphMemoryFootprint: inside a graph, what is freed makes room for what comes after it.
-pub(super) fn blocks_that_follow_each_other_take_the_room_of_one(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn blocks_that_follow_each_other_take_the_room_of_one(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let one = footprint(lab, &mut [blocks(lab, 1, true)?], &stream)?;
@@ -145,7 +149,8 @@ pub(super) fn blocks_that_follow_each_other_take_the_room_of_one(lab: &Lab) -> R
 }
 
 /// graphMemoryFootprint: graphs of one stream share physical memory.
-pub(super) fn graphs_of_one_stream_take_the_room_of_one(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graphs_of_one_stream_take_the_room_of_one(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let stream = lab.stream()?;
     let one = footprint(lab, &mut [blocks(lab, 1, true)?], &stream)?;
@@ -161,7 +166,8 @@ pub(super) fn graphs_of_one_stream_take_the_room_of_one(lab: &Lab) -> Result<()>
 }
 
 /// graphMemoryFootprint: graphs that may run at the same time do not share.
-pub(super) fn graphs_of_several_streams_take_room_each(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graphs_of_several_streams_take_room_each(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (first, second) = (lab.stream()?, lab.stream()?);
     let (mut a, mut b) = (blocks(lab, 1, true)?, blocks(lab, 1, true)?);
@@ -178,7 +184,8 @@ pub(super) fn graphs_of_several_streams_take_room_each(lab: &Lab) -> Result<()> 
 }
 
 /// graphMemoryFootprint: memory that is left keeps its room, also through a trim.
-pub(super) fn memory_that_is_left_keeps_its_room(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_that_is_left_keeps_its_room(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let mut execs = Vec::new();

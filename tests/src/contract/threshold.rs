@@ -7,7 +7,8 @@ use crate::lab::Lab;
 
 const MIB: u64 = 1 << 20;
 
-pub(super) fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))?;
     let raised = pool.raise_release_threshold(ReleaseThreshold::Bytes(64 * MIB))?;
@@ -17,7 +18,8 @@ pub(super) fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(10 * MIB))?;
     let now = || pool.release_threshold();
@@ -40,7 +42,8 @@ pub(super) fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()> {
     let pool = lab.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(0))?;
     std::thread::scope(|scope| {
@@ -72,7 +75,8 @@ pub(super) fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _calm = lab.calm();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -89,7 +93,8 @@ pub(super) fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn handles_of_the_default_pool_share_their_scopes(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn handles_of_the_default_pool_share_their_scopes(lab: &Lab) -> Result<()> {
     let _alone = super::default_pool::CURRENT
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -13,7 +13,8 @@ use crate::lab::Lab;
 
 const LEN: usize = 1 << 20;
 
-pub(super) fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let pool = lab.pool()?;
     let mut buffer = pool.alloc_from(&stream, &pattern(LEN, 1))?;
@@ -53,7 +54,8 @@ pub(super) fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_leaked_registration_is_still_known(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_leaked_registration_is_still_known(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let mut memory = pattern(LEN, 2);
     let address = memory.as_ptr();
@@ -67,7 +69,8 @@ pub(super) fn a_leaked_registration_is_still_known(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (context, stream) = (lab.context()?, lab.stream()?);
     let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 3))?;
@@ -97,7 +100,8 @@ pub(super) fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
 }
 
 /// Nothing can be ordered with such a stream, and waiting for its context would spoil every capture there (R110).
-pub(super) fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (context, stream) = (lab.context()?, lab.stream()?);
     let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 5))?;
@@ -152,7 +156,8 @@ pub(super) fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Resu
     Ok(())
 }
 
-pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (context, stream, other) = (lab.context()?, lab.stream()?, lab.stream()?);
     let mut memory = pattern(LEN, 1);
@@ -176,7 +181,8 @@ pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn nothing_is_left(lab: &Lab) -> Result<()> {
+#[apply(case_of_sim_alone)]
+fn nothing_is_left(lab: &Lab) -> Result<()> {
     let control = lab.control()?;
     let before = control.live();
     {

@@ -32,7 +32,8 @@ macro_rules! each_kind {
     }};
 }
 
-pub(super) fn copies_of_all_sizes_arrive_in_both_directions(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn copies_of_all_sizes_arrive_in_both_directions(lab: &Lab) -> Result<()> {
     let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
     for len in SIZES {
         let bytes = pattern(len, 3);
@@ -105,7 +106,8 @@ impl Lend for cuda_mem::Registered<'static, f32> {
     }
 }
 
-pub(super) fn kernels_use_the_memory_by_its_device_address(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn kernels_use_the_memory_by_its_device_address(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
     each_kind!(context, numbers, |memory| {
@@ -114,7 +116,8 @@ pub(super) fn kernels_use_the_memory_by_its_device_address(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
     let bytes = pattern(1 << 20, 1);
@@ -134,7 +137,8 @@ pub(super) fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let (context, pool) = (lab.context()?, lab.pool()?);
     let (own, other) = (context.stream()?, context.stream()?);
@@ -157,7 +161,8 @@ pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let spin = load(&context)?.function("spin")?;
     let buffer = lab.pool()?.alloc_from(&stream, &[1u8; 1000])?;
@@ -170,7 +175,8 @@ pub(super) fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
     let (context, pool) = (lab.context()?, lab.pool()?);
     let (stream, other) = (context.stream()?, context.stream()?);
     let mut loan = context.pinned::<u32>(10)?.lend(&stream)?;
@@ -189,7 +195,8 @@ pub(super) fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_goes_from_one_stream_to_another(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_goes_from_one_stream_to_another(lab: &Lab) -> Result<()> {
     let (context, pool) = (lab.context()?, lab.pool()?);
     let mut memory = context.pinned_from(&[5u16; 3000])?;
     for round in 0..3 {

@@ -7,7 +7,8 @@ use super::{SIZES, pattern};
 use crate::lab::Lab;
 use crate::modules::kernel;
 
-pub(super) fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     for len in SIZES {
         // What was there before shows if it is not zeroed.
@@ -26,7 +27,8 @@ pub(super) fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn flags_are_kept(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn flags_are_kept(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     for flags in [
         HostFlags::empty(),
@@ -52,7 +54,8 @@ pub(super) fn flags_are_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let error = context.pinned::<u8>(1 << 50).expect_err("a pebibyte");
     ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
@@ -63,7 +66,8 @@ pub(super) fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
+#[apply(case_of_sim_alone)]
+fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let control = lab.control()?;
     control.reset();
@@ -82,7 +86,8 @@ pub(super) fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let plain = PinnedResource::new(lab.driver);
     ensure!(plain.flags() == HostFlags::PORTABLE);
@@ -95,7 +100,8 @@ pub(super) fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn pinned_memory_may_go_to_other_threads(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pinned_memory_may_go_to_other_threads(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let mut memory = context.pinned::<u32>(1000)?;
     memory.fill(3);
@@ -130,7 +136,8 @@ fn use_from(context: &Context, address: u64, words: &[u32]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_device_has_an_address_for_it(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn every_device_has_an_address_for_it(lab: &Lab) -> Result<()> {
     let contexts = lab.driver.devices()?;
     let contexts = contexts.iter().map(cuda_mem::Device::primary_context);
     let contexts = contexts.collect::<Result<Vec<_>, _>>()?;

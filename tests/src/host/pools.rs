@@ -8,12 +8,14 @@ use crate::modules::load;
 
 const COUNT: usize = 10_000;
 
-pub(super) fn a_pool_of_the_host_serves_both_sides(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_of_the_host_serves_both_sides(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     serve(lab, Location::Host)
 }
 
-pub(super) fn a_pool_of_a_node_serves_both_sides(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_pool_of_a_node_serves_both_sides(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     serve(lab, Location::HostNuma(0))
 }

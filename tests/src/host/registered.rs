@@ -24,7 +24,8 @@ pub(super) fn end(lab: &Lab, address: *const u8) -> Result<CUresult> {
     Ok(unsafe { call(address.cast_mut().cast::<c_void>()) })
 }
 
-pub(super) fn slices_of_all_sizes_are_copied(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn slices_of_all_sizes_are_copied(lab: &Lab) -> Result<()> {
     let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
     for flags in [RegisterFlags::empty(), RegisterFlags::default()] {
         for len in SIZES {
@@ -44,7 +45,8 @@ pub(super) fn slices_of_all_sizes_are_copied(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_slice_is_registered_once_at_a_time(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_slice_is_registered_once_at_a_time(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let flags = RegisterFlags::default();
     let mut memory = vec![1u8; 4 * PAGE];
@@ -68,7 +70,8 @@ pub(super) fn a_slice_is_registered_once_at_a_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let flags = RegisterFlags::default();
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
@@ -95,7 +98,8 @@ pub(super) fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
 }
 
 /// 4 would be `CU_MEMHOSTREGISTER_IOMEMORY`, for which memory has to be of another kind than the program's.
-pub(super) fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let mut memory = vec![1u8; PAGE];
     for bits in [4, 64, 4 | 3] {
@@ -121,7 +125,8 @@ pub(super) fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_box_comes_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_box_comes_back(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let bytes = pattern(3 * PAGE, 1).into_boxed_slice();
     let address = bytes.as_ptr();
@@ -149,7 +154,8 @@ pub(super) fn a_box_comes_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
     let can = lab.device()?.attribute(attribute)?.unwrap_or(0) != 0;
@@ -179,7 +185,8 @@ pub(super) fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_end_by_somebody_else_is_noticed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_end_by_somebody_else_is_noticed(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let mut memory = vec![1u8; PAGE];
     let address = memory.as_ptr();
@@ -193,7 +200,8 @@ pub(super) fn an_end_by_somebody_else_is_noticed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_driver_knows_what_is_registered(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_driver_knows_what_is_registered(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let mut memory = vec![1u8; 4 * PAGE];
     let address = memory.as_ptr().addr() as u64;
@@ -207,7 +215,8 @@ pub(super) fn the_driver_knows_what_is_registered(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn kernels_use_borrowed_memory_by_its_address(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn kernels_use_borrowed_memory_by_its_address(lab: &Lab) -> Result<()> {
     let (context, stream) = (lab.context()?, lab.stream()?);
     let copy = load(&context)?.function("copy")?;
     let mut words: Vec<u32> = (0..1000).collect();

@@ -21,7 +21,8 @@ const PAIRS: usize = if cfg!(debug_assertions) {
     1_000_000
 };
 
-pub(super) fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in LEVELS {
         begin(level);
@@ -33,7 +34,8 @@ pub(super) fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn threads_leave_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn threads_leave_nothing(lab: &Lab) -> Result<()> {
     const THREADS: usize = 8;
     let pool = lab.pool()?;
     let resource = Resource::from(lab.pool()?);
@@ -75,7 +77,8 @@ pub(super) fn threads_leave_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_end_is_noted(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_end_is_noted(lab: &Lab) -> Result<()> {
     let (device, pool) = (lab.device()?, lab.pool()?);
     let resource = Resource::from(pool.clone());
     for level in LEVELS {
@@ -132,7 +135,8 @@ pub(super) fn every_end_is_noted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
+#[apply(case_of_sim)]
+fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
     let control = lab.control()?;
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     let resource = Resource::from(lab.pool()?);
@@ -158,7 +162,8 @@ pub(super) fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in LEVELS {
@@ -178,7 +183,8 @@ pub(super) fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in LEVELS {
         begin(level);
@@ -193,7 +199,8 @@ pub(super) fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn views_are_not_listed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn views_are_not_listed(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in LEVELS {
         begin(level);

@@ -1,11 +1,10 @@
 //! The level that the environment names, in processes of their own.
 
-use std::process::Command;
-
 use anyhow::{Result, ensure};
 use cuda_mem::{Ledger, LedgerLevel};
 
 use crate::lab::Lab;
+use crate::suite;
 
 const LEVEL: &str = "CUDA_MEM_LEDGER";
 /// Says in the other process that it is the one.
@@ -13,7 +12,7 @@ const CHILD: &str = "CUDA_MEM_TEST_LEDGER_CHILD";
 
 /// What a process with this level says on its standard error stream.
 fn said_at(level: &str, test: &str) -> Result<String> {
-    let output = Command::new(std::env::current_exe()?)
+    let output = suite::again()?
         .args(["--exact", test, "--nocapture"])
         .env(LEVEL, level)
         .env(CHILD, level)
@@ -23,14 +22,15 @@ fn said_at(level: &str, test: &str) -> Result<String> {
     Ok(said)
 }
 
-pub(super) fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
     if let Ok(level) = std::env::var(CHILD) {
         ensure!(Ledger::level() == level.parse::<LedgerLevel>()?);
         let _scope = Ledger::scope();
         std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
         return Ok(());
     }
-    let test = "environment::the_environment_chooses_the_level";
+    let test = "ledger::environment::the_environment_chooses_the_level";
     let said = said_at("off", test)?;
     ensure!(!said.contains("alive"), "{said}");
     let said = said_at("bytes", test)?;
@@ -42,14 +42,15 @@ pub(super) fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
         ensure!(Ledger::report_at_exit() && Ledger::report_at_exit());
         drop(lab.pool()?.alloc::<u8>(&lab.stream()?, 2000)?);
         std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
         return Ok(());
     }
-    let test = "environment::the_end_of_the_process_is_told_of";
+    let test = "ledger::environment::the_end_of_the_process_is_told_of";
     let said = said_at("off", test)?;
     ensure!(!said.contains("alive"), "{said}");
     let said = said_at("bytes", test)?;
@@ -61,13 +62,14 @@ pub(super) fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_level_that_is_none_is_told(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_level_that_is_none_is_told(lab: &Lab) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
         drop(lab.stream()?);
         ensure!(Ledger::level() == LedgerLevel::Off);
         return Ok(());
     }
-    let said = said_at("all", "environment::a_level_that_is_none_is_told")?;
+    let said = said_at("all", "ledger::environment::a_level_that_is_none_is_told")?;
     ensure!(
         said.matches("CUDA_MEM_LEDGER is ignored").count() == 1,
         "{said}"

@@ -21,7 +21,8 @@ fn leak<T>(kind: K, bytes: usize, (object, line): (T, u32)) -> Result<()> {
     find(kind, bytes, file!(), line)
 }
 
-pub(super) fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
     let (device, stream, pool) = (lab.device()?, lab.stream()?, lab.pool()?);
     begin(LedgerLevel::Origins);
     leak(K::Buffer, 400, (pool.alloc::<u32>(&stream, 100)?, line!()))?;
@@ -65,7 +66,8 @@ pub(super) fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn containers_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn containers_are_found(lab: &Lab) -> Result<()> {
     let (stream, resource) = (lab.stream()?, Resource::from(lab.pool()?));
     begin(LedgerLevel::Origins);
     let made = (DeviceVec::<u32>::zeroed(&stream, 10)?, line!());
@@ -87,7 +89,8 @@ pub(super) fn containers_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     // The default resource's pool is nobody's to give back.
     begin(LedgerLevel::Origins);
@@ -100,7 +103,8 @@ pub(super) fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let context = device.primary_context()?;
     begin(LedgerLevel::Origins);
@@ -121,7 +125,8 @@ pub(super) fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn code_is_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn code_is_found(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     begin(LedgerLevel::Origins);
     let image = Image::ptx(PTX)?;
@@ -139,7 +144,8 @@ pub(super) fn code_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn graphs_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn graphs_are_found(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let context = lab.context()?;
     begin(LedgerLevel::Origins);
@@ -158,7 +164,8 @@ pub(super) fn graphs_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn imports_are_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn imports_are_found(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let pool = MemoryPool::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
@@ -184,7 +191,8 @@ pub(super) fn imports_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     let (context, device) = (lab.context()?, lab.device()?);
     begin(LedgerLevel::Origins);
     leak(K::PinnedMemory, 400, (context.pinned::<u32>(100)?, line!()))?;
@@ -242,7 +250,8 @@ pub(super) fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn managed_memory_is_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn managed_memory_is_found(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let resource = Resource::new(ManagedResource::new(lab.driver));
     begin(LedgerLevel::Origins);
@@ -268,7 +277,8 @@ pub(super) fn managed_memory_is_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let memory = PhysicalMemory::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
@@ -305,7 +315,8 @@ pub(super) fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let flags = RegisterFlags::default();
     begin(LedgerLevel::Origins);
@@ -323,7 +334,8 @@ pub(super) fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()>
 }
 
 /// But windows, which not every machine has.
-pub(super) fn sums_find_every_kind(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn sums_find_every_kind(lab: &Lab) -> Result<()> {
     lab.need(12, 0)?;
     let device = lab.device()?;
     let descriptor = {

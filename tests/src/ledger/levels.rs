@@ -9,7 +9,8 @@ use super::{begin, sum};
 use crate::forks::ends_well;
 use crate::lab::Lab;
 
-pub(super) fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     begin(LedgerLevel::Origins);
     let buffer = pool.alloc::<u8>(&stream, 100)?;
@@ -26,7 +27,8 @@ pub(super) fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
         .context("an unknown object has ended")
 }
 
-pub(super) fn older_objects_are_ignored_or_taken_off(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn older_objects_are_ignored_or_taken_off(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     let make = || pool.alloc::<u8>(&stream, 100);
     Ledger::enable(LedgerLevel::Off);
@@ -47,7 +49,8 @@ pub(super) fn older_objects_are_ignored_or_taken_off(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     begin(LedgerLevel::Origins);
     let mut alive = Vec::new();
@@ -101,7 +104,8 @@ pub(super) fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
 }
 
 /// What the library has handed out, and what the driver says of the pool.
-pub(super) fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
@@ -128,7 +132,8 @@ pub(super) fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_scope_tells_what_it_leaves(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_scope_tells_what_it_leaves(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = || {
@@ -170,7 +175,8 @@ pub(super) fn a_scope_tells_what_it_leaves(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     Ledger::enable(LedgerLevel::Off);
     let scope = Ledger::scope();
@@ -186,7 +192,8 @@ pub(super) fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because a fork copies only the thread that forks.
-pub(super) fn in_a_fork_nothing_is_listed(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn in_a_fork_nothing_is_listed(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, lab.pool()?);
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
         begin(level);

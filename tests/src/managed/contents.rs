@@ -61,7 +61,8 @@ fn copy_and_check(
     Ok(())
 }
 
-pub(super) fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let stream = lab.stream()?;
     let copy = kernel(&stream, "copy")?;
@@ -84,7 +85,8 @@ pub(super) fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     const COUNT: usize = 10_000;
     let stream = lab.stream()?;
@@ -111,7 +113,8 @@ pub(super) fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let copy = kernel(&stream, "copy")?;
@@ -130,7 +133,8 @@ pub(super) fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn advice_changes_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn advice_changes_nothing(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let stream = lab.stream()?;
     let copy = kernel(&stream, "copy")?;
@@ -157,7 +161,8 @@ pub(super) fn advice_changes_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let _calm = lab.calm();
     let stream = lab.stream()?;
@@ -180,7 +185,8 @@ pub(super) fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let _calm = lab.calm();
     let (stream, other) = (lab.stream()?, lab.stream()?);
@@ -203,7 +209,8 @@ pub(super) fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let _calm = lab.calm();
     let (stream, other) = (lab.stream()?, lab.stream()?);
@@ -223,7 +230,8 @@ pub(super) fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab
     Ok(())
 }
 
-pub(super) fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let stream = lab.stream()?;
     let mut resources = vec![Resource::new(StatisticsAdaptor::new(ManagedResource::new(
@@ -246,7 +254,8 @@ pub(super) fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn nothing_and_elements_of_no_size_are_fine(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn nothing_and_elements_of_no_size_are_fine(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let device = Location::Device(lab.device()?);
     let mut none = ManagedBuffer::<u32>::uninit(&stream, 0)?;

@@ -18,7 +18,8 @@ fn refused<T>(answer: cuda_mem::Result<T>, kind: ErrorKind, words: &str) -> Resu
     Ok(error)
 }
 
-pub(super) fn ranges_that_are_none_are_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn ranges_that_are_none_are_refused(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let invalid = ErrorKind::InvalidValue;
     let between = |from, to| buffer.range((from, to));
@@ -45,7 +46,8 @@ pub(super) fn ranges_that_are_none_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let invalid = ErrorKind::InvalidValue;
     for place in [Location::Anywhere, Location::Invisible] {
@@ -66,7 +68,8 @@ pub(super) fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let node = Location::HostNuma(0);
     let preferred = Advice::PreferredLocation(node);
@@ -88,7 +91,8 @@ pub(super) fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn other_memory_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn other_memory_is_refused(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for resource in [
         Resource::new(PinnedResource::new(lab.driver)),
@@ -102,7 +106,8 @@ pub(super) fn other_memory_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_captured_stream_takes_no_prefetch(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_captured_stream_takes_no_prefetch(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     need_concurrent(lab)?;
     let (stream, other) = (lab.stream()?, lab.stream()?);

@@ -12,7 +12,8 @@ fn nothing_but(info: &RangeInfo) -> bool {
     !info.read_mostly && info.preferred_location.is_none() && info.accessed_by.is_empty()
 }
 
-pub(super) fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     ensure!(
@@ -58,7 +59,8 @@ pub(super) fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     let (first, second) = (buffer.range(..LARGE / 2)?, buffer.range(LARGE / 2..)?);
@@ -85,7 +87,8 @@ pub(super) fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     // The smallest page that a host has, in the middle of the buffer, and two bytes beyond its ends.
     let (begin, end) = (LARGE / 2, LARGE / 2 + 4096);
@@ -103,7 +106,8 @@ pub(super) fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
 }
 
 /// The driver by itself takes the first of two pages only (R162).
-pub(super) fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     let border = LARGE / 2;
@@ -126,7 +130,8 @@ pub(super) fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
 }
 
 /// Small buffers begin in the middle of a page, and nothing before them is theirs.
-pub(super) fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let (stream, device) = (lab.stream()?, Location::Device(lab.device()?));
     for len in [600, 3000, 4096, 5600, 3 * 4096 - 1000] {
@@ -161,7 +166,8 @@ pub(super) fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<
 
 /// Alone, because a fork copies only the thread that forks.
 #[cfg(unix)]
-pub(super) fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     buffer.prefetch(Location::Host)?;
     // SAFETY: the child asks what needs no lock and no memory, and ends at once.
@@ -178,7 +184,8 @@ pub(super) fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     ensure!(buffer.info()?.last_prefetch.is_none());
@@ -198,7 +205,8 @@ pub(super) fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn several_may_access_it(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn several_may_access_it(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     buffer.advise(Advice::AccessedBy(device))?;
@@ -210,7 +218,8 @@ pub(super) fn several_may_access_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn journeys_are_counted(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn journeys_are_counted(lab: &Lab) -> Result<()> {
     let buffer = large(lab)?;
     let device = Location::Device(lab.device()?);
     let before = lab.device()?.traffic();
@@ -236,7 +245,8 @@ pub(super) fn journeys_are_counted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn it_goes_from_device_to_device(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn it_goes_from_device_to_device(lab: &Lab) -> Result<()> {
     need_concurrent(lab)?;
     let stream = |ordinal| lab.driver.device(ordinal)?.primary_context()?.stream();
     let (here, there) = (stream(0)?, stream(1)?);

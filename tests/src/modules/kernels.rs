@@ -12,7 +12,8 @@ use crate::lab::Lab;
 
 const COUNT: usize = 10_000;
 
-pub(super) fn a_kernel_does_what_it_says(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_kernel_does_what_it_says(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (module, stream, pool) = (load(&context)?, context.stream()?, lab.pool()?);
     let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
@@ -43,7 +44,8 @@ struct Count {
     high: u32,
 }
 
-pub(super) fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
@@ -61,7 +63,8 @@ pub(super) fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_kernel_runs_in_the_order_of_its_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_kernel_runs_in_the_order_of_its_stream(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
@@ -91,7 +94,8 @@ fn warm(function: &cuda_mem::Function) -> Result<()> {
     }
 }
 
-pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (module, pool) = (load(&context)?, lab.pool()?);
@@ -123,7 +127,8 @@ pub(super) fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let context = lab.context()?;
     let (module, pool) = (load(&context)?, lab.pool()?);
@@ -153,7 +158,8 @@ pub(super) fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
     lab.need(12, 4)?;
     let context = lab.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
@@ -177,7 +183,8 @@ pub(super) fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
@@ -233,9 +240,8 @@ pub(super) fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
 }
 
 /// The simulator knows some kernels by their names and parameters, and no others.
-pub(super) fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(
-    lab: &Lab,
-) -> Result<()> {
+#[apply(case_of_sim)]
+fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(lab: &Lab) -> Result<()> {
     lab.control()?;
     // Older drivers have no log of errors.
     lab.need(12, 9)?;
@@ -270,7 +276,8 @@ pub(super) fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reas
     Ok(())
 }
 
-pub(super) fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
@@ -280,7 +287,8 @@ pub(super) fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
     let (here, there) = (lab.context()?, lab.driver.device(1)?.primary_context()?);
     let (spin, stream) = (kernel(&here, "spin")?, there.stream()?);
     // SAFETY: refused before the driver hears of it.
@@ -290,7 +298,8 @@ pub(super) fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
     let fill = kernel(&lab.context()?, "fill")?;
     let most = fill.max_threads()?;
     ensure!((32..=1024).contains(&most), "{most} threads");
@@ -307,7 +316,8 @@ pub(super) fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
     let start = Instant::now();
@@ -321,7 +331,8 @@ pub(super) fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let context = lab.context()?;
     let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
@@ -340,7 +351,8 @@ pub(super) fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn code_that_goes_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn code_that_goes_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let context = lab.context()?;
     for mode in [

@@ -7,7 +7,8 @@ use cuda_mem::{ErrorKind, Image, Launch};
 use super::{PTX, kernel, load};
 use crate::lab::Lab;
 
-pub(super) fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let wrong = PTX.replace(".param .u32 value", ".param .teapot value");
     let error = context
@@ -30,7 +31,8 @@ pub(super) fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     for (text, with) in [(".version 7.0", ".version 99.0"), ("sm_70", "sm_999")] {
         let image = Image::ptx(&PTX.replace(text, with))?;
@@ -44,7 +46,8 @@ pub(super) fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
+#[apply(case_of_sim)]
+fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
     lab.control()?;
     let context = lab.context()?;
     for (text, with, why) in [
@@ -91,7 +94,8 @@ pub(super) fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     for text in ["", "hello", "{ }"] {
         let error = context.load(&Image::ptx(text)?).expect_err("it is refused");
@@ -100,7 +104,8 @@ pub(super) fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
     let module = load(&lab.context()?)?;
     let error = module.function("teapot").expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::NotFound, "{error}");
@@ -115,7 +120,8 @@ pub(super) fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
     lab.need(12, 0)?;
     let library = lab.driver.load_library(&Image::ptx(PTX)?)?;
     ensure!(library.devices().is_empty());
@@ -139,7 +145,8 @@ pub(super) fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it looks at what the whole process has loaded.
-pub(super) fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let live = || lab.control().ok().map(|control| control.live());
     let before = live();
@@ -162,7 +169,8 @@ pub(super) fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
     lab.need(12, 4)?;
     let fill = kernel(&lab.context()?, "fill")?;
     fill.preload()?;
@@ -213,7 +221,8 @@ fn linked(lab: &Lab) -> Result<Vec<u8>> {
     Ok(binary)
 }
 
-pub(super) fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
     let binary = linked(lab)?;
     let context = lab.context()?;
     let stream = context.stream()?;
@@ -245,7 +254,8 @@ pub(super) fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn nothing_of_this_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn nothing_of_this_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let table = lab.driver.table();
     let current = || -> Result<usize> {

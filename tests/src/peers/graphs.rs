@@ -19,7 +19,8 @@ fn refused(exec: &mut GraphExec, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -> Result<()> {
     let Pair {
         devices,
         contexts,
@@ -48,7 +49,8 @@ pub(super) fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -
 }
 
 /// What a launch leaves is used in the stream of the launch, and no other device is given access to it.
-pub(super) fn what_a_graph_leaves_stays_with_its_device(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn what_a_graph_leaves_stays_with_its_device(lab: &Lab) -> Result<()> {
     let Pair {
         contexts, streams, ..
     } = pair(lab)?;

@@ -23,7 +23,8 @@ fn ensure_kept(pool: &MemoryPool, device: Device) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let Pair {
         devices, streams, ..
@@ -58,7 +59,8 @@ pub(super) fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Result<()> {
     let Pair {
         devices, streams, ..
     } = pair(lab)?;
@@ -76,7 +78,9 @@ pub(super) fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Res
 }
 
 /// What it gets it can use; else it gets nothing, by an error of ours.
-pub(super) fn a_thread_that_allocates_meanwhile_loses_nothing(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_thread_that_allocates_meanwhile_loses_nothing(lab: &Lab) -> Result<()> {
+    crate::run::calls_by_chance();
     const ROUNDS: usize = 200;
     let _calm = lab.calm();
     let Pair {

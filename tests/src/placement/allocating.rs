@@ -26,7 +26,8 @@ fn ensure_all(lab: &Lab, seen: &[PlacementKind]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     let (devices, machine) = alone(lab)?;
     let mut seen = Vec::new();
@@ -98,7 +99,8 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
     Ok(())
 }
 
-pub(super) fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let (stream, node) = (lab.stream()?, Location::HostNuma(0));
     let mut memory = MappedMemory::builder_at(lab.driver, node)
@@ -120,7 +122,8 @@ pub(super) fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
 }
 
 /// Named late, but given before the device's: fills cross from one part into the next.
-pub(super) fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let (stream, node) = (lab.stream()?, Location::HostNuma(0));
     let mut memory = MappedMemory::builder_at(lab.driver, node)
@@ -139,7 +142,8 @@ pub(super) fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> R
     Ok(())
 }
 
-pub(super) fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
     const LEN: usize = 1000;
     let (devices, machine) = alone(lab)?;
     let [fill, copy] = ["fill", "copy"].map(|name| kernel(&lab.context()?, name));
@@ -167,7 +171,8 @@ pub(super) fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     const MIB: usize = 1 << 20;
     let (devices, machine) = alone(lab)?;
@@ -208,7 +213,8 @@ pub(super) fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
     let (devices, mut machine) = alone(lab)?;
     let least = machine.devices[0].granularity;
     if !machine.devices[0].virtual_memory {
@@ -232,7 +238,8 @@ pub(super) fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
     lab.need(13, 0)?;
     let (devices, machine) = alone(lab)?;
     let stream = lab.stream()?;
@@ -259,7 +266,8 @@ pub(super) fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
 }
 
 /// Both devices and, where it may, the host use memory of each kind, from each of them as its home.
-pub(super) fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
     const LEN: usize = 5 << 20;
     let devices = lab.driver.devices()?[..2].to_vec();
     let machine = Machine::gather(&devices)?;

@@ -7,7 +7,8 @@ use super::allocating::alone;
 use super::kinds::{self, Way};
 use crate::lab::Lab;
 
-pub(super) fn every_kind_is_freed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_kind_is_freed(lab: &Lab) -> Result<()> {
     let (devices, machine) = alone(lab)?;
     for (request, machine, _) in kinds::all(&machine, 1000) {
         let way = Way::new(lab, &devices, &machine, &request)?;
@@ -19,7 +20,8 @@ pub(super) fn every_kind_is_freed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
     let (devices, machine) = alone(lab)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         let way = Way::new(lab, &devices, &machine, &request)?;
@@ -46,7 +48,8 @@ pub(super) fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn placements_share_pools(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn placements_share_pools(lab: &Lab) -> Result<()> {
     let (devices, machine) = alone(lab)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         let way = Way::new(lab, &devices, &machine, &request)?;
@@ -91,7 +94,8 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) -> Result<()> {
     let (devices, machine) = alone(lab)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::HostPool | K::HostNuma { pool: true, .. }) {
@@ -102,7 +106,8 @@ pub(super) fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) ->
     Ok(())
 }
 
-pub(super) fn a_holder_does_not_take_the_access_of_a_peer(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_holder_does_not_take_the_access_of_a_peer(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?[..2].to_vec();
     let machine = Machine::gather(&devices)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {

@@ -13,7 +13,8 @@ use super::kinds::Way;
 use crate::lab::Lab;
 use crate::vmm::pattern;
 
-pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
     const LEN: usize = 5 << 20;
     let (devices, machine) = alone(lab)?;
     let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
@@ -83,7 +84,8 @@ pub(super) fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
     let (devices, mut machine) = alone(lab)?;
     machine.devices[0].dma_buf = true;
     let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
@@ -103,7 +105,8 @@ pub(super) fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
 }
 
 /// Also what no element of the owner shows.
-pub(super) fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
     let (devices, mut machine) = alone(lab)?;
     machine.devices[0].dma_buf = true;
     machine.devices[0].gpu_direct_virtual_memory = false;

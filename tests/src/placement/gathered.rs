@@ -18,7 +18,8 @@ fn place(lab: &Lab, request: PlacementRequest) -> Result<Placement> {
     Ok(request.home(home).place(&machine(lab)?)?)
 }
 
-pub(super) fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?;
     let machine = machine(lab)?;
     ensure!(machine.devices.len() == devices.len());
@@ -79,7 +80,8 @@ pub(super) fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?;
     let machine = machine(lab)?;
     for (from, device) in devices.iter().enumerate() {
@@ -102,7 +104,8 @@ pub(super) fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
     for access in [
         AccessPattern::GpuOnly,
         AccessPattern::GpuMostly,
@@ -127,7 +130,8 @@ pub(super) fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_place_in_a_pool_can_be_taken(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_place_in_a_pool_can_be_taken(lab: &Lab) -> Result<()> {
     lab.need(11, 2)?;
     let request = PlacementRequest::bytes((5 << 20) + 1).lifetime(Lifetime::Short);
     let placement = place(lab, request)?;
@@ -138,7 +142,8 @@ pub(super) fn a_place_in_a_pool_can_be_taken(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
     let request = PlacementRequest::bytes(100).access(AccessPattern::GpuWritesCpuReads);
     let placement = place(lab, request)?;
     let pinned = PlacementKind::PinnedHost {
@@ -161,7 +166,8 @@ pub(super) fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn gathering_makes_no_context(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn gathering_makes_no_context(lab: &Lab) -> Result<()> {
     let machine = machine(lab)?;
     PlacementRequest::bytes(1).place(&machine)?;
     for device in lab.driver.devices()? {

@@ -57,7 +57,8 @@ fn number_from(variable: &str, default: u64) -> Result<u64> {
 /// # Errors
 ///
 /// The broken rule, with the steps that lead to it.
-pub fn sequences(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn sequences(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let default = match lab.backend {
         Backend::Sim => 5000,

@@ -13,7 +13,8 @@ use cuda_mem::{
 
 use crate::lab::Lab;
 
-pub(super) fn a_limit_holds_for_all_threads_together(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_limit_holds_for_all_threads_together(lab: &Lab) -> Result<()> {
     let limited = Arc::new(LimitAdaptor::new(lab.pool()?, 10_000));
     let resource = Resource::from(limited.clone());
     let had = AtomicU64::new(0);
@@ -49,7 +50,8 @@ pub(super) fn a_limit_holds_for_all_threads_together(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let resource = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
     let live = resource.alloc::<u8>(&stream, 600)?;
@@ -77,7 +79,8 @@ pub(super) fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn statistics_count_bytes_and_allocations(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn statistics_count_bytes_and_allocations(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
     let resource = Resource::from(counted.clone());
@@ -102,7 +105,8 @@ pub(super) fn statistics_count_bytes_and_allocations(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn scopes_count_their_own_thread_and_nest(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn scopes_count_their_own_thread_and_nest(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
     let other = Arc::new(StatisticsAdaptor::new(lab.pool()?));
@@ -145,7 +149,8 @@ pub(super) fn scopes_count_their_own_thread_and_nest(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_is_alive_is_known_with_its_line(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_alive_is_known_with_its_line(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let tracked = Arc::new(TrackingAdaptor::new(lab.pool()?));
     // Under another adaptor and a trait object: the line is that of the program all the same.
@@ -170,7 +175,8 @@ pub(super) fn what_is_alive_is_known_with_its_line(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn backtraces_are_taken_on_request(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn backtraces_are_taken_on_request(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let tracked = Arc::new(TrackingAdaptor::new(lab.pool()?).with_backtraces());
     let _buffer = Resource::from(tracked.clone()).alloc::<u8>(&stream, 1)?;
@@ -203,7 +209,8 @@ impl Page {
     }
 }
 
-pub(super) fn a_log_ends_with_the_request_that_failed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_log_ends_with_the_request_that_failed(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let page = Page::default();
     let resource = Resource::new(LoggingAdaptor::new(lab.pool()?, page.clone()));
@@ -232,7 +239,8 @@ pub(super) fn a_log_ends_with_the_request_that_failed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()> {
     struct Full;
     impl Write for Full {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -255,7 +263,8 @@ pub(super) fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&asked);
@@ -275,7 +284,8 @@ pub(super) fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
     for (alignment, threshold) in [(1, 0), (256, 0), (512, 0), (4096, 0), (1 << 21, 1000)] {
@@ -306,7 +316,8 @@ pub(super) fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn managed_memory_is_moved_and_other_memory_is_not(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn managed_memory_is_moved_and_other_memory_is_not(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let managed = PrefetchAdaptor::new(ManagedResource::new(lab.driver));
     let mut buffer = Resource::new(managed).alloc::<u32>(&stream, 1 << 20)?;

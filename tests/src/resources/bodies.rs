@@ -38,7 +38,8 @@ pub(super) fn for_each(
     }
 }
 
-pub(super) fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |subject, resource| {
         for bytes in [0, 4, KIB, MIB, GIB] {
@@ -56,7 +57,8 @@ pub(super) fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<(
     })
 }
 
-pub(super) fn memory_is_as_it_is_described(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_is_as_it_is_described(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     for_each(lab, |_, resource| {
         let properties = resource.memory_properties();
@@ -104,7 +106,8 @@ impl Draw {
 }
 
 /// First all allocations, then all frees.
-pub(super) fn random_sizes_come_and_go(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn random_sizes_come_and_go(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
         let mut draw = Draw(1);
@@ -127,7 +130,8 @@ pub(super) fn random_sizes_come_and_go(lab: &Lab) -> Result<()> {
 }
 
 /// Allocations and frees in any order; what is live keeps its bytes.
-pub(super) fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
         let mut draw = Draw(2);
@@ -151,7 +155,8 @@ pub(super) fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
 }
 
 /// One thread allocates and fills on its stream, another reads and frees on its own.
-pub(super) fn a_producer_hands_over_to_a_consumer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_producer_hands_over_to_a_consumer(lab: &Lab) -> Result<()> {
     let (ours, theirs) = (lab.stream()?, lab.stream()?);
     for_each(lab, |_, resource| {
         let (send, receive) = channel::<DeviceBuffer<u32>>();
@@ -177,7 +182,8 @@ pub(super) fn a_producer_hands_over_to_a_consumer(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         thread::scope(|scope| {
             let work = |value: u8| {
@@ -201,7 +207,8 @@ pub(super) fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         let stream = lab.stream()?;
         let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
@@ -213,7 +220,8 @@ pub(super) fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
 }
 
 /// Its last handle of this test; the driver's context lives as long as the buffer in any case.
-pub(super) fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         let context = lab.context()?;
         let stream = context.stream()?;
@@ -226,7 +234,8 @@ pub(super) fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because elsewhere other tests keep the context. Each round's context ends with its last buffer.
-pub(super) fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     for subject in subjects(lab)? {
         // Stacks have nothing to do with contexts.
@@ -247,7 +256,8 @@ pub(super) fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let own = lab.context()?.per_thread_stream();
     for_each(lab, |_, resource| {
@@ -264,7 +274,8 @@ pub(super) fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     for_each(lab, |_, resource| {
         let mut buffer = resource.alloc_zeroed::<u32>(&stream, 1000)?;
@@ -287,7 +298,8 @@ pub(super) fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn a_buffer_keeps_its_resource(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_keeps_its_resource(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
         let counted = Arc::new(StatisticsAdaptor::new(resource));
@@ -303,7 +315,8 @@ pub(super) fn a_buffer_keeps_its_resource(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because some frees block every call of the process while they wait (R96).
-pub(super) fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
         // Of the device: a copy inside the host's memory would wait itself.
@@ -327,7 +340,8 @@ pub(super) fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because a capture forbids things to the whole process.
-pub(super) fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         let (stream, captured) = (lab.stream()?, lab.stream()?);
         for mode in [
@@ -347,7 +361,8 @@ pub(super) fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<(
 }
 
 /// Alone, because a capture forbids things to the whole process.
-pub(super) fn a_buffer_is_given_back_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_buffer_is_given_back_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
     for_each(lab, |_, resource| {
         let stream = lab.stream()?;
         let counted = Arc::new(StatisticsAdaptor::new(resource));

@@ -6,7 +6,8 @@ use cuda_mem::{DeviceScalar, DeviceVec, ErrorKind, LimitAdaptor, Resource};
 use crate::hold::hold;
 use crate::lab::Lab;
 
-pub(super) fn a_vector_grows_and_keeps_its_elements(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_vector_grows_and_keeps_its_elements(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let mut vec = DeviceVec::<u32>::new(&stream)?;
     ensure!(vec.is_empty() && vec.capacity() == 0 && vec.as_raw() == 0);
@@ -36,7 +37,8 @@ pub(super) fn a_vector_grows_and_keeps_its_elements(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn room_is_as_asked(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn room_is_as_asked(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let mut vec = DeviceVec::<u64>::with_capacity(&stream, 10)?;
     ensure!(vec.capacity() == 10 && vec.is_empty());
@@ -59,7 +61,8 @@ pub(super) fn room_is_as_asked(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_vector_that_cannot_grow_is_as_it_was(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_vector_that_cannot_grow_is_as_it_was(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let resource = Resource::new(LimitAdaptor::new(lab.device()?.default_resource()?, 1000));
     let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[7_u8; 400])?;
@@ -82,7 +85,8 @@ pub(super) fn a_vector_that_cannot_grow_is_as_it_was(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn vectors_are_copied_in_the_order_of_their_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn vectors_are_copied_in_the_order_of_their_streams(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let first = DeviceVec::from_slice(&stream, &[1_u16, 2, 3])?;
     let clone = first.try_clone()?;
@@ -107,7 +111,8 @@ pub(super) fn vectors_are_copied_in_the_order_of_their_streams(lab: &Lab) -> Res
     Ok(())
 }
 
-pub(super) fn growing_does_not_wait(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn growing_does_not_wait(lab: &Lab) -> Result<()> {
     let (stream, pool) = (lab.stream()?, Resource::new(lab.pool()?));
     let mut vec = DeviceVec::<u32>::with_capacity_in(&pool, &stream, 100)?;
     vec.resize(100, 1)?;
@@ -122,7 +127,8 @@ pub(super) fn growing_does_not_wait(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn elements_of_no_size_take_no_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_of_no_size_take_no_memory(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let mut vec = DeviceVec::<[u8; 0]>::zeroed(&stream, 1000)?;
     vec.extend_from_slice(&[[]; 7])?;
@@ -131,7 +137,8 @@ pub(super) fn elements_of_no_size_take_no_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_scalar_is_read_and_set(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_scalar_is_read_and_set(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let mut scalar = DeviceScalar::new(&stream, 1.5_f64)?;
     ensure!(scalar.value()? == 1.5 && scalar.len() == 1);

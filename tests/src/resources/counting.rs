@@ -153,7 +153,8 @@ impl Stack {
 
 /// While one thread is stopped on its way through `deallocate`, another one allocates as much as the limit
 /// lets it.
-pub(super) fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
     use Layer::{Limit, Statistics, Stop, Tracking};
     use When::{After, Before};
 
@@ -208,7 +209,8 @@ pub(super) fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
 }
 
 /// The same of threads that nobody stops.
-pub(super) fn statistics_of_many_threads_never_exceed_a_limit(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn statistics_of_many_threads_never_exceed_a_limit(lab: &Lab) -> Result<()> {
     crate::run::calls_by_chance();
     use Layer::{Limit, Statistics, Tracking};
 

@@ -11,7 +11,8 @@ use cuda_mem::{
 
 use crate::lab::Lab;
 
-pub(super) fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     ensure!(device.strategy()? == Strategy::Pool);
     ensure!(device.strategy()?.to_string() == "memory pool");
@@ -26,7 +27,8 @@ pub(super) fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it captures, and because the first question counts.
-pub(super) fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let (_, asked) = stream.capture(CaptureMode::Global, |_| Ok(device.strategy()))?;
     let asked = asked.map_err(|error| error.kind());
@@ -43,7 +45,8 @@ pub(super) fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
 }
 
 /// Alone: it is a setting of the process.
-pub(super) fn the_current_resource_is_set_for_all_threads(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn the_current_resource_is_set_for_all_threads(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let default = device.default_resource()?;
     ensure!(device.current_resource()? == default);
@@ -63,7 +66,8 @@ pub(super) fn the_current_resource_is_set_for_all_threads(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn a_scope_is_of_one_thread_and_nests(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_scope_is_of_one_thread_and_nests(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let make = || Ok::<_, anyhow::Error>(Resource::new(lab.pool()?));
     let (first, second, third) = (make()?, make()?, make()?);

@@ -95,7 +95,8 @@ impl Kept {
     }
 }
 
-pub(super) fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
     // Statistics of pools.
     lab.need(11, 3)?;
     let _calm = lab.calm();
@@ -157,7 +158,8 @@ pub(super) fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Res
     Ok(())
 }
 
-pub(super) fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
     // Statistics of pools.
     lab.need(11, 3)?;
     let _calm = lab.calm();
@@ -203,7 +205,8 @@ pub(super) fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
 }
 
 /// Whoever waits last, all is back when the last wait has returned. Waits of other tests would give back too.
-pub(super) fn threads_that_wait_at_a_time_give_all_back(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn threads_that_wait_at_a_time_give_all_back(lab: &Lab) -> Result<()> {
     const THREADS: usize = 4;
     let _calm = lab.calm();
     let arena = Arena::builder(&lab.device()?)

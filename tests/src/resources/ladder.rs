@@ -15,7 +15,8 @@ use cuda_mem::{
 use crate::hold::hold;
 use crate::lab::Lab;
 
-pub(super) fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let ladder = Ladder::new()
@@ -57,7 +58,8 @@ pub(super) fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
 }
 
 /// Each remedy does what it says: the request is served as soon as it did.
-pub(super) fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
     lab.need(11, 3)?;
     let _pressure = lab.pressure();
     let (pool, stream) = (lab.pool()?, lab.stream()?);
@@ -96,7 +98,8 @@ pub(super) fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it holds a stream.
-pub(super) fn waiting_waits(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn waiting_waits(lab: &Lab) -> Result<()> {
     let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
     for (ladder, busy) in [
         (Ladder::new().wait_for_stream(), &stream),
@@ -126,7 +129,8 @@ pub(super) fn waiting_waits(lab: &Lab) -> Result<()> {
 
 /// With no reuse allowed, what another stream has freed serves only once the host has seen it. Alone,
 /// because frees of memory that is no pool's wait for the device, and then the host has seen it.
-pub(super) fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let _pressure = lab.pressure();
     let (first, second) = (lab.stream()?, lab.stream()?);
@@ -148,7 +152,8 @@ pub(super) fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it holds a stream: waiting is never done unless it was asked for.
-pub(super) fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let held = hold(&stream)?;
     let ladder = Ladder::new()
@@ -163,7 +168,8 @@ pub(super) fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let limited = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
     let cache: Arc<Mutex<Vec<DeviceBuffer<u8>>>> = Arc::default();
@@ -196,7 +202,8 @@ pub(super) fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let ladder = Ladder::new().callback(|_| panic!("it is not out of memory"));
     let failed: Result<(), Error> = ladder.recover(&pool, &stream, || {
@@ -206,7 +213,8 @@ pub(super) fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_full_card_recovers(lab: &Lab) -> Result<()> {
+#[apply(case_of_full_card)]
+fn a_full_card_recovers(lab: &Lab) -> Result<()> {
     const GIB: u64 = 1 << 30;
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let context = stream.context().clone();

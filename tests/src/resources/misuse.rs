@@ -15,7 +15,8 @@ fn serves(resource: &Resource, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_cannot_be_had_is_refused_and_harmless(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_had_is_refused_and_harmless(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
@@ -36,7 +37,8 @@ pub(super) fn what_cannot_be_had_is_refused_and_harmless(lab: &Lab) -> Result<()
     })
 }
 
-pub(super) fn the_largest_sizes_do_not_wrap(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_largest_sizes_do_not_wrap(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
     let stream = lab.stream()?;
     let just_under = [0, 1, 2, 255, 256, 257, 511, 512, 4095, 4096, 4097];
@@ -67,7 +69,8 @@ pub(super) fn the_largest_sizes_do_not_wrap(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn memory_of_another_resource_is_not_given_out_of_hand(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_of_another_resource_is_not_given_out_of_hand(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for_each(lab, |_, resource| {
         let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;

@@ -66,7 +66,8 @@ unsafe impl MemoryResource for Own {
     }
 }
 
-pub(super) fn a_refused_free_changes_nothing_and_may_be_tried_again(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_refused_free_changes_nothing_and_may_be_tried_again(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let own = Own::new(lab)?;
     let limited = Arc::new(LimitAdaptor::new(own.clone(), 1 << 30));
@@ -131,7 +132,8 @@ impl Write for Page {
 }
 
 /// The memory was given back before the panic, so it must not be given back again.
-pub(super) fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let own = Own::new(lab)?;
     let buffer = Resource::from(own.clone()).alloc::<u8>(&stream, 1000)?;
@@ -163,7 +165,8 @@ pub(super) fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Resul
 
 /// Alone, because it captures. What waits for the end of a capture is not given back from inside a call
 /// of the resource, which holds its lock there.
-pub(super) fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let own = Own::new(lab)?;
     let resource = Resource::from(own.clone());
@@ -187,7 +190,8 @@ pub(super) fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Res
 
 /// Alone, because a fork copies only the thread that forks. What waits to be written is the parent's, and
 /// locks may be held for ever.
-pub(super) fn a_forked_child_leaves_adaptors_alone(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_leaves_adaptors_alone(lab: &Lab) -> Result<()> {
     let path = std::env::temp_dir().join(format!("cuda-mem-log-{}.csv", std::process::id()));
     let stream = lab.stream()?;
     let logged = Arc::new(LoggingAdaptor::to_file(lab.pool()?, &path)?);

@@ -22,7 +22,8 @@ fn fill(arena: &Arena, stream: &Stream, bytes: u64) -> Result<cuda_mem::DeviceBu
     Ok(kept)
 }
 
-pub(super) fn others_get_what_an_arena_does_not_use(lab: &Lab) -> Result<()> {
+#[apply(case_of_full_card)]
+fn others_get_what_an_arena_does_not_use(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let other = lab.stream()?;
     let context = stream.context().clone();

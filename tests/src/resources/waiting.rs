@@ -50,7 +50,8 @@ fn require_out_of_memory<T>(answer: cuda_mem::Result<T>) -> Result<Error> {
     Ok(error)
 }
 
-pub(super) fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
     crate::run::calls_by_chance();
     let (limited, resource) = limited(lab, LONG)?;
     let counted = Arc::new(StatisticsAdaptor::new(resource));
@@ -74,7 +75,8 @@ pub(super) fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
     let (limited, resource) = limited(lab, LONG)?;
     let stream = lab.stream()?;
     let (first, second) = (
@@ -104,7 +106,8 @@ pub(super) fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
     let (limited, resource) = limited(lab, SHORT)?;
     ensure!(limited.wait_timeout() == Some(SHORT));
     let stream = lab.stream()?;
@@ -138,7 +141,8 @@ pub(super) fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
 }
 
 /// It would not end, so that it must not begin.
-pub(super) fn what_cannot_be_waited_for_fails_at_once(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_waited_for_fails_at_once(lab: &Lab) -> Result<()> {
     let (limited, resource) = limited(lab, LONG)?;
     let stream = lab.stream()?;
     let all = resource.alloc::<u8>(&stream, 1000)?;
@@ -206,7 +210,8 @@ unsafe impl MemoryResource for Failing {
 }
 
 /// A thread that has waited gets its bytes, and upstream fails or panics: the next thread in the queue is woken.
-pub(super) fn an_upstream_that_fails_makes_way(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_upstream_that_fails_makes_way(lab: &Lab) -> Result<()> {
     for failure in [Failure::Error, Failure::Panic] {
         let upstream = Arc::new(Failing {
             pool: lab.pool()?,
@@ -276,7 +281,8 @@ unsafe impl MemoryResource for Greedy {
     }
 }
 
-pub(super) fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
     let greedy = Arc::new(Greedy {
         pool: lab.pool()?,
         above: OnceLock::new(),
@@ -304,7 +310,8 @@ pub(super) fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because it captures.
-pub(super) fn a_thread_that_captures_does_not_wait(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_thread_that_captures_does_not_wait(lab: &Lab) -> Result<()> {
     let (limited, resource) = limited(lab, LONG)?;
     let (captured, stream) = (lab.stream()?, lab.stream()?);
     let ladder = Ladder::new().wait_for_others(LONG);
@@ -341,7 +348,8 @@ pub(super) fn a_thread_that_captures_does_not_wait(lab: &Lab) -> Result<()> {
 }
 
 /// Alone, because a fork copies only the thread that forks: the threads that wait are the parent's.
-pub(super) fn nothing_waits_in_a_fork(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn nothing_waits_in_a_fork(lab: &Lab) -> Result<()> {
     let (limited, resource) = limited(lab, LONG)?;
     let stream = lab.stream()?;
     let all = resource.alloc::<u8>(&stream, 1000)?;
@@ -372,7 +380,8 @@ pub(super) fn nothing_waits_in_a_fork(lab: &Lab) -> Result<()> {
 }
 
 /// The memory comes back only after two requests were refused.
-pub(super) fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let limited = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
     let all = limited.alloc::<u8>(&stream, 1000)?;
@@ -394,7 +403,8 @@ pub(super) fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
     })
 }
 
-pub(super) fn waiting_for_others_ends(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn waiting_for_others_ends(lab: &Lab) -> Result<()> {
     let (pool, stream) = (lab.pool()?, lab.stream()?);
     let asked = AtomicU32::new(0);
     let refuse = || -> cuda_mem::Result<()> {

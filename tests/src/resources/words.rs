@@ -79,7 +79,8 @@ fn errors(lab: &Lab) -> Result<Vec<(Error, &'static str)>> {
         .collect())
 }
 
-pub(super) fn errors_name_things_in_words(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn errors_name_things_in_words(lab: &Lab) -> Result<()> {
     for (error, part) in errors(lab)? {
         let text = error.to_string();
         ensure!(text.contains(part), "no {part:?} in {text}");

@@ -3,9 +3,11 @@
 //! devices that are there.
 
 mod child;
+mod devices;
+mod machines;
 mod values;
 
-use std::process::{Command, Output};
+use std::process::Output;
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice, sys};
 
 use crate::lab::{Backend, Lab, Skip, sim_path};
-use crate::run;
+use crate::{run, suite};
 
 pub use child::play;
 
@@ -79,7 +81,7 @@ impl Machine {
     }
 
     fn start(self, scene: &str, value: Option<&str>, last: usize) -> Result<Output> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = suite::command("visible")?;
         command
             .env(SCENE, scene)
             .env(LAST, last.to_string())
@@ -132,7 +134,7 @@ impl Machine {
 /// # Errors
 ///
 /// If the driver shows anything else than the parser says.
-pub fn the_driver_shows_what_the_parser_says(machine: Machine) -> Result<()> {
+fn the_driver_shows_what_the_parser_says(machine: Machine) -> Result<()> {
     let devices = machine.devices()?;
     println!("{} devices: {devices:?}", devices.len());
     compare(machine, &devices, values::of(&devices))
@@ -144,7 +146,7 @@ pub fn the_driver_shows_what_the_parser_says(machine: Machine) -> Result<()> {
 /// # Errors
 ///
 /// As there.
-pub fn instances_are_shown_as_the_parser_says(
+fn instances_are_shown_as_the_parser_says(
     whole: Machine,
     machine: Machine,
     instances: &[Option<u32>],
@@ -240,7 +242,7 @@ fn places(shown: &[String], machine: &[Identity]) -> Vec<String> {
 /// # Errors
 ///
 /// If it is not so.
-pub fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
+fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
     let text = machine.play("changed", Some("0"))?;
     ensure!(
         text.contains(
@@ -256,7 +258,7 @@ pub fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
 /// # Errors
 ///
 /// If the driver does not see what was set, or it is set too late.
-pub fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machine) -> Result<()> {
+fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machine) -> Result<()> {
     let all = machine.devices()?;
     let last = all.last().context("no device")?;
     let text = machine.play_on("set", None, all.len() - 1)?;
@@ -270,7 +272,7 @@ pub fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machin
 /// # Errors
 ///
 /// If that is not noticed.
-pub fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Result<()> {
+fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Result<()> {
     let text = machine.play("second", Some("0"))?;
     ensure!(
         text.contains("the driver shows 1 devices, and CUDA_VISIBLE_DEVICES=-1 leaves at most 0"),
@@ -284,7 +286,7 @@ pub fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Resu
 /// # Errors
 ///
 /// If it is not.
-pub fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Result<()> {
+fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Result<()> {
     let text = machine.play("none", Some("-1"))?;
     ensure!(text.contains("before the first use of CUDA"), "{text}");
     Ok(())
@@ -295,7 +297,7 @@ pub fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Resu
 /// # Errors
 ///
 /// If it does not.
-pub fn a_device_that_is_not_there_quotes_the_variable(machine: Machine) -> Result<()> {
+fn a_device_that_is_not_there_quotes_the_variable(machine: Machine) -> Result<()> {
     let count = machine.devices()?.len();
     let beyond = count.to_string();
     let none = "when the driver was initialised and leaves no device";
@@ -358,7 +360,7 @@ pub fn a_device_that_is_not_there_quotes_the_variable(machine: Machine) -> Resul
 /// # Errors
 ///
 /// If the program says anything else.
-pub fn a_machine_without_a_device_says_so(machine: Machine) -> Result<()> {
+fn a_machine_without_a_device_says_so(machine: Machine) -> Result<()> {
     let text = machine.failure(None, 0)?;
     for part in ["(100)", "CUDA_VISIBLE_DEVICES was not set", "nvidia-smi"] {
         ensure!(text.contains(part), "no {part:?} in {text}");

@@ -33,7 +33,8 @@ fn empty<T: Pod>(lab: &Lab, reserve: u64) -> Result<GrowableBuffer<T>> {
     Ok(memory.into_buffer::<T>(&lab.stream()?, 0)?)
 }
 
-pub(super) fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
     let mut buffer = empty::<Point>(lab, 16 << 20)?;
     let (address, mut maps) = (buffer.as_raw(), buffer.traffic().maps);
     let (mut expected, mut capacity) = (Vec::new(), buffer.capacity());
@@ -63,7 +64,8 @@ pub(super) fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
     let mut buffer = empty::<u64>(lab, 4 << 20)?;
     let (capacity, traffic) = (buffer.capacity(), buffer.traffic());
     buffer.extend_from_slice(&[])?;
@@ -75,7 +77,8 @@ pub(super) fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()> {
     let device = Location::Device(lab.device()?);
     for place in places(lab)? {
         let builder = MappedMemory::builder_at(lab.driver, place);
@@ -92,7 +95,8 @@ pub(super) fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
     let mut buffer = empty::<u16>(lab, 1)?;
     let (capacity, most) = (buffer.capacity(), buffer.max_len());
     buffer.extend_from_slice(&vec![5; capacity - 1])?;
@@ -116,7 +120,8 @@ pub(super) fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     let other = lab.stream()?;
     let mut buffer = empty::<u32>(lab, 16 << 20)?;
@@ -138,7 +143,8 @@ pub(super) fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, device) = (lab.stream()?, lab.device()?);
     for mode in [

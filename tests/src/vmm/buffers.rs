@@ -11,7 +11,8 @@ use cuda_mem::{
 use crate::hold::hold;
 use crate::lab::Lab;
 
-pub(super) fn mapping_and_unmapping_again_changes_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn mapping_and_unmapping_again_changes_nothing(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let memory = MappedMemory::builder(&lab.device()?).map(1)?;
     let mut buffer = memory.into_buffer::<u32>(&stream, 100)?;
@@ -47,7 +48,8 @@ unsafe impl Zeroable for Vast {}
 // SAFETY: as above.
 unsafe impl Pod for Vast {}
 
-pub(super) fn elements_that_want_another_address_are_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_that_want_another_address_are_refused(lab: &Lab) -> Result<()> {
     let (stream, device) = (lab.stream()?, lab.device()?);
     // Side by side, so that they cannot all be aligned by chance.
     let all = (0..3).map(|_| MappedMemory::builder(&device).map(1));
@@ -70,7 +72,8 @@ pub(super) fn elements_that_want_another_address_are_refused(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let builder = MappedMemory::builder(&lab.device()?).reserve(64 << 20);
     let memory = builder.map(1)?;
@@ -100,7 +103,8 @@ pub(super) fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let memory = MappedMemory::builder(&lab.device()?).map(1)?;
     let room = memory.size_bytes() as usize;
@@ -141,7 +145,8 @@ pub(super) fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Resul
     Ok(())
 }
 
-pub(super) fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let least = PhysicalMemory::builder(&device).granularity()?.minimum;
     let stream = lab.stream()?;
@@ -163,7 +168,8 @@ pub(super) fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let _calm = lab.calm();
     let level = Ledger::enable(LedgerLevel::Bytes);
@@ -193,7 +199,8 @@ pub(super) fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn buffers_that_were_exchanged_do_not_change(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn buffers_that_were_exchanged_do_not_change(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let make = || -> Result<_> {
         let memory = MappedMemory::builder(&lab.device()?)

@@ -31,7 +31,8 @@ fn is_capturing<T>(result: Result<T, Error>) -> bool {
     result.is_err_and(|error| error.kind() == ErrorKind::Capturing)
 }
 
-pub(super) fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream, other) = (lab.device()?, lab.stream()?, lab.stream()?);
     for mode in MODES {
@@ -54,7 +55,8 @@ pub(super) fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-pub(super) fn a_buffer_of_the_captured_stream_ends_afterwards(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_of_the_captured_stream_ends_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let level = Ledger::enable(LedgerLevel::Bytes);
@@ -94,7 +96,8 @@ impl Drop for Owner {
     }
 }
 
-pub(super) fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     for mode in MODES {
@@ -114,7 +117,8 @@ pub(super) fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()
     Ok(())
 }
 
-pub(super) fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
     let to = Location::Device(device);

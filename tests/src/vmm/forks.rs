@@ -7,7 +7,8 @@ use crate::forks::ends_well;
 use crate::lab::Lab;
 
 /// Alone, because a fork copies only the thread that forks.
-pub(super) fn a_forked_child_leaves_mapped_memory_alone(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_forked_child_leaves_mapped_memory_alone(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let place = Location::Device(device);
     let physical = PhysicalMemory::builder(&device).create(1)?;

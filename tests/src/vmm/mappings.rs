@@ -20,7 +20,8 @@ fn bytes_at(
     unsafe { DeviceBuffer::borrow_raw(stream, address, len, owner) }
 }
 
-pub(super) fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
     for place in places(lab)? {
         let builder = PhysicalMemory::builder_at(lab.driver, place);
         let granularity = builder.granularity()?;
@@ -42,7 +43,8 @@ pub(super) fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
     let place = Location::Device(lab.device()?);
     let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
     let range = AddressRange::reserve(lab.driver, 1, 0)?;
@@ -62,7 +64,8 @@ pub(super) fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let place = Location::Device(lab.device()?);
     let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
@@ -93,7 +96,8 @@ pub(super) fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
     let place = Location::Device(lab.device()?);
     let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
     let step = memory.size_bytes();
@@ -126,7 +130,8 @@ pub(super) fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let place = Location::Device(lab.device()?);
     let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
@@ -152,7 +157,8 @@ pub(super) fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
 }
 
 /// Mapped memory is made as physical memory alone is.
-pub(super) fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
     let device = lab.device()?;
     let ask = lab.driver.table().cuMemGetAllocationPropertiesFromHandle;
     let ask = ask.context("not in this driver")?;
@@ -178,7 +184,8 @@ pub(super) fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     let make = || PhysicalMemory::builder(&device).create(1);
     let (first, second) = (make()?, make()?);
@@ -219,7 +226,8 @@ pub(super) fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_of_the_host_is_mapped_for_devices(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_of_the_host_is_mapped_for_devices(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let stream = lab.stream()?;
     let node = Location::HostNuma(0);

@@ -54,7 +54,8 @@ fn device_of(place: Location) -> Option<Device> {
     }
 }
 
-pub(super) fn every_size_and_place_keeps_its_bytes(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn every_size_and_place_keeps_its_bytes(lab: &Lab) -> Result<()> {
     let (device, stream) = (lab.device()?, lab.stream()?);
     for place in places(lab)? {
         every_size_goes(&stream, &[device], place, &places(lab)?)?;
@@ -63,7 +64,8 @@ pub(super) fn every_size_and_place_keeps_its_bytes(lab: &Lab) -> Result<()> {
 }
 
 /// Every size on every pair of devices, in both directions, and the other device uses the address.
-pub(super) fn a_buffer_moves_between_devices(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_buffer_moves_between_devices(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?;
     let all: Vec<Location> = devices.iter().copied().map(Location::Device).collect();
     for (from, to) in pairs(&devices) {
@@ -98,7 +100,8 @@ fn pairs(devices: &[Device]) -> Vec<(Device, Device)> {
 }
 
 /// The stream's device has access only while it copies.
-pub(super) fn whoever_copies_needs_no_access_of_their_own(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn whoever_copies_needs_no_access_of_their_own(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let device = Location::Device(lab.device()?);
     for place in places(lab)?.into_iter().skip(1) {
@@ -116,7 +119,8 @@ pub(super) fn whoever_copies_needs_no_access_of_their_own(lab: &Lab) -> Result<(
 }
 
 /// Two devices: the one that copies has no access to what it copies, nor gets it.
-pub(super) fn a_device_copies_what_is_not_its_own(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn a_device_copies_what_is_not_its_own(lab: &Lab) -> Result<()> {
     for (from, to) in pairs(&lab.driver.devices()?) {
         let (here, there) = (
             from.primary_context()?.stream()?,
@@ -135,7 +139,8 @@ pub(super) fn a_device_copies_what_is_not_its_own(lab: &Lab) -> Result<()> {
 }
 
 /// Memory in parts on several devices becomes one part.
-pub(super) fn striped_memory_moves_to_one_place(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn striped_memory_moves_to_one_place(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?;
     let stream = lab.stream()?;
     let own = lab.device()?;
@@ -161,7 +166,8 @@ fn seen_by_host(memory: &MappedMemory, len: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(here, len) }.to_vec()
 }
 
-pub(super) fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let stream = lab.stream()?;
     let (device, host) = (Location::Device(lab.device()?), Location::HostNuma(0));
@@ -191,7 +197,8 @@ pub(super) fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<(
     Ok(())
 }
 
-pub(super) fn access_is_given_later(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn access_is_given_later(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let stream = lab.stream()?;
     let (device, host) = (Location::Device(lab.device()?), Location::HostNuma(0));
@@ -216,7 +223,8 @@ pub(super) fn access_is_given_later(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let memory = MappedMemory::builder(&lab.device()?)
         .reserve(16 << 20)

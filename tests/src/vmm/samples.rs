@@ -12,11 +12,13 @@ use crate::lab::Lab;
 use crate::modules::kernel;
 use crate::two::{Other, go, two_processes, wait};
 
-pub(super) fn vectors_lie_on_one_device(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn vectors_lie_on_one_device(lab: &Lab) -> Result<()> {
     vectors_lie_on(lab, &[lab.device()?])
 }
 
-pub(super) fn vectors_lie_on_two_devices(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn vectors_lie_on_two_devices(lab: &Lab) -> Result<()> {
     let devices = lab.driver.devices()?;
     vectors_lie_on(lab, &devices[..2])?;
     vectors_lie_on(lab, &[devices[1], devices[0]])
@@ -63,12 +65,14 @@ fn vectors_lie_on(lab: &Lab, devices: &[Device]) -> Result<()> {
 }
 
 /// As in memMapIPCDrv: each process has memory on a device, imports that of all others, and runs a kernel over each.
-pub(super) fn memory_goes_to_another_process(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_goes_to_another_process(lab: &Lab) -> Result<()> {
     let name = "samples::memory_goes_to_another_process";
     processes_share(lab, name, |lab| Ok(vec![lab.device()?]))
 }
 
-pub(super) fn memory_of_each_device_goes_to_all_processes(lab: &Lab) -> Result<()> {
+#[apply(case_of_two)]
+fn memory_of_each_device_goes_to_all_processes(lab: &Lab) -> Result<()> {
     let name = "samples::memory_of_each_device_goes_to_all_processes";
     processes_share(lab, name, |lab| Ok(lab.driver.devices()?))
 }

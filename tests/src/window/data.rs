@@ -19,7 +19,8 @@ fn unlimited(kind: WindowKind) -> WindowOptions {
         .read_limit(usize::MAX)
 }
 
-pub(super) fn data_validation(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn data_validation(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let expected = walking_bit(BYTES);
     for kind in kinds(&stream)? {
@@ -89,7 +90,8 @@ fn offsets(
     Ok(())
 }
 
-pub(super) fn elements_of_all_sizes_arrive_at_once(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn elements_of_all_sizes_arrive_at_once(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     macro_rules! check {
         ($kind:expr, $($type:ty = $value:expr;)*) => {$({
@@ -116,7 +118,8 @@ pub(super) fn elements_of_all_sizes_arrive_at_once(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn beyond_the_limits_the_driver_copies(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn beyond_the_limits_the_driver_copies(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let bytes = walking_bit(300_000);
     for kind in kinds(&stream)? {

@@ -15,7 +15,8 @@ use crate::lab::{Backend, Lab, Skip};
 /// A page of any host that this runs on.
 const PAGE: usize = 4096;
 
-pub(super) fn a_device_says_what_it_offers(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_device_says_what_it_offers(lab: &Lab) -> Result<()> {
     let offers = lab.device()?.gpu_direct()?;
     let capabilities = lab.device()?.capabilities()?;
     ensure!(
@@ -34,7 +35,8 @@ fn need_dma_bufs(lab: &Lab) -> Result<()> {
     Err(Skip("the device gives no dma-bufs".to_owned()).into())
 }
 
-pub(super) fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
     need_dma_bufs(lab)?;
     let stream = lab.stream()?;
     let plain = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
@@ -104,7 +106,8 @@ fn map(shown: &impl AsFd, bytes: usize) -> Result<i32> {
     Ok(0)
 }
 
-pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
     need_dma_bufs(lab)?;
     let stream = lab.stream()?;
     let buffer = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
@@ -121,7 +124,8 @@ pub(super) fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result
     Ok(())
 }
 
-pub(super) fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let plain = Resource::new(DirectResource::new(lab.device()?));
     let mut buffer = plain.alloc::<u8>(&stream, 2 << 20)?;
@@ -136,7 +140,8 @@ pub(super) fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn writes_of_others_are_flushed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn writes_of_others_are_flushed(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let offers = lab.device()?.gpu_direct()?;
     for scope in [FlushScope::Owner, FlushScope::AllDevices] {

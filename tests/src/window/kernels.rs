@@ -45,7 +45,8 @@ fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_running_kernel_answers_stores(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_running_kernel_answers_stores(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let direct = kinds(&stream)?.into_iter();
     for kind in direct.filter(|kind| kind.is_direct()) {
@@ -54,6 +55,7 @@ pub(super) fn a_running_kernel_answers_stores(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_running_kernel_answers_copies(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_running_kernel_answers_copies(lab: &Lab) -> Result<()> {
     ask(lab, WindowKind::Copies)
 }

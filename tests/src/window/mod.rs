@@ -12,31 +12,6 @@ use bytemuck::Pod;
 use cuda_mem::{DeviceBuffer, ErrorKind, MappedMemory, Stream, Window, WindowKind, WindowOptions};
 
 use crate::lab::Lab;
-use crate::run::Test;
-use crate::{tests, tests_alone};
-
-/// All of them. The names of gdrcopy's sanity tests are kept where one is carried over.
-#[must_use]
-pub fn all() -> Vec<Test> {
-    let mut all = tests! {
-        opening: basic, unaligned_mapping, small_buffers_mapping, mix_mappings, child_thread_opens_a_window,
-            a_window_waits_for_the_streams, a_window_is_listed_and_goes, what_is_outside_is_refused,
-            no_bytes_are_a_window_too, other_buffers_go_on_beside_it;
-        data: data_validation, elements_of_all_sizes_arrive_at_once, beyond_the_limits_the_driver_copies;
-        refusals: what_cannot_be_had_is_said, preferences_are_kept, a_capture_is_not_disturbed,
-            a_wish_for_a_mapping_holds_for_memory_of_the_host,
-            memory_that_the_host_may_not_touch_is_copied, combined_memory_is_told_so;
-        gpu_direct: a_device_says_what_it_offers, a_dma_buf_is_as_long_as_its_pages,
-            a_dma_buf_can_be_mapped_if_the_device_says_so, memory_is_told_to_wait_for_copies,
-            writes_of_others_are_flushed;
-    };
-    all.extend(tests_alone! {
-        kernels: a_running_kernel_answers_stores, a_running_kernel_answers_copies;
-        opening: windows_for_copies_come_and_go_beside_other_work;
-        refusals: a_capture_of_somebody_else_is_not_disturbed;
-    });
-    all
-}
 
 /// Every kind of window that can be had here, with memory that suits it.
 fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {

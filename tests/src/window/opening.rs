@@ -12,7 +12,8 @@ use super::{kinds, mapped, memory, open, walking_bit};
 use crate::hold::hold;
 use crate::lab::Lab;
 
-pub(super) fn basic(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn basic(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 1000)?;
@@ -54,7 +55,8 @@ pub(super) fn basic(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn unaligned_mapping(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn unaligned_mapping(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u8>(&stream, kind, 300_000)?;
@@ -81,7 +83,8 @@ pub(super) fn unaligned_mapping(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn small_buffers_mapping(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn small_buffers_mapping(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffers = Vec::new();
@@ -105,7 +108,8 @@ pub(super) fn small_buffers_mapping(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn mix_mappings(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn mix_mappings(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let kinds = kinds(&stream)?;
     let mut buffers = Vec::new();
@@ -137,7 +141,8 @@ pub(super) fn mix_mappings(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u64>(&stream, kind, 100)?;
@@ -159,7 +164,8 @@ pub(super) fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let mut buffer = memory::<u32>(&stream, WindowKind::HostMapped, 1000)?;
     for value in 1..20 {
@@ -189,7 +195,8 @@ pub(super) fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let scope = Ledger::scope();
     for kind in kinds(&stream)? {
@@ -206,7 +213,8 @@ pub(super) fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 10)?;
@@ -248,7 +256,8 @@ pub(super) fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let mut none = WindowOptions::new().alloc::<u32>(&stream, 0)?;
     let mut window = WindowOptions::new().open(&mut none)?;
@@ -263,7 +272,8 @@ pub(super) fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 100)?;
@@ -287,7 +297,8 @@ pub(super) fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn windows_for_copies_come_and_go_beside_other_work(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn windows_for_copies_come_and_go_beside_other_work(lab: &Lab) -> Result<()> {
     let context = lab.context()?;
     let (stream, other) = (context.stream()?, context.stream()?);
     let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 100)?;

@@ -10,7 +10,8 @@ use super::{kinds, memory, open};
 use crate::foreign;
 use crate::lab::Lab;
 
-pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let has = kinds(&stream)?;
     // Large enough to have pages of its own.
@@ -70,7 +71,8 @@ pub(super) fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn preferences_are_kept(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let mut host = memory::<u32>(&stream, WindowKind::HostMapped, 100)?;
     ensure!(WindowOptions::new().open(&mut host)?.kind() == WindowKind::HostMapped);
@@ -111,7 +113,8 @@ pub(super) fn preferences_are_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let mut host = memory::<u32>(&other, WindowKind::HostMapped, 100)?;
     let mut device = memory::<u32>(&other, WindowKind::Copies, 100)?;
@@ -139,7 +142,8 @@ pub(super) fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<()> {
     lab.need(12, 2)?;
     let stream = lab.stream()?;
     for (of_host, expected) in [
@@ -163,7 +167,8 @@ pub(super) fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<
     Ok(())
 }
 
-pub(super) fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     for (flags, expected) in [
         (HostFlags::PORTABLE, MappingKind::Cached),
@@ -182,7 +187,8 @@ pub(super) fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Result<()> {
     let stream = lab.stream()?;
     let kinds = [MappingKind::WriteCombining, MappingKind::Cached];
     for kind in kinds {
@@ -211,7 +217,8 @@ pub(super) fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Re
     Ok(())
 }
 
-pub(super) fn a_capture_of_somebody_else_is_not_disturbed(lab: &Lab) -> Result<()> {
+#[apply(case_alone)]
+fn a_capture_of_somebody_else_is_not_disturbed(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (captured, stream) = (lab.stream()?, lab.stream()?);
     let options = WindowOptions::new().only([WindowKind::HostMapped]);

@@ -1,0 +1,72 @@
+//! Memory resources on two devices.
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{
+    DeviceVec, DirectResource, ErrorKind, ManagedResource, MemoryResource as _, PinnedResource,
+    PrefetchAdaptor, Resource, Stream,
+};
+
+use crate::lab::Lab;
+
+fn streams(lab: &Lab) -> Result<[Stream; 2]> {
+    let stream = |ordinal| lab.driver.device(ordinal)?.primary_context()?.stream();
+    Ok([stream(0)?, stream(1)?])
+}
+
+#[apply(case_of_two)]
+fn a_resource_is_of_its_device(lab: &Lab) -> Result<()> {
+    let [here, there] = streams(lab)?;
+    for resource in [
+        here.device().default_resource()?,
+        Resource::new(DirectResource::new(here.device())),
+    ] {
+        ensure!(resource.memory_properties().reaches(here.device()));
+        ensure!(!resource.memory_properties().reaches(there.device()));
+        ensure!(resource.alloc_from(&here, &[1_u8, 2])?.to_vec()? == [1, 2]);
+        let Err(error) = resource.alloc::<u8>(&there, 100) else {
+            bail!("{resource:?} served a device that does not reach it");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
+        ensure!(there.device().set_current_resource(&resource).is_err());
+    }
+    ensure!(here.device().default_resource()? != there.device().default_resource()?);
+    Ok(())
+}
+
+/// Written by one device, read by the other, at one address.
+#[apply(case_of_two)]
+fn memory_of_everybody_serves_both_devices(lab: &Lab) -> Result<()> {
+    let [here, there] = streams(lab)?;
+    for resource in [
+        Resource::new(PinnedResource::new(lab.driver)),
+        Resource::new(ManagedResource::new(lab.driver)),
+        Resource::new(PrefetchAdaptor::new(ManagedResource::new(lab.driver))),
+    ] {
+        for (first, second) in [(&here, &there), (&there, &here)] {
+            ensure!(resource.memory_properties().reaches(second.device()));
+            let mut buffer = resource.alloc::<u32>(first, 100_000)?;
+            buffer.fill(1)?;
+            buffer.on(second)?.fill(2)?;
+            ensure!(buffer.to_vec()? == vec![2; 100_000]);
+            let buffer = buffer.move_to(second)?;
+            ensure!(buffer.to_vec()? == vec![2; 100_000]);
+            buffer.free()?;
+        }
+    }
+    Ok(())
+}
+
+#[apply(case_of_two)]
+fn each_device_has_its_own_current_resource(lab: &Lab) -> Result<()> {
+    let [here, there] = streams(lab)?;
+    let pinned = Resource::new(PinnedResource::new(lab.driver));
+    let _scope = here.device().use_resource(&pinned)?;
+    let (near, far) = (
+        DeviceVec::<u8>::zeroed(&here, 100)?,
+        DeviceVec::<u8>::zeroed(&there, 100)?,
+    );
+    ensure!(near.resource() == &pinned && near.device().is_none());
+    ensure!(far.device() == Some(there.device()));
+    ensure!(near.to_vec()? == far.to_vec()?);
+    Ok(())
+}

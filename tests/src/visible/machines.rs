@@ -1,0 +1,33 @@
+//! The same on simulated machines: with eight devices, with one, and with MIG.
+
+use anyhow::Result;
+
+use super::Machine;
+use crate::lab::Lab;
+
+#[apply(case_of_sim)]
+fn eight_devices_are_shown_as_the_parser_says(lab: &Lab) -> Result<()> {
+    super::the_driver_shows_what_the_parser_says(Machine::of(lab, &[("CUDA_SIM_DEVICES", "8")]))
+}
+
+#[apply(case_of_sim)]
+fn one_device_is_shown_as_the_parser_says(lab: &Lab) -> Result<()> {
+    super::the_driver_shows_what_the_parser_says(Machine::of(lab, &[("CUDA_SIM_DEVICES", "1")]))
+}
+
+#[apply(case_of_sim)]
+fn a_machine_without_a_device_is_told_apart_from_a_variable(lab: &Lab) -> Result<()> {
+    super::a_machine_without_a_device_says_so(Machine::of(lab, &[("CUDA_SIM_DEVICES", "0")]))
+}
+
+#[apply(case_of_sim)]
+fn instances_are_shown_as_the_parser_says(lab: &Lab) -> Result<()> {
+    super::instances_are_shown_as_the_parser_says(
+        Machine::of(lab, &[("CUDA_SIM_DEVICES", "4")]),
+        Machine::of(
+            lab,
+            &[("CUDA_SIM_DEVICES", "4"), ("CUDA_SIM_MIG", "1:3,2:0,3:1")],
+        ),
+        &[None, Some(3), Some(0), Some(1)],
+    )
+}

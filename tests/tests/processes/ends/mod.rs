@@ -1,0 +1,388 @@
+//! The end of a process, and of things that others own: each in a process of its own, on the driver
+//! that the other tests use. No crash, no hang, no panic, and what could not be freed is counted.
+
+mod deferred;
+mod hooks;
+
+use std::cell::RefCell;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream, drop_counts};
+use cuda_mem_tests::hold::hold;
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::resources::subjects;
+use cuda_mem_tests::run;
+
+/// Names the scene that is played in this process.
+const SCENE: &str = "CUDA_MEM_TEST_SCENE";
+
+/// Longer than any scene takes, also where starting a driver takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a scene's process printed and how it ended.
+#[derive(Debug)]
+struct End {
+    code: Option<i32>,
+    output: String,
+}
+
+/// Plays a scene in a process of its own.
+fn play(lab: &Lab, scene: &str) -> Result<End> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .env(SCENE, scene)
+        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name());
+    let output = run::output_within(&mut command, PATIENCE).with_context(|| scene.to_owned())?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok(End {
+        code: output.status.code(),
+        output: String::from_utf8_lossy(&text).into_owned(),
+    })
+}
+
+/// The scene must end with 0 and say `line`.
+fn ends_well(lab: &Lab, scene: &str, line: &str) -> Result<()> {
+    let end = play(lab, scene)?;
+    ensure!(
+        end.code == Some(0) && end.output.lines().any(|found| found == line),
+        "{scene}: {end:?}, and not {line:?}"
+    );
+    Ok(())
+}
+
+mod process {
+    use super::*;
+
+    #[apply(case)]
+    fn a_static_keeps_its_buffer_to_the_end(lab: &Lab) -> Result<()> {
+        ends_well(lab, "static", "kept")
+    }
+
+    #[apply(case)]
+    fn a_thread_local_of_the_main_thread_frees_or_counts(lab: &Lab) -> Result<()> {
+        ends_well(lab, "main_thread_local", "at the end: 0 failures")
+    }
+
+    #[apply(case)]
+    fn a_thread_local_of_a_thread_frees_when_that_ends(lab: &Lab) -> Result<()> {
+        ends_well(lab, "thread_local", "used 0, 0 failures, 0 too late")
+    }
+
+    #[apply(case)]
+    fn a_drop_after_the_driver_has_shut_down_is_harmless(lab: &Lab) -> Result<()> {
+        ends_well(lab, "after_the_driver", "at the end: 0 failures")
+    }
+
+    #[apply(case)]
+    fn leaving_while_threads_allocate_does_not_hang(lab: &Lab) -> Result<()> {
+        ends_well(lab, "busy_threads", "leaving")
+    }
+
+    #[apply(case)]
+    fn a_panic_frees_what_it_unwinds(lab: &Lab) -> Result<()> {
+        let end = play(lab, "panic")?;
+        ensure!(
+            end.code == Some(101) && end.output.contains("on purpose"),
+            "{end:?}"
+        );
+        ensure!(end.output.contains("unwound: used 0"), "{end:?}");
+        Ok(())
+    }
+
+    #[apply(case)]
+    fn a_panic_in_a_hook_does_not_spread(lab: &Lab) -> Result<()> {
+        ends_well(lab, "hook", "0 panics came out")
+    }
+
+    #[apply(case)]
+    fn a_hook_may_use_the_arena_that_it_is_told_of(lab: &Lab) -> Result<()> {
+        ends_well(lab, "arena_in_a_hook", "told: true, trimmed: true")
+    }
+}
+
+mod others {
+    use super::*;
+
+    #[apply(case)]
+    fn a_context_that_somebody_reset_is_a_typed_error(lab: &Lab) -> Result<()> {
+        ends_well(lab, "reset", "typed errors, 0 failures")
+    }
+
+    #[apply(case)]
+    fn a_context_that_somebody_released_is_a_typed_error(lab: &Lab) -> Result<()> {
+        ends_well(lab, "released", "typed errors, 0 failures")
+    }
+}
+
+mod waiting {
+    use super::*;
+
+    #[apply(case)]
+    fn an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends(lab: &Lab) -> Result<()> {
+        ends_well(lab, "shared_context", "synchronised, 0 wait, 0 failures")
+    }
+
+    #[apply(case)]
+    fn an_idle_stream_is_synchronised_while_a_pool_of_an_ended_context_is_in_use(
+        lab: &Lab,
+    ) -> Result<()> {
+        let line = "synchronised, 1 and then 0 wait, 0 failures";
+        ends_well(lab, "pool_in_use", line)
+    }
+
+    #[apply(case)]
+    fn an_arena_ends_inside_a_call_of_its_own_upstream(lab: &Lab) -> Result<()> {
+        ends_well(lab, "inside_deallocate", "given back, 0 wait, 0 failures")
+    }
+}
+
+mod resources {
+    use super::*;
+
+    #[apply(case)]
+    fn buffers_of_every_resource_survive_the_loss_of_their_context(lab: &Lab) -> Result<()> {
+        ends_well(lab, "resources_reset", "every resource went on, 0 failures")
+    }
+}
+
+/// What is played in the children.
+mod scenes {
+    use super::*;
+
+    static KEPT: OnceLock<Mutex<DeviceBuffer<u8>>> = OnceLock::new();
+
+    thread_local! {
+        static OWN: RefCell<Option<Last>> = const { RefCell::new(None) };
+    }
+
+    /// Says at its end how many drops have failed, after its buffer is gone.
+    struct Last(Option<DeviceBuffer<u8>>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            drop(self.0.take());
+            println!("at the end: {} failures", drop_counts().failures);
+        }
+    }
+
+    pub(super) fn play(scene: &str, lab: &'static Lab) -> Result<()> {
+        match scene {
+            "static" => keep_in_a_static(lab),
+            "main_thread_local" => {
+                let last = Last(Some(lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?));
+                OWN.with(|own| own.replace(Some(last)));
+                Ok(())
+            }
+            "thread_local" => keep_in_a_thread(lab),
+            "after_the_driver" => drop_after_the_driver(lab),
+            "busy_threads" => leave_in_the_middle(lab),
+            "panic" => panic_with_a_buffer(lab),
+            "hook" => hooks::panic_in_a_hook(lab),
+            "arena_in_a_hook" => hooks::use_an_arena_in_a_hook(lab),
+            "reset" => lose_the_context(lab, true),
+            "released" => lose_the_context(lab, false),
+            "resources_reset" => lose_the_context_of_resources(lab),
+            "shared_context" => super::deferred::end_beside_an_idle_stream(lab),
+            "pool_in_use" => super::deferred::end_with_a_pool_in_use(lab),
+            "inside_deallocate" => super::deferred::end_inside_deallocate(lab),
+            other => bail!("no scene {other:?}"),
+        }
+    }
+
+    fn keep_in_a_static(lab: &Lab) -> Result<()> {
+        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+        KEPT.get_or_init(|| Mutex::new(buffer));
+        println!("kept");
+        Ok(())
+    }
+
+    fn keep_in_a_thread(lab: &Lab) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let last = Last(Some(pool.alloc_zeroed(&stream, 1000)?));
+                OWN.with(|own| own.replace(Some(last)));
+                anyhow::Ok(())
+            });
+            thread.join().map_err(|_| anyhow::anyhow!("panicked"))?
+        })?;
+        // A scope may end before the thread's own values are gone; the free says when.
+        let began = Instant::now();
+        while pool.stats()?.used.current > 0 && began.elapsed() < PATIENCE / 2 {
+            std::thread::yield_now();
+        }
+        let counts = drop_counts();
+        println!(
+            "used {}, {} failures, {} too late",
+            pool.stats()?.used.current,
+            counts.failures,
+            counts.too_late
+        );
+        Ok(())
+    }
+
+    static LATE: Mutex<Option<Last>> = Mutex::new(None);
+
+    extern "C" fn drop_late() {
+        if let Ok(mut late) = LATE.lock() {
+            drop(late.take());
+        }
+    }
+
+    /// `main` registered [`drop_late`] before the driver was loaded, so it runs after what the
+    /// driver has registered.
+    fn drop_after_the_driver(lab: &Lab) -> Result<()> {
+        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+        *LATE.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(Last(Some(buffer)));
+        Ok(())
+    }
+
+    pub(super) fn before_the_driver(scene: &str) {
+        if scene == "after_the_driver" {
+            // SAFETY: the handler is a function of this program, which is there to the end.
+            unsafe { libc::atexit(drop_late) };
+        }
+    }
+
+    fn leave_in_the_middle(lab: &'static Lab) -> Result<()> {
+        static STARTED: AtomicBool = AtomicBool::new(false);
+        let pool = lab.pool()?;
+        for _ in 0..4 {
+            let (pool, stream) = (pool.clone(), lab.stream()?);
+            std::thread::spawn(move || {
+                loop {
+                    // At the very end the driver refuses, which is the point.
+                    let buffer = pool.alloc::<u8>(&stream, 1000);
+                    STARTED.store(true, Ordering::Relaxed);
+                    drop(buffer);
+                }
+            });
+        }
+        while !STARTED.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        println!("leaving");
+        Ok(())
+    }
+
+    fn panic_with_a_buffer(lab: &Lab) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        struct Tell(cuda_mem::MemoryPool);
+        impl Drop for Tell {
+            fn drop(&mut self) {
+                let used = self.0.stats().map(|stats| stats.used.current);
+                println!("unwound: used {}", used.unwrap_or(u64::MAX));
+            }
+        }
+        let _tell = Tell(pool.clone());
+        let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
+        let other = lab.stream()?;
+        let _lent = buffer.on(&other)?;
+        panic!("on purpose");
+    }
+
+    /// The arena has marked the place up to which a busy stream uses a block, and has not seen it reached.
+    fn mark_a_busy_stream(arena: &Resource, lab: &Lab) -> Result<[Stream; 2]> {
+        let (busy, idle) = (lab.stream()?, lab.stream()?);
+        let held = hold(&busy)?;
+        drop(arena.alloc::<u8>(&busy, 1 << 20)?);
+        drop(arena.alloc::<u8>(&idle, 1 << 20)?);
+        drop(held);
+        // Not by waiting for it, which the arena would hear of.
+        while !busy.is_done()? {
+            std::thread::yield_now();
+        }
+        Ok([busy, idle])
+    }
+
+    /// Somebody resets the context while every resource has a buffer in it. Nothing crashes, and with a new
+    /// context the same resources serve again.
+    fn lose_the_context_of_resources(lab: &Lab) -> Result<()> {
+        let device = lab.device()?;
+        let resources: Vec<Resource> = subjects(lab)?
+            .iter()
+            .filter(|subject| !subject.name.contains(" over "))
+            .map(|subject| subject.make(lab))
+            .collect::<Result<_>>()?;
+        let stream = lab.stream()?;
+        let mut live = Vec::new();
+        for resource in &resources {
+            live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
+        }
+        stream.synchronize()?;
+        let arena = Resource::from(Arena::builder(&device).build()?);
+        let marked = mark_a_busy_stream(&arena, lab)?;
+        let end = lab.driver.table().cuDevicePrimaryCtxReset_v2;
+        let end = end.context("no reset")?;
+        // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
+        ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+        drop((live, stream, marked));
+        let counts = drop_counts();
+        ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
+        for resource in resources.iter().chain([&arena]) {
+            let stream = lab.stream()?;
+            let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
+            ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
+            buffer.free()?;
+        }
+        let failures = drop_counts().failures;
+        println!("every resource went on, {failures} failures");
+        Ok(())
+    }
+
+    /// Somebody ends the primary context that we hold.
+    fn lose_the_context(lab: &Lab, reset: bool) -> Result<()> {
+        let (pool, stream) = (lab.pool()?, lab.stream()?);
+        let mut buffer = pool.alloc_zeroed::<u8>(&stream, 1000)?;
+        let event = stream.context().event()?;
+        stream.synchronize()?;
+        let device = lab.device()?;
+        let table = lab.driver.table();
+        if reset {
+            let end = table.cuDevicePrimaryCtxReset_v2.context("no reset")?;
+            // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
+            ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+        } else {
+            let end = table.cuDevicePrimaryCtxRelease_v2.context("no release")?;
+            while device.has_active_context()? {
+                // SAFETY: as above.
+                ensure!(unsafe { end(device.as_raw()) }.0 == 0);
+            }
+        }
+        let lost = |error: cuda_mem::Error| {
+            let kind = error.kind();
+            matches!(
+                kind,
+                ErrorKind::ContextDestroyed | ErrorKind::InvalidContext
+            )
+            .then_some(())
+            .with_context(|| format!("{kind:?}: {error}"))
+        };
+        let outcomes = [
+            stream.synchronize().err(),
+            buffer.fill(1).err(),
+            pool.alloc::<u8>(&stream, 10).err(),
+            event.record(&stream).err(),
+        ];
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            lost(outcome.with_context(|| format!("call {index} went well"))?)?;
+        }
+        drop((buffer, event, stream));
+        let counts = drop_counts();
+        ensure!(counts.too_late >= 1, "{counts:?}");
+        println!("typed errors, {} failures", counts.failures);
+        Ok(())
+    }
+}
+
+/// Plays the scene that this process was started for, if it was.
+pub(crate) fn as_child() -> Option<Result<()>> {
+    let scene = std::env::var(SCENE).ok()?;
+    scenes::before_the_driver(&scene);
+    cuda_mem::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
+    Some(Lab::get().and_then(|lab| scenes::play(&scene, lab)))
+}

@@ -1,0 +1,180 @@
+//! Every driver call of captures and graphs fails once, in turn, with several codes. Each time the
+//! caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{CaptureMode, Driver, Error, ErrorKind, Graph, Instantiate, Stream};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::sweep::meaning::{CAPTURES, FREED_LATER, ORDERED_LATER, STUB};
+use cuda_mem_tests::sweep::{self, Tour};
+
+/// Everything of graphs, in one go.
+fn graphs(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    let context = device.primary_context()?;
+    let (stream, other) = (context.stream()?, context.stream()?);
+    let pool = device.default_pool()?;
+    captured(&stream, &other, pool.alloc_zeroed::<u8>(&stream, 100)?)?;
+    let mut graph = Graph::new(&context)?;
+    let input = graph.adopt(pool.alloc_from(&stream, &[1_u16; 100])?);
+    let output = graph.adopt(pool.alloc_zeroed::<u16>(&other, 100)?);
+    let mut first = graph.alloc::<u16>(100, &[])?;
+    let mut second = graph.alloc::<u16>(100, &[])?;
+    graph.fill(&mut second, 2, &[])?;
+    graph.copy_in(&mut first, &input, &[])?;
+    graph.copy(&mut second, &mut first, &[])?;
+    graph.copy_out(&mut second, &output, &[])?;
+    graph.free(first, &[])?;
+    let nothing = graph.alloc::<u8>(0, &[])?;
+    graph.free(nothing, &[])?;
+    let left = second.leave();
+    let mut child = Graph::new(&context)?;
+    let memory = child.alloc::<u8>(10, &[])?;
+    child.free(memory, &[])?;
+    graph.add_child(child, &[])?;
+    let mut exec = graph.instantiate(Instantiate::AutoFree)?;
+    exec.upload(&stream)?;
+    exec.launch(&stream)?;
+    exec.launch(&other)?;
+    assert_eq!(exec.left(&left)?.to_vec()?, [1; 100]);
+    assert_eq!(exec.buffer(&output)?.to_vec()?, [1; 100]);
+    let output = exec.into_buffer(&output)?;
+    drop(output);
+    device.graph_memory()?;
+    device.reset_graph_memory_high_marks()?;
+    device.trim_graph_memory()
+}
+
+/// A capture, and what ends while it runs.
+fn captured(
+    stream: &Stream,
+    other: &Stream,
+    held: cuda_mem::DeviceBuffer<u8>,
+) -> Result<(), Error> {
+    let pool = stream.device().default_pool()?;
+    let elsewhere = pool.alloc::<u8>(other, 100)?;
+    let (graph, left) = stream.capture(CaptureMode::Global, |capture| {
+        drop(elsewhere);
+        drop(held);
+        let mut memory = capture.alloc::<u32>(100)?;
+        let mut copy = capture.alloc::<u32>(100)?;
+        memory.fill(3)?;
+        copy.copy_from(&memory)?;
+        memory.free()?;
+        Ok(copy.leave())
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    exec.launch(stream)?;
+    assert_eq!(exec.left(&left)?.to_vec()?, [3; 100]);
+    // Dropped, so that a free that fails is reported and not tried again.
+    drop(exec);
+    Ok(())
+}
+
+/// On a GPU it would take all that is free for a moment, from other tests and other processes. What a
+/// GPU answers is in the probe (R111).
+#[apply(case)]
+fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(lab: &Lab) -> Result<()> {
+    let (context, stream) = (lab.context()?, lab.stream()?);
+    let bytes = usize::try_from(context.memory_info()?.total)? + (1 << 30);
+    let mut graph = Graph::new(&context)?;
+    let memory = graph.alloc::<u8>(bytes, &[])?;
+    graph.free(memory, &[])?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    for result in [exec.upload(&stream), exec.launch(&stream)] {
+        let kind = result.map_err(|error| error.kind());
+        ensure!(kind == Err(ErrorKind::OutOfMemory), "{kind:?}");
+    }
+    stream.synchronize()?;
+    ensure!(lab.device()?.graph_memory()?.used.current == 0);
+    Ok(())
+}
+
+const TOUR: Tour = Tour {
+    walk: graphs,
+    at_least: 120,
+    answers: &[STUB, CAPTURES, FREED_LATER, ORDERED_LATER],
+    left: &[],
+};
+
+#[apply(case)]
+fn every_call_of_a_graph_fails_once(lab: &Lab) -> Result<()> {
+    sweep::in_parts(lab, TOUR)
+}
+
+#[apply(case)]
+fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
+    sweep::every_pair_fails(lab, TOUR)
+}
+
+/// The codes that the driver has for captures are typed.
+#[apply(case)]
+fn what_a_capture_forbids_is_a_kind_of_error(lab: &Lab) -> Result<()> {
+    let (stream, control) = (lab.stream()?, lab.control()?);
+    for code in 900..=908 {
+        control.reset();
+        control.fail_without_effect("cuStreamBeginCapture_v2", 1, CUresult(code));
+        let Err(error) = stream.capture(CaptureMode::Relaxed, |_| Ok(())) else {
+            bail!("{code} was lost");
+        };
+        ensure!(error.kind() == ErrorKind::Capturing, "{error}");
+        ensure!(error.code() == Some(CUresult(code)));
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn what_could_not_be_freed_is_still_left(lab: &Lab) -> Result<()> {
+    let (stream, control) = (lab.stream()?, lab.control()?);
+    control.reset();
+    let (graph, left) = stream.capture(CaptureMode::Relaxed, |capture| {
+        let first = capture.alloc::<u8>(100)?.leave();
+        Ok((first, capture.alloc::<u8>(50)?.leave()))
+    })?;
+    let mut exec = graph.instantiate(Instantiate::Plain)?;
+    exec.launch(&stream)?;
+    control.fail_without_effect("cuMemFreeAsync", 2, CUresult::CUDA_ERROR_INVALID_VALUE);
+    ensure!(exec.free_left().is_err());
+    ensure!(exec.left_bytes() == 100, "one of the two is freed");
+    ensure!(exec.left(&left.0).is_ok() && exec.left(&left.1).is_err());
+    let refused = exec.launch(&stream).map_err(|error| error.kind());
+    ensure!(refused == Err(ErrorKind::StillAllocated));
+    exec.free_left()?;
+    exec.launch(&stream)?;
+    drop(exec);
+    ensure!(control.live().graph_allocations == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn an_instance_that_could_not_be_made_gives_the_graph_back(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    control.reset();
+    let graph = Graph::new(&lab.context()?)?;
+    let name = "cuGraphInstantiateWithFlags";
+    control.fail(name, 1, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    let Err(failed) = graph.instantiate(Instantiate::Plain) else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.error.kind() == ErrorKind::OutOfMemory);
+    let graph = failed.object.context("the graph was not given back")?;
+    drop(graph.instantiate(Instantiate::Plain)?);
+    ensure!(control.live().graphs == 0 && control.live().graph_execs == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn an_end_that_fails_leaves_the_stream_usable(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    control.reset();
+    let buffer = pool.alloc::<u8>(&stream, 1000)?;
+    control.fail("cuStreamEndCapture", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    let failed = stream.capture(CaptureMode::Global, |_| {
+        drop(buffer);
+        Ok(())
+    });
+    ensure!(failed.is_err());
+    stream.synchronize()?;
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Every driver call of gathering a machine and of taking memory of each kind fails once, in turn, with several
+//! codes. Each time the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::sweep::meaning::{
+    CAPTURES, FREED_LATER, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_behind,
+};
+use cuda_mem_tests::sweep::{self, Left, Tour};
+use cuda_sim::Live;
+
+/// A machine is asked for, and memory of each kind placed there, taken and used.
+fn places(driver: Driver) -> Result<(), Error> {
+    let devices = driver.devices()?;
+    let stream = devices[0].primary_context()?.stream()?;
+    let machine = Machine::gather(&devices)?;
+    let request = |access| PlacementRequest::bytes(2 << 20).access(access);
+    let short = |access| request(access).lifetime(Lifetime::Short);
+    let mut plain = machine.clone();
+    plain.devices[0].memory_pools = false;
+    let mut nodeless = machine.clone();
+    nodeless.devices[0].host_numa_node = None;
+    for (request, machine) in [
+        // What is not exported comes from the pool that is the device's anyway.
+        (short(A::GpuOnly).export(Export::PosixFd), &machine),
+        (request(A::GpuOnly), &plain),
+        (request(A::GpuOnly).growable().zeroed(), &machine),
+        (request(A::Shared).zeroed(), &machine),
+        (request(A::CpuWritesGpuReads).write_combining(), &machine),
+        (short(A::CpuWritesGpuReads), &machine),
+        (request(A::CpuWritesGpuReads), &machine),
+        (request(A::Shared).growable(), &nodeless),
+        (short(A::Streaming), &machine),
+        (request(A::SharedInTurns), &machine),
+    ] {
+        let placement = request.place(machine)?;
+        let mut placed = placement.allocate::<u32>(&devices, &stream, 100)?;
+        if placement.is_host_accessible() {
+            placed.host_mut()?[0] = 7;
+            assert_eq!(placed.host()?[0], 7);
+        }
+        placed.fill(8)?;
+        assert_eq!(placed.to_vec()?[99], 8);
+        // At the end, because a fill of so many elements takes its time on the simulator.
+        if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
+            buffer.resize_uninit(600_000)?;
+        }
+    }
+    stream.synchronize()
+}
+
+/// What could not be waited for, unmapped or freed stays, and what it lies in.
+const LEFT: Left = Left {
+    functions: &[],
+    differs: |before, now| Live {
+        allocations: now.allocations,
+        host_allocations: now.host_allocations,
+        physical_allocations: now.physical_allocations,
+        physical_bytes: now.physical_bytes,
+        reservations: now.reservations,
+        mappings: now.mappings,
+        pools: now.pools,
+        primary_retains: now.primary_retains,
+        ..before
+    },
+};
+
+const TOUR: Tour = Tour {
+    walk: places,
+    at_least: 150,
+    answers: &[
+        STUB,
+        UNKNOWN_ATTRIBUTE,
+        devices_behind(20),
+        WHO_REACHES,
+        CAPTURES,
+        NOT_READY,
+        FREED_LATER,
+    ],
+    left: &[LEFT],
+};
+
+#[apply(case)]
+fn every_call_of_placing_and_taking_fails_once(lab: &Lab) -> Result<()> {
+    sweep::in_parts(lab, TOUR)
+}
+
+#[apply(case)]
+fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
+    sweep::every_pair_fails(lab, TOUR)
+}
+
+#[apply(case)]
+fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
+    let (devices, control) = (lab.driver.devices()?, lab.control()?);
+    let stream = devices[0].primary_context()?.stream()?;
+    let mut machine = Machine::gather(&devices)?;
+    machine.devices[0].memory_pools = false;
+    let request = |access| PlacementRequest::bytes(1000).access(access);
+    for (request, function) in [
+        (request(A::GpuOnly), "cuMemFree_v2"),
+        (request(A::Shared), "cuMemFreeHost"),
+        (request(A::SharedInTurns), "cuMemFree_v2"),
+        (request(A::GpuOnly).growable(), "cuStreamSynchronize"),
+        (
+            request(A::Streaming).lifetime(Lifetime::Short),
+            "cuMemFreeAsync",
+        ),
+    ] {
+        let placement = request.place(&machine)?;
+        let memory = || {
+            let live = control.live();
+            let mapped = (live.physical_allocations, live.mappings, live.reservations);
+            (live.allocations, live.host_allocations, mapped)
+        };
+        let before = memory();
+        let mut placed = placement.allocate::<u8>(&devices, &stream, 1000)?;
+        ensure!(memory() != before, "{placement}");
+        placed.fill(7)?;
+        let has_pool = placed.pool().is_some();
+        control.fail_without_effect(function, 1, CUresult::CUDA_ERROR_NOT_PERMITTED);
+        let failed = placed.free().err().context("the failure was lost")?;
+        control.clear_faults();
+        ensure!(failed.error.function() == Some(function), "{placement}");
+        let placed = failed.object.context("the memory was not given back")?;
+        ensure!(placed.to_vec()? == [7; 1000], "{placement}");
+        ensure!(placed.pool().is_some() == has_pool);
+        ensure!(placed.host().is_ok() == placement.is_host_accessible());
+        placed.free()?;
+        stream.synchronize()?;
+        ensure!(memory() == before, "{placement}");
+    }
+    Ok(())
+}
+
+/// New memory of the simulator is zero by itself, so the fill is looked for where no element wants it.
+#[apply(case)]
+fn whole_pages_are_filled_without_elements(lab: &Lab) -> Result<()> {
+    let (devices, control) = (lab.driver.devices()?, lab.control()?);
+    let stream = devices[0].primary_context()?.stream()?;
+    let machine = Machine::gather(&devices)?;
+    let request = PlacementRequest::bytes(1000).export(Export::PosixFd);
+    for (request, fills) in [(request.clone(), 0), (request.zeroed(), 1)] {
+        let placement = request.place(&machine)?;
+        let before = control.calls("cuMemsetD8Async");
+        let placed = placement.allocate::<u8>(&devices, &stream, 0)?;
+        ensure!(placed.is_empty());
+        ensure!(control.calls("cuMemsetD8Async") == before + fills);
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Single failures of the driver, and what follows from each. For all calls in turn see `sweep.rs`.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{Driver, ErrorKind, MemoryPool};
+use cuda_mem_tests::lab::{Lab, sim_path};
+
+#[apply(case)]
+fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
+    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let Err(failed) = buffer.free() else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+    let buffer = failed.object.context("the buffer was not given back")?;
+    ensure!(buffer.to_vec()? == [7; 100]);
+    buffer.free()?;
+    ensure!(pool.stats()?.used.current == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_buffer_that_another_stream_could_not_free_is_as_before(lab: &Lab) -> Result<()> {
+    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let buffer = pool.alloc_from(&home, &[7_u8; 100])?;
+    let control = lab.control()?;
+    control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let Err(failed) = buffer.free_on(&other) else {
+        bail!("the failure was lost");
+    };
+    let buffer = failed.object.context("the buffer was not given back")?;
+    ensure!(*buffer.stream() == home && buffer.to_vec()? == [7; 100]);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_pool_that_could_not_be_closed_comes_back(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
+    let Err(failed) = pool.close() else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.error.code() == Some(CUresult::CUDA_ERROR_INVALID_VALUE));
+    let pool = failed.object.context("the pool was not given back")?;
+    drop(pool.alloc::<u8>(&stream, 10)?);
+    stream.synchronize()?;
+    pool.close()?;
+    Ok(())
+}
+
+/// An earlier fault may be reported by a call that does its work all the same. Freeing again
+/// could free what somebody else has got since.
+#[apply(case)]
+fn what_may_be_released_is_not_released_again(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    control.reset();
+    let first = pool.alloc::<u8>(&stream, 1000)?;
+    let address = first.as_raw();
+    control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let Err(failed) = first.free() else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.object.is_none() && failed.error.kind() == ErrorKind::DeviceFault);
+    let second = pool.alloc_from(&stream, &[2_u8; 1000])?;
+    ensure!(second.as_raw() == address, "the simulator did free it");
+    drop(failed);
+    ensure!(
+        control.calls("cuMemFreeAsync") == 1,
+        "it was freed a second time"
+    );
+    drop(second);
+
+    stream.synchronize()?;
+    control.fail("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    let Err(failed) = pool.close() else {
+        bail!("the failure was lost");
+    };
+    ensure!(failed.object.is_none());
+    ensure!(control.calls("cuMemPoolDestroy") == 1);
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    Ok(())
+}
+
+/// The source of a copy is not freed before the copy has read it, whatever fails.
+#[apply(case)]
+fn a_source_remembers_a_copy_that_it_could_not_wait_for(lab: &Lab) -> Result<()> {
+    let (pool, from, to) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let control = lab.control()?;
+    let source = pool.alloc_from(&from, &[1_u8; 1000])?;
+    let mut target = pool.alloc::<u8>(&to, 1000)?;
+    to.synchronize()?;
+    control.reset();
+    let held = cuda_mem_tests::hold::hold(&to)?;
+    // The second recording is that of the way back.
+    control.fail("cuEventRecord", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    let Err(error) = target.copy_from_buffer(&source) else {
+        bail!("the failure was lost");
+    };
+    ensure!(error.function() == Some("cuEventRecord"), "{error}");
+    ensure!(from.is_done()?, "nothing waits yet");
+    drop(source);
+    ensure!(!from.is_done()?, "the free did not wait for the copy");
+    drop(held);
+    ensure!(target.to_vec()? == [1; 1000]);
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    Ok(())
+}
+
+/// Nobody may free memory that a stream still uses, also not its owner.
+#[apply(case)]
+fn an_owner_is_not_dropped_when_a_wait_failed(lab: &Lab) -> Result<()> {
+    let (home, other) = (lab.stream()?, lab.stream()?);
+    let control = lab.control()?;
+    let theirs = std::sync::Arc::new(lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
+    // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
+    let mut view = unsafe {
+        let owner = std::sync::Arc::clone(&theirs);
+        cuda_mem::DeviceBuffer::<u8>::borrow_raw(&home, theirs.as_raw(), 1000, owner)
+    };
+    home.synchronize()?;
+    let held = cuda_mem_tests::hold::hold(&other)?;
+    view.on(&other).map(std::mem::forget)?;
+    control.reset();
+    control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(view);
+    drop(held);
+    ensure!(
+        std::sync::Arc::strong_count(&theirs) == 2,
+        "the owner was let go although `other` may use the memory"
+    );
+    ensure!(control.reports().is_empty(), "{:?}", control.reports());
+    Ok(())
+}
+
+/// The value to go back to is not lost with the call that failed.
+#[apply(case)]
+fn a_threshold_that_could_not_be_put_back_is_put_back_later(lab: &Lab) -> Result<()> {
+    use cuda_mem::ReleaseThreshold::{Bytes, Never};
+    let pool = lab.pool()?;
+    pool.set_release_threshold(Bytes(1000))?;
+    let raised = pool.raise_release_threshold(Never)?;
+    let control = lab.control()?;
+    control.fail("cuMemPoolSetAttribute", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(raised);
+    ensure!(pool.release_threshold()? == Never, "it failed");
+    drop(pool.raise_release_threshold(Bytes(2000))?);
+    ensure!(pool.release_threshold()? == Bytes(1000));
+    Ok(())
+}
+
+/// A hook may own what fails to drop when it is replaced.
+#[apply(case)]
+fn a_hook_is_replaced_without_its_own_lock(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    let owned = pool.alloc::<u8>(&stream, 10)?;
+    cuda_mem::on_drop_failure(move |_| {
+        let _ = &owned;
+    });
+    control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    let before = cuda_mem::drop_counts();
+    cuda_mem::on_drop_failure(|_| {});
+    ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_driver_that_is_going_down_is_no_failure(lab: &Lab) -> Result<()> {
+    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+    let before = cuda_mem::drop_counts();
+    let buffer = pool.alloc::<u8>(&stream, 10)?;
+    control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_DEINITIALIZED);
+    drop(buffer);
+    let after = cuda_mem::drop_counts();
+    ensure!(after.failures == before.failures && after.too_late == before.too_late + 1);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_wait_that_failed_is_made_up_for(lab: &Lab) -> Result<()> {
+    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+    let control = lab.control()?;
+    let mut buffer = pool.alloc_zeroed::<u8>(&stream, 100)?;
+    stream.synchronize()?;
+    let before = cuda_mem::drop_counts();
+    let lent = buffer.on(&other)?;
+    let held = cuda_mem_tests::hold::hold(&other)?;
+    control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
+    drop(lent);
+    ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+    ensure!(stream.is_done()?, "the wait was not made");
+    buffer.fill(1)?;
+    ensure!(!stream.is_done()?, "the next use makes the wait");
+    drop(held);
+    ensure!(buffer.to_vec()? == [1; 100]);
+    Ok(())
+}
+
+#[apply(case)]
+fn a_library_without_a_function_is_a_typed_error(lab: &Lab) -> Result<()> {
+    let mut table = *lab.driver.table();
+    table.cuMemPoolCreate = None;
+    // SAFETY: the rest is the simulated driver's.
+    let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
+    let Err(error) = MemoryPool::builder(&driver.device(0)?).build() else {
+        bail!("a pool without cuMemPoolCreate");
+    };
+    ensure!(error.kind() == ErrorKind::SymbolMissing);
+    ensure!(error.to_string().contains("CUDA 11.2"), "{error}");
+    Ok(())
+}
+
+#[apply(case)]
+fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+    // SAFETY: it is the simulated driver, opened a second time.
+    let second = unsafe { Driver::load_from(sim_path()?) }?;
+    ensure!(second != lab.driver);
+    let foreign = second.device(0)?.primary_context()?.stream()?;
+    let pool = lab.pool()?;
+    let refused = pool.alloc::<u8>(&foreign, 10).map_err(|error| error.kind());
+    ensure!(matches!(refused, Err(ErrorKind::InvalidValue)));
+    let waited = lab
+        .stream()?
+        .wait_for(&foreign)
+        .map_err(|error| error.kind());
+    ensure!(waited == Err(ErrorKind::InvalidValue));
+    let mut buffer = pool.alloc::<u8>(&lab.stream()?, 10)?;
+    ensure!(buffer.on(&foreign).is_err());
+    let Err(failed) = buffer.free_on(&foreign) else {
+        bail!("freed on a stream of another driver");
+    };
+    ensure!(failed.error.kind() == ErrorKind::InvalidValue);
+    failed
+        .object
+        .context("the buffer was not given back")?
+        .free()?;
+    Ok(())
+}

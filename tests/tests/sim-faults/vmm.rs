@@ -1,0 +1,299 @@
+//! Every driver call of virtual memory fails once, in turn, with several codes. Each time the caller gets a typed
+//! error, or the destructor reports; nothing is left over, nothing panics.
+
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::sys::CUresult;
+use cuda_mem::{
+    Access, AddressRange, CaptureMode, Driver, Error, ErrorKind, GrowableBuffer, HandleTypes,
+    Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
+};
+use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_behind};
+use cuda_mem_tests::sweep::{self, Answer, Tour};
+
+/// Everything of virtual memory, in one go.
+fn memory(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    let stream = device.primary_context()?.stream()?;
+    let here = Location::Device(device);
+    let memory = PhysicalMemory::builder(&device)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .create(1)?;
+    let descriptor = memory.export_fd()?;
+    let imported = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
+    let range = AddressRange::reserve(driver, 2 * memory.size_bytes(), 0)?;
+    let first = range.map(0, &memory)?;
+    let second = range.map(memory.size_bytes(), &imported)?;
+    first.set_access(here, Access::ReadWrite)?;
+    second.set_access(here, Access::ReadWrite)?;
+    first.access(here)?;
+    first.unmap().map_err(|failed| failed.error)?;
+    drop((second, range, memory, imported));
+
+    let memory = MappedMemory::builder(&device).reserve(16 << 20).map(1)?;
+    let buffer = memory.into_buffer::<u32>(&stream, 10);
+    let mut buffer = buffer.map_err(|failed| failed.error)?;
+    buffer.fill(7)?;
+    buffer.resize_zeroed(600_000)?;
+    buffer.resize_uninit(5)?;
+    buffer.extend_from_slice(&[])?;
+    buffer.shrink_to_fit()?;
+    buffer.extend_from_slice(&[8; 600_000])?;
+    buffer.resize_uninit(5)?;
+    buffer.shrink_to_fit()?;
+    buffer.move_memory_to(Location::HostNuma(0))?;
+    let memory = buffer.into_memory();
+    let mut memory = memory.map_err(|failed| failed.error)?;
+    memory.unmap()?;
+    memory.map()?;
+    memory.move_to(here, &stream)?;
+    let buffer = memory.into_buffer::<u32>(&stream, 5);
+    let buffer = buffer.map_err(|failed| failed.error)?;
+    assert_eq!(buffer.to_vec()?, [7; 5]);
+    Ok(())
+}
+
+/// Memory in parts, memory that the host sees, and moves between all of them.
+fn places(driver: Driver) -> Result<(), Error> {
+    let device = driver.devices()?.swap_remove(0);
+    let stream = &device.primary_context()?.stream()?;
+    let (here, node) = (Location::Device(device), Location::HostNuma(0));
+    // One device twice is as good as two here.
+    let striped = MappedMemory::builder(&device).striped_over([&device, &device]);
+    let buffer = striped.map(1)?.into_buffer::<u32>(stream, 10);
+    let mut buffer = buffer.map_err(|failed| failed.error)?;
+    buffer.fill(7)?;
+    buffer.move_memory_to(node)?;
+    let memory = buffer.into_memory();
+    let mut memory = memory.map_err(|failed| failed.error)?;
+    memory.set_access(node, Access::ReadWrite)?;
+    // Now the one who copies may not look.
+    memory.set_access(here, Access::None)?;
+    memory.move_to(here, stream)?;
+    memory.move_to(node, stream)?;
+    memory.set_access(here, Access::ReadWrite)?;
+    let buffer = memory.into_buffer::<u32>(stream, 10);
+    let buffer = buffer.map_err(|failed| failed.error)?;
+    assert_eq!(buffer.to_vec()?, [7; 10]);
+    // It ends after the capture.
+    let captured = stream.capture(CaptureMode::Relaxed, |_| {
+        drop(buffer);
+        Ok(())
+    });
+    captured.map(drop)
+}
+
+const ANSWERS: &[Answer] = &[STUB, CAPTURES, devices_behind(5), NOT_READY];
+
+const fn tour(walk: fn(Driver) -> Result<(), Error>) -> Tour {
+    Tour {
+        walk,
+        at_least: 60,
+        answers: ANSWERS,
+        left: &[MAPPED_MEMORY],
+    }
+}
+
+#[apply(case)]
+fn every_call_of_virtual_memory_fails_once(lab: &Lab) -> Result<()> {
+    sweep::in_parts(lab, tour(memory))
+}
+
+#[apply(case)]
+fn every_call_of_several_places_fails_once(lab: &Lab) -> Result<()> {
+    sweep::in_parts(lab, tour(places))
+}
+
+#[apply(case)]
+fn a_sample_of_pairs_of_calls_of_virtual_memory_fails(lab: &Lab) -> Result<()> {
+    sweep::every_pair_fails(lab, tour(memory))
+}
+
+#[apply(case)]
+fn a_sample_of_pairs_of_calls_of_several_places_fails(lab: &Lab) -> Result<()> {
+    sweep::every_pair_fails(lab, tour(places))
+}
+
+/// A buffer of two parts, with other bytes in each.
+fn of_two_parts(lab: &Lab) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
+    let builder = MappedMemory::builder(&lab.device()?).reserve(16 << 20);
+    let memory = builder.map(2 << 20)?;
+    let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 2 << 20)?;
+    buffer.fill(7)?;
+    buffer.resize_zeroed(4 << 20)?;
+    let bytes = [vec![7; 2 << 20], vec![0; 2 << 20]].concat();
+    Ok((buffer, bytes))
+}
+
+#[apply(case)]
+fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    let (here, node) = (Location::Device(lab.device()?), Location::HostNuma(0));
+    let calls = [
+        // The copy's mapping is taken apart, and tried again when it is dropped; then both parts.
+        ("cuMemUnmap", 1..=3),
+        // Where it is copied to, and where it was.
+        ("cuMemMap", 1..=2),
+        ("cuMemSetAccess", 1..=2),
+        ("cuMemCreate", 1..=1),
+        ("cuMemAddressReserve", 1..=1),
+    ];
+    for (function, times) in calls {
+        for nth in times {
+            let (mut buffer, bytes) = of_two_parts(lab)?;
+            let failures = drop_counts().failures;
+            control.fail_without_effect(function, nth, CUresult::CUDA_ERROR_UNKNOWN);
+            let moved = buffer.move_memory_to(node);
+            control.clear_faults();
+            let Err(error) = moved else {
+                bail!("{function} {nth}: nobody noticed");
+            };
+            ensure!(error.function() == Some(function), "{error}");
+            ensure!(
+                buffer.to_vec()? == bytes && buffer.device() == Some(lab.device()?),
+                "{function} {nth}"
+            );
+            ensure!(drop_counts().failures == failures, "it was told twice");
+            buffer.move_memory_to(node)?;
+            ensure!(buffer.to_vec()? == bytes && buffer.device().is_none());
+            buffer.move_memory_to(here)?;
+            ensure!(buffer.to_vec()? == bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Neither the memory nor the copy.
+#[apply(case)]
+fn elements_that_cannot_be_added_are_not_shown(lab: &Lab) -> Result<()> {
+    let (control, stream) = (lab.control()?, lab.stream()?);
+    let memory = MappedMemory::builder(&lab.device()?)
+        .reserve(64 << 20)
+        .map(1)?;
+    let mut buffer = memory.into_buffer::<u8>(&stream, 0)?;
+    buffer.extend_from_slice(&[1, 2, 3])?;
+    let more = vec![4; buffer.capacity()];
+    for function in [
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemcpyHtoDAsync_v2",
+        "cuStreamSynchronize",
+    ] {
+        control.fail(function, 1, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        let Err(error) = buffer.extend_from_slice(&more) else {
+            bail!("{function} failed, and nothing was said");
+        };
+        ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
+        control.clear_faults();
+        ensure!(buffer.to_vec()? == [1, 2, 3], "{function}");
+    }
+    buffer.extend_from_slice(&more)?;
+    ensure!(buffer.to_vec()? == [vec![1, 2, 3], more].concat());
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_that_is_not_put_back_is_not_shown(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    let (mut buffer, bytes) = of_two_parts(lab)?;
+    // The first part is gone when the second one cannot be taken away; where it is copied to was mapped before.
+    control.fail_without_effect("cuMemUnmap", 3, CUresult::CUDA_ERROR_UNKNOWN);
+    control.fail_without_effect("cuMemMap", 2, CUresult::CUDA_ERROR_UNKNOWN);
+    let moved = buffer.move_memory_to(Location::HostNuma(0));
+    control.clear_faults();
+    ensure!(moved.is_err());
+    ensure!((buffer.len(), buffer.capacity()) == (0, 0));
+    ensure!(buffer.fill(1).is_ok() && buffer.to_vec()?.is_empty());
+    ensure!(buffer.copy_from(&bytes).is_err());
+    // What was there comes back.
+    buffer.resize_uninit(4 << 20)?;
+    ensure!(buffer.to_vec()? == bytes);
+    Ok(())
+}
+
+/// Of another driver everything is refused, and nothing is changed.
+#[apply(case)]
+fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+    // SAFETY: it is the simulated driver, opened a second time.
+    let second = unsafe { Driver::load_from(sim_path()?) }?;
+    let (device, other) = (lab.device()?, second.device(0)?);
+    let (own, foreign) = (Location::Device(device), Location::Device(other));
+    let stream = other.primary_context()?.stream()?;
+    let refused = |what: &str, result: Result<(), Error>| -> Result<()> {
+        let Err(error) = result else {
+            bail!("{what}: two drivers were mixed");
+        };
+        ensure!(error.kind() == ErrorKind::InvalidValue, "{what}: {error}");
+        ensure!(error.to_string().contains("two drivers"), "{what}: {error}");
+        Ok(())
+    };
+    let physical = PhysicalMemory::builder_at(lab.driver, foreign);
+    refused("granularity", physical.granularity().map(drop))?;
+    refused("create", physical.create(1).map(drop))?;
+    let memory = PhysicalMemory::builder(&device).create(1)?;
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let mapping = range.map(0, &memory)?;
+    refused("set", mapping.set_access(foreign, Access::ReadWrite))?;
+    refused("ask", mapping.access(foreign).map(drop))?;
+    let builder = || MappedMemory::builder(&device);
+    let at = MappedMemory::builder_at(lab.driver, foreign);
+    refused("place", at.map(1).map(drop))?;
+    let accessible = builder().accessible_from([foreign]);
+    refused("access", accessible.map(1).map(drop))?;
+    let striped = builder().striped_over([&device, &other]);
+    refused("stripes", striped.map(1).map(drop))?;
+    let mut memory = builder().map(1)?;
+    refused("later", memory.set_access(foreign, Access::ReadWrite))?;
+    refused("stream", memory.move_to(own, &stream))?;
+    refused("to", memory.move_to(foreign, &lab.stream()?))?;
+    let Err(failed) = memory.into_buffer::<u8>(&stream, 1) else {
+        bail!("a buffer on a stream of another driver");
+    };
+    refused("buffer", Err(failed.error))?;
+    let memory = failed.object.context("it did not come back")?;
+    let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 1)?;
+    refused("move", buffer.move_memory_to(foreign))?;
+    buffer.fill(1)?;
+    ensure!(buffer.to_vec()? == [1]);
+    Ok(())
+}
+
+fn listed(kind: LedgerKind) -> (i64, i64) {
+    let report = Ledger::report();
+    let mut of = report.of(kind);
+    of.next().map_or((0, 0), |group| (group.count, group.bytes))
+}
+
+#[apply(case)]
+fn the_ledger_knows_what_was_not_given_back(lab: &Lab) -> Result<()> {
+    use LedgerKind as K;
+    let control = lab.control()?;
+    let before = control.live().physical_allocations;
+    Ledger::enable(LedgerLevel::Bytes);
+    let memory = PhysicalMemory::builder(&lab.device()?)
+        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+        .create(1)?;
+    let bytes = memory.size_bytes() as i64;
+    // What was never listed does not end.
+    let descriptor = memory.export_fd()?;
+    let unknown = CUresult::CUDA_ERROR_UNKNOWN;
+    control.fail("cuMemGetAllocationPropertiesFromHandle", 1, unknown);
+    let imported = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), memory.size_bytes());
+    ensure!(imported.is_err() && listed(K::PhysicalMemory) == (1, bytes));
+    ensure!(control.live().physical_allocations == before + 1);
+    // What is refused stays.
+    let refusal = CUresult::CUDA_ERROR_INVALID_VALUE;
+    control.fail_without_effect("cuMemRelease", 1, refusal);
+    drop(memory);
+    ensure!(listed(K::PhysicalMemory) == (1, bytes));
+    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    control.fail_without_effect("cuMemAddressFree", 1, refusal);
+    drop(range);
+    ensure!(listed(K::AddressRange) == (1, 0), "addresses are no memory");
+    control.clear_faults();
+    Ledger::enable(LedgerLevel::Off);
+    Ok(())
+}

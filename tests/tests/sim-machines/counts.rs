@@ -1,0 +1,275 @@
+//! What the hot path does, counted: driver calls by the simulator, heap by a counting allocator.
+//!
+//! One test at a time, because the simulator counts for the whole process.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use anyhow::{Result, ensure};
+use cuda_mem::{
+    AlignedAdaptor, DeviceBuffer, DirectResource, Ledger, LedgerLevel, LimitAdaptor,
+    ManagedResource, MemoryPool, PinnedResource, Resource, StatisticsAdaptor, Stream,
+    TrackingAdaptor,
+};
+use cuda_mem_tests::case::{self, Kind, Test};
+use cuda_mem_tests::lab::Lab;
+
+/// A pool and stream, used once so that nothing happens for the first time later.
+fn warm(lab: &Lab) -> Result<(MemoryPool, Stream)> {
+    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    drop(pool.alloc::<f32>(&stream, 1000)?);
+    lab.control()?.reset();
+    Ok((pool, stream))
+}
+
+#[apply(case)]
+fn allocate_and_drop_are_two_driver_calls(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let control = lab.control()?;
+    for _ in 0..100 {
+        drop(pool.alloc::<f32>(&stream, 1000)?);
+    }
+    ensure!(control.calls("cuMemAllocFromPoolAsync") == 100);
+    ensure!(control.calls("cuMemFreeAsync") == 100);
+    ensure!(
+        control.calls_total() == 200,
+        "{} calls",
+        control.calls_total()
+    );
+    Ok(())
+}
+
+#[apply(case)]
+fn the_ledger_calls_no_driver_and_sums_touch_no_heap(lab: &Lab) -> Result<()> {
+    for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
+        let before = Ledger::enable(level);
+        let (pool, stream) = warm(lab)?;
+        let heap = ALLOCATIONS.get();
+        for _ in 0..100 {
+            drop(pool.alloc::<f32>(&stream, 1000)?);
+        }
+        let heap = ALLOCATIONS.get() - heap;
+        Ledger::enable(before);
+        let calls = lab.control()?.calls_total();
+        ensure!(calls == 200, "{level}: {calls} calls");
+        ensure!(
+            level == LedgerLevel::Origins || heap == 0,
+            "{heap} allocations"
+        );
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn allocate_and_drop_touch_no_heap(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let before = ALLOCATIONS.get();
+    // Proves that the counter counts.
+    drop(std::hint::black_box(Box::new(1)));
+    ensure!(
+        ALLOCATIONS.get() == before + 1,
+        "the counter does not count"
+    );
+    let before = ALLOCATIONS.get();
+    for _ in 0..100 {
+        drop(pool.alloc::<f32>(&stream, 1000)?);
+    }
+    ensure!(
+        ALLOCATIONS.get() == before,
+        "{} allocations",
+        ALLOCATIONS.get() - before
+    );
+    Ok(())
+}
+
+#[apply(case)]
+fn a_resource_adds_no_call_and_no_heap(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let tracked = TrackingAdaptor::new(LimitAdaptor::new(pool, 1 << 30));
+    let resource = Resource::new(StatisticsAdaptor::new(AlignedAdaptor::new(tracked, 4096)?));
+    // Tables grow at first.
+    for _ in 0..10 {
+        drop(resource.alloc::<f32>(&stream, 1000)?);
+    }
+    let default = stream.device().default_resource()?;
+    drop(default.alloc::<f32>(&stream, 1000)?);
+    let control = lab.control()?;
+    for resource in [resource, default] {
+        control.reset();
+        let before = ALLOCATIONS.get();
+        for _ in 0..100 {
+            drop(resource.alloc::<f32>(&stream, 1000)?);
+        }
+        ensure!(
+            ALLOCATIONS.get() == before,
+            "{} allocations",
+            ALLOCATIONS.get() - before
+        );
+        ensure!(control.calls("cuMemAllocFromPoolAsync") == 100);
+        ensure!(
+            control.calls_total() == 200,
+            "{} calls",
+            control.calls_total()
+        );
+    }
+    Ok(())
+}
+
+/// Their free would wait by itself on the simulator, and need not on a GPU (R96): so the calls are counted.
+#[apply(case)]
+fn memory_of_no_pool_is_freed_behind_a_wait(lab: &Lab) -> Result<()> {
+    let (_pool, stream) = warm(lab)?;
+    let control = lab.control()?;
+    for resource in [
+        Resource::new(DirectResource::new(lab.device()?)),
+        Resource::new(PinnedResource::new(lab.driver)),
+        Resource::new(ManagedResource::new(lab.driver)),
+    ] {
+        control.reset();
+        control.start_call_log();
+        drop(resource.alloc::<u8>(&stream, 1000)?);
+        let log = control.call_log();
+        let at = |name: &str| log.iter().position(|call| call.starts_with(name));
+        let (Some(waits), Some(frees)) = (at("cuStreamSynchronize"), at("cuMemFree")) else {
+            anyhow::bail!("{resource:?}: {log:?}");
+        };
+        ensure!(waits < frees, "{resource:?}: {log:?}");
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn nothing_to_allocate_is_no_call(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let mut empty: DeviceBuffer<u8> = pool.alloc(&stream, 0)?;
+    empty.fill(1)?;
+    ensure!(empty.to_vec()?.is_empty());
+    drop(empty);
+    drop(pool.alloc::<[u8; 0]>(&stream, 1000)?);
+    ensure!(lab.control()?.calls_total() == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn lending_is_two_calls_at_each_end_and_none_at_home(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let other = stream.context().stream()?;
+    let mut buffer = pool.alloc::<u8>(&stream, 100)?;
+    drop(buffer.on(&other)?);
+    let control = lab.control()?;
+    control.reset();
+    for _ in 0..10 {
+        drop(buffer.on(&other)?);
+    }
+    ensure!(control.calls("cuEventRecord") == 20);
+    ensure!(control.calls("cuStreamWaitEvent") == 20);
+    ensure!(
+        control.calls_total() == 40,
+        "{} calls",
+        control.calls_total()
+    );
+    control.reset();
+    drop(buffer.on(&stream)?);
+    ensure!(control.calls_total() == 0);
+    Ok(())
+}
+
+#[apply(case)]
+fn statistics_are_four_calls(lab: &Lab) -> Result<()> {
+    let (pool, _stream) = warm(lab)?;
+    pool.stats()?;
+    ensure!(lab.control()?.calls("cuMemPoolGetAttribute") == 4);
+    ensure!(lab.control()?.calls_total() == 4);
+    Ok(())
+}
+
+#[apply(case)]
+fn the_whole_contract_kept_the_order(lab: &Lab) -> Result<()> {
+    // The simulator's order sanitizer sees every test of these in one process.
+    let is_seen = |test: &Test| {
+        test.kind == Kind::Any && !test.alone && (test.is_in("contract") || test.is_in("resources"))
+    };
+    for test in case::all().into_iter().filter(is_seen) {
+        (test.body)(lab).map_err(|error| error.context(test.name()))?;
+    }
+    let reports = lab.control()?.reports();
+    ensure!(reports.is_empty(), "{reports:#?}");
+    Ok(())
+}
+
+#[apply(case)]
+fn the_sanitizer_sees_a_missing_wait(lab: &Lab) -> Result<()> {
+    let (pool, stream) = warm(lab)?;
+    let other = stream.context().stream()?;
+    let buffer = pool.alloc::<u8>(&stream, 100)?;
+    let Some(fill) = lab.driver.table().cuMemsetD8Async else {
+        anyhow::bail!("no cuMemsetD8Async");
+    };
+    {
+        let _current = other.context().bind()?;
+        // SAFETY: not ordered, which is the point; the simulator reports it and goes on.
+        let code = unsafe { fill(buffer.as_raw(), 1, 100, other.as_raw()) };
+        ensure!(code.0 == 0, "{code}");
+    }
+    other.synchronize()?;
+    let reports = lab.control()?.reports();
+    ensure!(
+        !reports.is_empty(),
+        "a fill in an unordered stream was not noticed"
+    );
+    lab.control()?.reset();
+    Ok(())
+}
+
+/// A context that was made anew has the handle of the one before it, which may still be current.
+#[apply(case)]
+fn a_context_that_was_made_anew_is_made_current_again(lab: &Lab) -> Result<()> {
+    let control = lab.control()?;
+    let bound = || -> Result<()> {
+        let (first, set) = (lab.context()?, "cuCtxSetCurrent");
+        std::mem::forget(first.bind()?);
+        control.reset();
+        drop(first.bind()?);
+        ensure!(control.calls(set) == 0, "it is current");
+        let handle = first.as_raw();
+        drop(first);
+        let second = lab.context()?;
+        ensure!(second.as_raw() == handle);
+        control.reset();
+        drop(second.bind()?);
+        ensure!(control.calls(set) == 1, "{} calls", control.calls(set));
+        drop(second.bind()?);
+        ensure!(control.calls(set) == 1, "once is enough");
+        Ok(())
+    };
+    // What stays current goes with the thread.
+    std::thread::scope(|scope| {
+        let joined = scope.spawn(bound).join();
+        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    })
+}
+
+/// Counts the allocations of each thread. The simulator has an allocator of its own.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // While a thread ends its counter is gone, and nothing is counted.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;

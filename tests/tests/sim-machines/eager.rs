@@ -1,0 +1,69 @@
+//! Eager loading, which is decided when the driver is loaded: each scene in a process of its own, on the simulator.
+
+use std::process::Command;
+
+use anyhow::{Result, bail, ensure};
+use cuda_mem::{Driver, ErrorKind, Image, LoadingMode};
+use cuda_mem_tests::lab::{Lab, sim_path};
+
+const PTX: &str = include_str!("../../data/kernels.ptx");
+
+/// Names the scene that a child plays.
+const SCENE: &str = "CUDA_MEM_TEST_EAGER";
+
+fn play(scene: &str, knobs: &[(&str, &str)]) -> Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(SCENE, scene).envs(knobs.iter().copied());
+    let output = command.env_remove("CUDA_VISIBLE_DEVICES").output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{text}");
+    Ok(())
+}
+
+#[apply(case)]
+fn a_library_would_come_to_every_context_and_is_refused(_: &Lab) -> Result<()> {
+    let knobs = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
+    play("eager", &knobs)
+}
+
+#[apply(case)]
+fn lazy_is_the_default(_: &Lab) -> Result<()> {
+    play("lazy", &[])
+}
+
+#[apply(case)]
+fn old_drivers_load_at_once(_: &Lab) -> Result<()> {
+    play("old", &[("CUDA_SIM_DRIVER_VERSION", "11060")])
+}
+
+fn scene(name: &str) -> Result<()> {
+    // SAFETY: the simulated driver behaves as a CUDA driver does.
+    let driver = unsafe { Driver::load_from(sim_path()?) }?;
+    let image = Image::ptx(PTX)?;
+    let context = driver.device(0)?.primary_context()?;
+    let expected = match name {
+        "lazy" => LoadingMode::Lazy,
+        _ => LoadingMode::Eager,
+    };
+    ensure!(driver.loading_mode()? == expected);
+    let library = driver.load_library(&image);
+    match name {
+        "lazy" => drop(library?),
+        "eager" | "old" => {
+            let kind = library.map(drop).map_err(|error| error.kind());
+            ensure!(kind == Err(ErrorKind::NotSupported), "{kind:?}");
+        }
+        other => bail!("no scene is called {other}"),
+    }
+    context.load(&image)?.function("fill")?;
+    for device in driver.devices()?.iter().skip(1) {
+        ensure!(!device.has_active_context()?, "{device:?} was touched");
+    }
+    Ok(())
+}
+
+/// Plays the part that another process has for this one, if it has one.
+pub(crate) fn as_child() -> Option<Result<()>> {
+    let name = std::env::var(SCENE).ok()?;
+    Some(scene(&name))
+}

@@ -1,0 +1,105 @@
+//! What happens in the processes of their own.
+
+use std::ffi::{CString, c_void};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::{ErrorKind, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::run;
+use cuda_mem_tests::window::memory;
+
+use super::{EXPECTED, WINDOWS, closing, libraries, refusing};
+
+/// Runs a scenario by its name.
+pub(crate) fn run(scenario: &str) -> Result<()> {
+    let lab = Lab::get_sim()?;
+    match scenario {
+        "bodies" => return bodies(),
+        "missing" => libraries::missing(lab)?,
+        "memory_that_suits" => libraries::memory_that_suits(lab)?,
+        "attributes_sanity" => libraries::attributes_sanity(lab)?,
+        "wishes" => libraries::wishes(lab)?,
+        "without" => {
+            libraries::without(lab)?;
+            return Ok(());
+        }
+        "memory_by_its_origin" => libraries::memory_by_its_origin(lab)?,
+        "mapping_kinds" => refusing::mapping_kinds(lab)?,
+        "over_pcie" => refusing::over_pcie(lab)?,
+        "broken_dma_bufs" => refusing::broken_dma_bufs(lab)?,
+        "no_dma_bufs" => refusing::no_dma_bufs(lab)?,
+        "little_room" => refusing::little_room(lab)?,
+        "child_threads_open_windows" => closing::child_threads_open_windows(lab)?,
+        "invalidation_two_mappings" => closing::invalidation_two_mappings(lab)?,
+        "leakage_pin_pages_fork" => closing::leakage_pin_pages_fork(lab)?,
+        "a_fork_beside_a_call" => closing::a_fork_beside_a_call(lab)?,
+        "failures_leave_nothing" => closing::failures_leave_nothing(lab)?,
+        "every_end_gives_back" => {
+            closing::every_end_gives_back(lab)?;
+            return Ok(());
+        }
+        other => bail!("no scenario {other}"),
+    }
+    ensure!(live()? == [0, 0], "something stays pinned");
+    Ok(())
+}
+
+/// What the parent said, in words.
+pub(crate) fn expected() -> Vec<String> {
+    let text = std::env::var(EXPECTED).unwrap_or_default();
+    text.split(' ').map(str::to_owned).collect()
+}
+
+/// Looks at what is pinned after the windows of the suite.
+pub(crate) fn bodies() -> Result<()> {
+    let code = run::main(&WINDOWS);
+    ensure!(code == ExitCode::SUCCESS, "a test failed");
+    ensure!(live()? == [0, 0], "something stays pinned");
+    Ok(())
+}
+
+#[apply(case_staged)]
+fn the_kinds_that_were_named_are_had(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let mut had = Vec::new();
+    for kind in WindowKind::ALL {
+        let mut buffer = memory::<u32>(&stream, kind, 1000)?;
+        match WindowOptions::new().only([kind]).open(&mut buffer) {
+            Ok(window) => had.push(window.kind().to_string()),
+            Err(error) => ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
+        }
+    }
+    ensure!(had == expected(), "{had:?}");
+    Ok(())
+}
+
+/// Why a kind of window was not taken.
+pub(crate) fn reason<T: bytemuck::Pod>(
+    window: &Window<'_, T>,
+    kind: WindowKind,
+) -> Result<WindowReason> {
+    let mut reasons = window.choice().left_out().iter();
+    let found = reasons.find(|(other, _)| *other == kind);
+    let (_, reason) = found.with_context(|| format!("{kind}: {}", window.choice()))?;
+    Ok(reason.clone())
+}
+
+/// How much of this process is pinned by gdrcopy's library, and how much of that is mapped.
+pub(crate) fn live() -> Result<[u64; 2]> {
+    type Count = extern "C" fn() -> u64;
+
+    let path = gdrapi_sim::library_path().context("the simulated gdrcopy was not built")?;
+    let path = CString::new(path.into_os_string().into_encoded_bytes())?;
+    // SAFETY: the simulated library, which stays open.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY) };
+    let mut counts = [0; 2];
+    for (name, count) in [c"simgdr_pins", c"simgdr_mappings"].iter().zip(&mut counts) {
+        // SAFETY: the handle is open.
+        let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+        // SAFETY: null is `None`; the library exports these names with this signature.
+        let found = unsafe { std::mem::transmute::<*mut c_void, Option<Count>>(address) };
+        *count = found.context("the library does not count")?();
+    }
+    Ok(counts)
+}

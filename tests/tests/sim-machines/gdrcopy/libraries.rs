@@ -1,0 +1,200 @@
+//! Libraries and kernel modules that are older, or not there.
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::sys::gdr::gdr_mapping_type_t;
+use cuda_mem::{
+    Device, DeviceBuffer, Error, ErrorKind, Gdr, MappedMemory, MemoryKind, Resource, Stream,
+    WindowKind, WindowOptions, WindowReason,
+};
+use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::window::memory;
+
+use super::child::{expected, live, reason};
+
+/// `Gdr::load` fails, says what is missing in the words that are expected, and every window goes on without.
+pub(crate) fn missing(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let error = Gdr::load().map(drop).err().context("it opened")?;
+    let again = Gdr::load().map(drop).err().context("it opened later")?;
+    ensure!(again.to_string() == error.to_string(), "{again}");
+    // In pages of its own.
+    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 1 << 20)?;
+    let window = WindowOptions::new().open(&mut buffer)?;
+    ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
+    ensure!(window.gdr_info()?.is_none() && !window.is_revoked()?);
+    let reason = reason(&window, WindowKind::Gdrcopy)?;
+    let WindowReason::Failed(failed) = reason else {
+        anyhow::bail!("{reason}");
+    };
+    ensure!(failed.to_string() == error.to_string(), "{failed}");
+    println!(
+        "{:?} {:?}: {error}",
+        error.kind(),
+        error.raw_os_error().unwrap_or(-1)
+    );
+    Ok(())
+}
+
+/// Where the memory is that suits a window here: as expected.
+pub(crate) fn memory_that_suits(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let place = |options: &WindowOptions| -> Result<MemoryKind> {
+        let buffer = options.alloc::<u32>(&stream, 100)?;
+        let info = lab.driver.pointer_info(buffer.as_raw())?;
+        Ok(info.context("it is the driver's")?.kind)
+    };
+    let found = [
+        place(&WindowOptions::new())?,
+        place(&WindowOptions::new().prefer([WindowKind::HostMapped]))?,
+        place(&WindowOptions::new().refuse([WindowKind::HostMapped]))?,
+        place(&WindowOptions::new().refuse([WindowKind::Gdrcopy]))?,
+        place(&WindowOptions::new().refuse([WindowKind::DmaBuf]))?,
+        place(&WindowOptions::new().only([WindowKind::Copies]))?,
+    ];
+    let found: Vec<String> = found.iter().map(|kind| format!("{kind:?}")).collect();
+    ensure!(found == expected(), "{found:?}");
+    Ok(())
+}
+
+/// gdrcopy's attributes_sanity, and everything else that the library tells. What is expected: version of the library,
+/// of the module, persistent, may be forced to PCIe, through dma-bufs.
+pub(crate) fn attributes_sanity(_: &Lab) -> Result<()> {
+    let gdr = Gdr::load()?;
+    let path = gdrapi_sim::library_path().context("built")?;
+    ensure!(gdr.library_path() == path && format!("{gdr:?}").contains("version"));
+    ensure!(Gdr::load()?.library_path() == path);
+    let version = |found: cuda_mem::Result<(u32, u32)>| match found {
+        Ok((major, minor)) => format!("{major}.{minor}"),
+        Err(error) => format!("{:?}", error.kind()),
+    };
+    let found = [
+        version(gdr.runtime_version()),
+        version(gdr.driver_version()),
+        gdr.is_persistent()?.to_string(),
+        gdr.can_force_pcie()?.to_string(),
+        gdr.uses_dma_buf()?.to_string(),
+    ];
+    ensure!(found[..] == expected(), "{found:?}");
+    for (kind, name) in [
+        (gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE, "None"),
+        (gdr_mapping_type_t::GDR_MAPPING_TYPE_WC, "Write Combining"),
+        (gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING, "Caching"),
+        (gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE, "Device"),
+    ] {
+        match gdr.mapping_name(kind) {
+            Ok(found) => ensure!(found == name),
+            Err(error) => ensure!(error.kind() == ErrorKind::SymbolMissing, "{error}"),
+        }
+    }
+    match gdr.mapping_name(gdr_mapping_type_t(4)) {
+        Ok(name) => anyhow::bail!("there is no such kind: {name}"),
+        Err(error) if error.kind() == ErrorKind::SymbolMissing => {}
+        Err(error) => ensure!(error.kind() == ErrorKind::InvalidValue, "{error}"),
+    }
+    // Whatever the machine's own module tells.
+    Gdr::kernel_facts()?;
+    Ok(())
+}
+
+/// What `open` of gdrcopy alone answers, with a wish that the library may not know.
+pub(crate) fn wishes(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
+    let only = || WindowOptions::new().only([WindowKind::Gdrcopy]);
+    for (wish, options) in [
+        ("any", only()),
+        ("pcie", only().force_pcie(true)),
+        ("wc", only().mapping(cuda_mem::MappingKind::WriteCombining)),
+        ("cached", only().mapping(cuda_mem::MappingKind::Cached)),
+        ("device", only().mapping(cuda_mem::MappingKind::Device)),
+    ] {
+        match options.open(&mut buffer) {
+            Ok(window) => {
+                let kind = window.mapping().context("it is mapped")?;
+                println!("{wish}: {kind}");
+            }
+            Err(error) => {
+                ensure!(error.kind() == ErrorKind::NoWindow, "{error}");
+                println!("{wish}: {error}");
+            }
+        }
+        ensure!(live()? == [0, 0], "{wish}");
+    }
+    Ok(())
+}
+
+/// Opens and closes a window; answers what went wrong, and where.
+pub(crate) fn without(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
+    match WindowOptions::new()
+        .only([WindowKind::Gdrcopy])
+        .open(&mut buffer)
+    {
+        Err(error) => println!("open: {error}"),
+        Ok(mut window) => {
+            window.store(1, 1)?;
+            let told = |what: &str, error: Error| println!("{what}: {:?}: {error}", error.kind());
+            if let Err(error) = window.gdr_info() {
+                told("info", error);
+            }
+            if let Err(error) = window.is_revoked() {
+                told("flag", error);
+            }
+            if let Err(error) = window.close() {
+                told("close", error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// gdrcopy's basic_cumemalloc, basic_vmmalloc and the memory that it refuses, over what the driver says of it.
+pub(crate) fn memory_by_its_origin(lab: &Lab) -> Result<()> {
+    let stream = lab.stream()?;
+    let device = lab.device()?;
+    let mut plain = memory::<u8>(&stream, WindowKind::Gdrcopy, 100_000)?;
+    let mut mapped = mapped(&device, &stream, true)?;
+    for buffer in [&mut plain, &mut *mapped] {
+        let mut window = WindowOptions::new()
+            .only([WindowKind::Gdrcopy])
+            .open(buffer)?;
+        let info = window.gdr_info()?.context("it is gdrcopy's")?;
+        ensure!(info.mapped() && info.page_size == 65_536, "{info:?}");
+        let (first, last) = (window.address(), window.address() + 100_000);
+        ensure!(
+            info.va <= first && last <= info.va + info.mapped_size,
+            "{info:?}"
+        );
+        ensure!(!window.is_revoked()? && live()? == [1, 1]);
+        window.write(0, &[7; 100_000])?;
+        window.close()?;
+        ensure!(live()? == [0, 0] && buffer.to_vec()?[99_999] == 7);
+    }
+    let mut other = self::mapped(&device, &stream, false)?;
+    refused(&mut other, "NotGpuDirect")?;
+    refused(&mut lab.pool()?.alloc(&stream, 100_000)?, "NotGpuDirect")?;
+    let managed = cuda_mem::ManagedBuffer::<u8>::zeroed(&stream, 100_000)?;
+    refused(&mut managed.into_buffer(), "ManagedMemory")?;
+    let host = Resource::new(cuda_mem::PinnedResource::new(lab.driver));
+    refused(&mut host.alloc(&stream, 100_000)?, "MemoryOfHost")
+}
+
+fn mapped(device: &Device, stream: &Stream, rdma: bool) -> Result<cuda_mem::GrowableBuffer<u8>> {
+    let memory = MappedMemory::builder(device)
+        .gpu_direct_rdma(rdma)
+        .map(2 << 20)?;
+    Ok(memory
+        .into_buffer(stream, 100_000)
+        .map_err(|failed| failed.error)?)
+}
+
+fn refused(buffer: &mut DeviceBuffer<u8>, expected: &str) -> Result<()> {
+    let window = WindowOptions::new().open(buffer)?;
+    let reason = reason(&window, WindowKind::Gdrcopy)?;
+    ensure!(
+        format!("{reason:?}") == expected,
+        "{reason:?}, not {expected}"
+    );
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! Machines that only the simulator can be: older drivers, missing libraries, refused kinds of memory. Each is a process of
+//! its own, because the simulator reads its knobs once.
+
+#[macro_use(apply)]
+extern crate macro_rules_attribute;
+#[macro_use]
+extern crate cuda_mem_tests;
+
+mod counts;
+mod eager;
+mod fallback;
+mod gdrcopy;
+mod load;
+mod nvml;
+mod support;
+mod versions;
+mod watchdog;
+
+use std::process::ExitCode;
+
+use cuda_mem_tests::case::Kind;
+use cuda_mem_tests::suite::{self, Suite};
+
+fn main() -> ExitCode {
+    let parts = [
+        eager::as_child,
+        gdrcopy::as_child,
+        load::as_child,
+        nvml::as_child,
+        support::as_child,
+    ];
+    if let Some(played) = parts.into_iter().find_map(|as_child| as_child()) {
+        return suite::ended(played);
+    }
+    suite::main(&[
+        Suite::made_of("machines", |test| {
+            test.kind == Kind::Any
+                && test.is_in("sim_machines")
+                && !test.is_in("sim_machines::counts")
+        })
+        .sim_only(),
+        // The simulator counts for the whole process.
+        Suite::of("sim_machines::counts").sim_only().serial(),
+        versions::CONTRACT,
+        versions::BESIDE,
+        fallback::CONFORMANCE,
+        watchdog::HUNG,
+        watchdog::PATIENT,
+    ])
+}

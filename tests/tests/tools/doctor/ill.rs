@@ -1,0 +1,258 @@
+//! Machines that lack something: what is missing, why, and what to do.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem_tests::lab::Lab;
+use serde_json::Value;
+
+use super::{doctor, document, ended, found, has, joined, list, machine};
+
+/// One device without pools.
+fn is_slow(knob: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> Result<Value> {
+    let value = machine(&[knob])?;
+    ensure!(value["exit_code"] == 1, "{knob:?}: {value:#}");
+    let device = &value["devices"][0];
+    found(
+        device,
+        "works, slowly",
+        &["no memory pools", because],
+        advice,
+    )
+    .with_context(|| format!("{knob:?}"))?;
+    let strategy = &device["strategy"];
+    ensure!(
+        strategy["kind"] == "direct" && strategy["cause"] == cause,
+        "{strategy}"
+    );
+    for kind in ["plain", "descriptor"] {
+        ensure!(
+            device["pools"][kind]["supported"] == false,
+            "{knob:?}: {device:#}"
+        );
+    }
+    // The same for people.
+    let (code, text) = ended(doctor(&[knob], &["--simulate"])?)?;
+    ensure!(code == 1, "{text}");
+    has(
+        &text,
+        &["cuMemAlloc [", "device 0: works, slowly", "(exit code 1)"],
+    )?;
+    Ok(value)
+}
+
+#[apply(case)]
+fn without_pools_somebody_has_to_be_asked(_: &Lab) -> Result<()> {
+    let reason = "not on this device";
+    let advice = ["ask the administrator", "--measure", "Fallback::Refuse"];
+    is_slow(("CUDA_SIM_POOLS", "0"), "device", reason, &advice)?;
+    Ok(())
+}
+
+#[apply(case)]
+fn windows_is_named_with_the_way_out(_: &Lab) -> Result<()> {
+    let model = "CUDA_SIM_DRIVER_MODEL";
+    let advice = ["TCC mode", "update the driver", "-dm 0"];
+    let value = is_slow((model, "tcc"), "device", "driver model: TCC", &advice)?;
+    ensure!(value["devices"][0]["driver_model"] == "TCC");
+    // Outside Windows nothing tells the model but what is missing.
+    is_slow(
+        (model, "wddm"),
+        "device",
+        "not on this device",
+        &["WDDM", "update the driver"],
+    )?;
+    Ok(())
+}
+
+#[apply(case)]
+fn a_virtual_gpu_is_recognised(_: &Lab) -> Result<()> {
+    let advice = ["points to a virtual GPU", "ask the administrator"];
+    is_slow(
+        ("CUDA_SIM_VGPU", "1"),
+        "device",
+        "not on this device",
+        &advice,
+    )?;
+    Ok(())
+}
+
+/// The device says that it has pools, and the matrix must not.
+#[apply(case)]
+fn pools_that_are_a_lie_are_told_with_the_code(_: &Lab) -> Result<()> {
+    let code = "CUDA_ERROR_NOT_SUPPORTED";
+    let value = is_slow(("CUDA_SIM_BROKEN_POOLS", "1"), "refused", code, &[code])?;
+    let device = &value["devices"][0];
+    ensure!(device["capabilities"]["memory_pools"]["supported"] == true);
+    ensure!(device["strategy"]["code"] == 801 && device["pools"]["plain"]["code"] == 801);
+    Ok(())
+}
+
+#[apply(case)]
+fn an_old_driver_is_told_which_to_install(_: &Lab) -> Result<()> {
+    let old = ("CUDA_SIM_DRIVER_VERSION", "11000");
+    let because = "needs CUDA 11.2, the driver has 11.0";
+    let advice = ["CUDA 11.2 or newer", "version 460"];
+    let value = is_slow(old, "driver_too_old", because, &advice)?;
+    ensure!(value["devices"][0]["strategy"]["needs_cuda"] == "11.2");
+    // Pools, but not all of them.
+    let value = machine(&[("CUDA_SIM_DRIVER_VERSION", "11020")])?;
+    found(
+        &value["devices"][0],
+        "limited",
+        &["CUDA 11.2", "statistics"],
+        &["CUDA 11.5", "495"],
+    )?;
+    let value = machine(&[("CUDA_SIM_DRIVER_VERSION", "12020")])?;
+    found(&value["devices"][0], "ready", &[], &[])?;
+    has(&joined(&value["hints"])?, &["CUDA 13.0", "version 580"])
+}
+
+#[apply(case)]
+fn sharing_that_is_missing_or_a_lie_is_a_limit(_: &Lab) -> Result<()> {
+    let value = machine(&[("CUDA_SIM_HANDLE_TYPES", "0")])?;
+    let missing = ["no pools that are shared by descriptor"];
+    found(
+        &value["devices"][0],
+        "limited",
+        &missing,
+        &["virtual GPUs", "miss nothing"],
+    )?;
+    ensure!(value["exit_code"] == 1 && value["verdict"] == "limited");
+    let value = machine(&[("CUDA_SIM_BROKEN_HANDLE_TYPES", "1")])?;
+    let lie = ["promised and cannot be made", "(801)"];
+    found(
+        &value["devices"][0],
+        "limited",
+        &lie,
+        &["PoolBuilder::support"],
+    )?;
+    // Few need these.
+    let value = machine(&[("CUDA_SIM_BROKEN_HANDLE_TYPES", "8")])?;
+    found(&value["devices"][0], "ready", &[], &["fabric handles"])
+}
+
+#[apply(case)]
+fn devices_are_judged_one_by_one(_: &Lab) -> Result<()> {
+    let mixed = [("CUDA_SIM_DEVICES", "2"), ("CUDA_SIM_NO_POOLS", "1")];
+    let value = machine(&mixed)?;
+    ensure!(
+        value["exit_code"] == 1 && value["verdict"] == "works, slowly",
+        "the worst counts"
+    );
+    found(&value["devices"][0], "ready", &[], &[])?;
+    found(&value["devices"][1], "works, slowly", &[], &[])?;
+    let (_, text) = ended(doctor(&mixed, &["--simulate"])?)?;
+    has(
+        &text,
+        &[
+            "device 0: ready",
+            "device 1: works, slowly",
+            "not on every device",
+        ],
+    )?;
+    // The bad one hidden, all is well.
+    let mut good = mixed.to_vec();
+    good.push(("CUDA_VISIBLE_DEVICES", "0"));
+    let value = machine(&good)?;
+    ensure!(value["exit_code"] == 0, "{value:#}");
+    ensure!(value["environment"]["CUDA_VISIBLE_DEVICES"] == "0");
+    Ok(())
+}
+
+/// A simulated pool takes address space, four times the device's memory, and the system has no more than
+/// 256 TiB: a device after the first ones can make no pool, and answers OUT_OF_MEMORY.
+const TOO_MANY: [(&str, &str); 2] = [("CUDA_SIM_DEVICES", "64"), ("CUDA_SIM_MEMORY", "4096G")];
+
+#[apply(case)]
+fn a_device_that_does_not_work_is_told(_: &Lab) -> Result<()> {
+    let value = machine(&TOO_MANY)?;
+    ensure!(value["verdict"] == "does not work", "the worst counts");
+    ensure!(value["exit_code"] == 1, "the first one can be used");
+    let devices = list(&value["devices"])?;
+    let (first, last) = (&devices[0], &devices[63]);
+    ensure!(first["verdict"] != "does not work", "{first:#}");
+    found(
+        last,
+        "does not work",
+        &["no default resource", "CUDA_ERROR_OUT_OF_MEMORY"],
+        &["Xid", "out of memory"],
+    )?;
+    let strategy = &last["strategy"];
+    ensure!(
+        strategy["kind"].is_null() && strategy["error"].is_string(),
+        "{strategy}"
+    );
+    let plain = &last["pools"]["plain"];
+    ensure!(
+        plain["supported"].is_null() && plain["error"].is_string(),
+        "{plain}"
+    );
+    let (_, text) = ended(doctor(&TOO_MANY, &["--simulate"])?)?;
+    has(
+        &text,
+        &[
+            "device 63: does not work",
+            "result: does not work (exit code 1)",
+        ],
+    )
+}
+
+/// As above with the one device that there is, in a process that may take less address space.
+#[apply(case)]
+fn a_machine_where_nothing_works_ends_with_its_code(_: &Lab) -> Result<()> {
+    let huge = [TOO_MANY[1]];
+    let limited = |arguments: &[&str]| -> Result<Command> {
+        let asked = doctor(&huge, arguments)?;
+        let mut command = Command::new("sh");
+        // 1 TiB, in KiB.
+        command.args(["-c", "ulimit -v 1073741824 && exec \"$0\" \"$@\""]);
+        command.arg(asked.get_program()).args(asked.get_args());
+        for (name, value) in asked.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Ok(command)
+    };
+    let value = document(limited(&["--simulate", "--json"])?)?;
+    ensure!(
+        value["verdict"] == "does not work" && value["exit_code"] == 2,
+        "{value:#}"
+    );
+    found(
+        &value["devices"][0],
+        "does not work",
+        &["no default resource"],
+        &[],
+    )?;
+    ensure!(list(&value["hints"])?.is_empty(), "{value:#}");
+    let (code, text) = ended(limited(&["--simulate"])?)?;
+    ensure!(code == 2, "{text}");
+    has(
+        &text,
+        &[
+            "device 0: does not work",
+            "result: does not work (exit code 2)",
+        ],
+    )
+}
+
+#[apply(case)]
+fn peers_are_listed_in_both_directions(_: &Lab) -> Result<()> {
+    let knobs = [("CUDA_SIM_DEVICES", "3"), ("CUDA_SIM_NO_PEERS", "0-1")];
+    let value = machine(&knobs)?;
+    let mut reached = Vec::new();
+    for device in list(&value["devices"])? {
+        for peer in list(&device["peers"])? {
+            ensure!(peer["error"].is_null(), "{peer}");
+            if peer["reached"] == true {
+                reached.push((device["ordinal"].as_u64(), peer["ordinal"].as_u64()));
+            }
+        }
+    }
+    let pairs = [(0, 2), (1, 2), (2, 0), (2, 1)].map(|(a, b)| (Some(a), Some(b)));
+    ensure!(reached == pairs, "{reached:?}");
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! The examples as a person meets them: what they print, and what they say to mistakes.
+
+#[macro_use(apply)]
+extern crate macro_rules_attribute;
+#[macro_use]
+extern crate cuda_mem_tests;
+
+mod doctor;
+mod examples;
+mod ipc;
+mod quickstart;
+mod replay;
+mod window;
+
+use std::process::ExitCode;
+
+use cuda_mem_tests::suite::{self, Suite};
+
+fn main() -> ExitCode {
+    suite::main(&[Suite::of("tools")])
+}

@@ -1,0 +1,68 @@
+//! All resources in turn.
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use cuda_mem::sys::LIBRARY_VARIABLE;
+use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::suite;
+
+use super::{ROWS, ended, has, log, objects, refused, replay, text};
+
+const ALL: [&str; 7] = [
+    "pool",
+    "default-pool",
+    "direct",
+    "managed",
+    "managed-pool",
+    "pinned",
+    "host-pool",
+];
+
+#[apply(case)]
+fn every_resource_is_in_it_or_named_with_the_reason(lab: &Lab) -> Result<()> {
+    let path = log(ROWS)?;
+    let path = path.path.display().to_string();
+    let output = replay(lab, &[&path, "--compare", "--passes", "1"])?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    has(&text(&output.stdout), &ALL)?;
+    let output = replay(lab, &[&path, "--compare", "--json"])?;
+    let ran = objects(&output)?;
+    for name in ALL {
+        let lines = ran
+            .iter()
+            .filter(|object| object["resource"] == name)
+            .count();
+        let reason = text(&output.stderr).contains(&format!("{name}: not run: "));
+        ensure!(
+            if reason { lines == 0 } else { lines == 2 },
+            "{name}: {lines}"
+        );
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn what_a_device_lacks_is_told_and_no_failure(_: &Lab) -> Result<()> {
+    let path = log(ROWS)?;
+    let simulated = |arguments: &[&str], pools: &str| {
+        let mut command = Command::new(suite::example("replay")?);
+        command
+            .arg(&path.path)
+            .args(arguments)
+            .env(LIBRARY_VARIABLE, sim_path()?)
+            .env("CUDA_SIM_POOLS", pools)
+            .env_remove("CUDA_VISIBLE_DEVICES");
+        ended(command)
+    };
+    let output = simulated(&["--compare"], "0")?;
+    ensure!(output.status.success(), "{}", text(&output.stderr));
+    has(
+        &text(&output.stdout),
+        &["pool: not run: device 0 has no memory pools", "direct"],
+    )?;
+    refused(&simulated(&[], "0")?, 1, &["pool", "no memory pools"])?;
+    // Nothing of it ran.
+    let limit = ["--compare", "--adaptor", "limit=10"];
+    refused(&simulated(&limit, "1")?, 1, &["0 resources"])
+}
