@@ -33,7 +33,10 @@ const AT_A_TIME: usize = 8;
 pub fn main(suite: &Suite) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let calls = std::env::var_os(CALLS);
-    if suite.serial || calls.is_some() {
+    if calls.is_some() {
+        // Each test has a process of its own then.
+        arguments.test_threads = Some(at_a_time());
+    } else if suite.serial {
         arguments.test_threads = Some(1);
     }
     let chosen = if suite.sim_only || calls.is_some() {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod baseline;
 mod bundle;
 mod coverage;
 mod outside;
@@ -28,6 +29,8 @@ enum Command {
     Coverage(coverage::Args),
     /// Build and run the README's program outside of the workspace, from what is committed.
     Outside(outside::Args),
+    /// Measure ratios on the simulated driver, or say which one a change has moved.
+    Baseline(baseline::Args),
     /// Put tests, examples and benchmarks into a folder that runs without Rust.
     Bundle(bundle::Args),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Tidy(args) => tidy::run(&args),
         Command::Coverage(args) => coverage::run(&args),
         Command::Outside(args) => outside::run(&args),
+        Command::Baseline(args) => baseline::run(&args),
         Command::Bundle(args) => bundle::run(&args),
     };
     match outcome {
