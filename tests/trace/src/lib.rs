@@ -6,6 +6,7 @@
 //!
 //! [`random`] makes the operations of a benchmark instead of reading them.
 
+mod lines;
 pub mod random;
 mod recorded;
 mod unpack;
@@ -18,7 +19,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use lines::{Fields, Lines};
 
 /// One operation of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,20 +74,14 @@ pub struct TraceError {
     problem: String,
 }
 
-/// The columns that a replay needs. Time is not read, so it may have any form.
-#[derive(Deserialize)]
-struct Row {
+/// One line of a log: the columns that a replay needs. Time is not read, so it may have any form.
+struct Row<'a> {
     /// Anything that tells threads apart. Logs without the column are of one thread.
-    #[serde(rename = "Thread", default)]
-    thread: String,
-    #[serde(rename = "Action")]
-    action: String,
-    #[serde(rename = "Pointer")]
-    pointer: String,
-    #[serde(rename = "Size")]
-    size: String,
-    #[serde(rename = "Stream")]
-    stream: String,
+    thread: &'a str,
+    action: &'a str,
+    pointer: &'a str,
+    size: &'a str,
+    stream: &'a str,
 }
 
 impl Trace {
@@ -105,28 +100,38 @@ impl Trace {
         Self::parse(BufReader::new(file)).map_err(|(line, problem)| fail(line, problem))
     }
 
+    /// Reads a log that is no file, and unpacks it likewise. `name` is what errors call it.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_from(name: &Path, packed: impl BufRead) -> Result<Self, TraceError> {
+        Self::parse(packed).map_err(|(line, problem)| TraceError {
+            path: name.to_path_buf(),
+            line,
+            problem,
+        })
+    }
+
     fn parse(packed: impl BufRead) -> Result<Self, (Option<u64>, String)> {
         let unpacked =
             unpack::unpack(packed).map_err(|error| (None, format!("cannot be read: {error}")))?;
-        let mut reader = csv::ReaderBuilder::new()
-            .trim(csv::Trim::All)
-            .from_reader(unpacked);
-        // The rows would be read without a header if it cannot be read.
-        let header = reader
-            .byte_headers()
-            .map_err(|error| (None, describe(&error)))?;
-        absent_columns(header).map_err(|problem| (None, problem))?;
+        let mut lines = Lines::new(unpacked);
+        let mut fields = Fields::default();
+        match lines.next() {
+            Ok(line) => fields.split(line.unwrap_or_default()),
+            // What is no text has no header either; what cannot be unpacked is something else.
+            Err((Some(_), _)) => fields.split(""),
+            Err(error) => return Err(error),
+        }
+        let columns = Columns::of(&fields).map_err(|problem| (None, problem))?;
         let mut builder = Builder::default();
-        for row in reader.deserialize::<Row>() {
-            let row = row.map_err(|error| {
-                let line = error.position().map(csv::Position::line);
-                (line, describe(&error))
-            })?;
-            // Rows are lines here: no field of the format holds a line break.
-            builder.line += 1;
-            builder
-                .row(&row)
-                .map_err(|problem| (Some(builder.line + 1), problem))?;
+        while let Some(line) = lines.next()? {
+            fields.split(line);
+            columns
+                .row(&fields)
+                .and_then(|row| builder.row(&row))
+                .map_err(|problem| (Some(lines.number), problem))?;
         }
         if builder.trace.ops.is_empty() {
             return Err((None, "the log has no operations".to_owned()));
@@ -135,49 +140,60 @@ impl Trace {
     }
 }
 
-/// The columns that a replay cannot do without; see [`Row`].
-const COLUMNS: [&str; 4] = ["Action", "Pointer", "Size", "Stream"];
-
-fn absent_columns(header: &csv::ByteRecord) -> Result<(), String> {
-    let absent: Vec<&str> = COLUMNS
-        .into_iter()
-        .filter(|column| !header.iter().any(|found| found == column.as_bytes()))
-        .collect();
-    if absent.is_empty() {
-        return Ok(());
-    }
-    let noun = if absent.len() == 1 {
-        "column"
-    } else {
-        "columns"
-    };
-    Err(format!(
-        "this is no allocation log: its first line lacks the {noun} {}; a log in RMM's format begins with \
-         Thread,Time,Action,Pointer,Size,Stream",
-        absent.join(", ")
-    ))
+/// Where the columns are that a replay cannot do without, and that of the threads if there is one.
+struct Columns {
+    count: usize,
+    thread: Option<usize>,
+    /// Action, pointer, size and stream.
+    others: [usize; 4],
 }
 
-fn describe(error: &csv::Error) -> String {
-    match error.kind() {
-        csv::ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => {
-            format!("has {len} fields and must have {expected_len}")
+impl Columns {
+    fn of(header: &Fields) -> Result<Self, String> {
+        let names = ["Action", "Pointer", "Size", "Stream"];
+        let place = |name: &str| header.iter().position(|found| found == name);
+        let absent: Vec<&str> = names
+            .into_iter()
+            .filter(|name| place(name).is_none())
+            .collect();
+        if absent.is_empty() {
+            return Ok(Self {
+                count: header.len(),
+                thread: place("Thread"),
+                others: names.map(|name| place(name).unwrap_or_default()),
+            });
         }
-        csv::ErrorKind::Io(error) => format!("cannot be read: {error}"),
-        csv::ErrorKind::Deserialize { err, .. } => {
-            format!("{err}; the columns must be Thread,Time,Action,Pointer,Size,Stream")
+        let noun = if absent.len() == 1 {
+            "column"
+        } else {
+            "columns"
+        };
+        Err(format!(
+            "this is no allocation log: its first line lacks the {noun} {}; a log in RMM's format begins with \
+             Thread,Time,Action,Pointer,Size,Stream",
+            absent.join(", ")
+        ))
+    }
+
+    fn row<'a>(&self, fields: &'a Fields) -> Result<Row<'a>, String> {
+        let (found, expected) = (fields.len(), self.count);
+        if found != expected {
+            return Err(format!("has {found} fields and must have {expected}"));
         }
-        _ => error.to_string(),
+        let [action, pointer, size, stream] = self.others.map(|place| fields.get(place));
+        Ok(Row {
+            thread: self.thread.map_or("", |place| fields.get(place)),
+            action,
+            pointer,
+            size,
+            stream,
+        })
     }
 }
 
 #[derive(Default)]
 struct Builder {
     trace: Trace,
-    /// Rows read so far.
-    line: u64,
     /// Address → slot and bytes of what is alive.
     live: HashMap<u64, (usize, u64)>,
     /// What the log calls a stream → its number.
@@ -188,21 +204,21 @@ struct Builder {
 }
 
 impl Builder {
-    fn row(&mut self, row: &Row) -> Result<(), String> {
-        let pointer = address(&row.pointer)?;
-        let stream = stream(&row.stream)?;
-        match row.action.as_str() {
-            "allocate" => self.allocate(pointer, size(&row.size)?, stream)?,
+    fn row(&mut self, row: &Row<'_>) -> Result<(), String> {
+        let pointer = address(row.pointer)?;
+        let stream = stream(row.stream)?;
+        match row.action {
+            "allocate" => self.allocate(pointer, size(row.size)?, stream)?,
             "free" => self.free(pointer, stream)?,
             // Nothing to replay, and so no use of the stream or the thread either.
             "allocate failure" => {
-                size(&row.size)?;
+                size(row.size)?;
                 self.trace.failures += 1;
                 return Ok(());
             }
             other => return Err(format!("the action is {other:?}, not allocate or free")),
         }
-        let thread = self.thread(&row.thread);
+        let thread = self.thread(row.thread);
         self.trace.op_threads.push(thread);
         Ok(())
     }
@@ -294,6 +310,8 @@ fn stream(text: &str) -> Result<u128, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
 
     const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
@@ -339,6 +357,26 @@ mod tests {
             assert_eq!(line, Some(3), "{bad}");
             assert!(problem.contains(word), "{problem}");
         }
+    }
+
+    #[test]
+    fn blank_lines_count_as_lines() {
+        let (line, problem) = parse("0,0.1,allocate,0x10,100,0\n\n\r\n0,0.2,free,0x99,100,0\n")
+            .expect_err("not allocated");
+        assert_eq!(line, Some(5), "{problem}");
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_not_read_to_its_end() {
+        let endless = std::io::repeat(b'0');
+        let (line, problem) =
+            Trace::parse(BufReader::new(HEADER.as_bytes().chain(endless))).expect_err("no row");
+        assert_eq!(line, Some(2));
+        assert!(problem.contains("more than 65536 bytes"), "{problem}");
+        let endless = std::io::repeat(b',');
+        let (line, problem) = Trace::parse(BufReader::new(endless)).expect_err("no header");
+        assert_eq!(line, None);
+        assert!(problem.contains("allocation log"), "{problem}");
     }
 
     #[test]
