@@ -1,6 +1,8 @@
 //! Packed logs, told by their first bytes: names lie, and pipes have none.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, Read};
+use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
@@ -11,18 +13,92 @@ const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Without the first byte, whose low half is free: a frame with something else than data.
 const ZSTD_SKIPPABLE: [u8; 3] = [0x2a, 0x4d, 0x18];
 
-/// The bytes of the log itself.
+/// Packed logs may unpack to this many bytes, however few they are.
+const FREE: u64 = 16 << 20;
+/// To more, only if they are not more than this many times as large. Logs of programs pack to a tenth.
+const MOST_TIMES: u64 = 200;
+
+/// The bytes of the log itself. What is read of it stays in proportion to the bytes of `packed`.
 pub(crate) fn unpack<'a>(mut packed: impl BufRead + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let start = packed.fill_buf()?;
-    if start.starts_with(&GZIP) {
-        return Ok(Box::new(MultiGzDecoder::new(packed)));
-    }
+    let is_gzip = start.starts_with(&GZIP);
     let skippable = start.first().is_some_and(|first| first & 0xf0 == 0x50)
         && start.get(1..4) == Some(&ZSTD_SKIPPABLE[..]);
-    if start.starts_with(&ZSTD) || skippable {
-        return Ok(Box::new(Frames::Between(packed)));
+    let is_zstd = start.starts_with(&ZSTD) || skippable;
+    if !is_gzip && !is_zstd {
+        return Ok(Box::new(packed));
     }
-    Ok(Box::new(packed))
+    let taken = Rc::new(Cell::new(0));
+    let packed = Counted {
+        source: packed,
+        taken: Rc::clone(&taken),
+    };
+    Ok(if is_gzip {
+        Box::new(Bounded::new(MultiGzDecoder::new(packed), taken))
+    } else {
+        Box::new(Bounded::new(Frames::Between(packed), taken))
+    })
+}
+
+/// Counts what is taken out of a source.
+struct Counted<R> {
+    source: R,
+    taken: Rc<Cell<u64>>,
+}
+
+impl<R: BufRead> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        self.taken.set(self.taken.get() + read as u64);
+        Ok(read)
+    }
+}
+
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.source.fill_buf()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.source.consume(bytes);
+        self.taken.set(self.taken.get() + bytes as u64);
+    }
+}
+
+/// Fails before more comes out than is in proportion to what went in: every row takes memory, and a
+/// few kilobytes can stand for any number of rows.
+struct Bounded<R> {
+    unpacked: R,
+    /// Packed bytes that went in.
+    taken: Rc<Cell<u64>>,
+    given: u64,
+}
+
+impl<R> Bounded<R> {
+    fn new(unpacked: R, taken: Rc<Cell<u64>>) -> Self {
+        Self {
+            unpacked,
+            taken,
+            given: 0,
+        }
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.unpacked.read(buffer)?;
+        self.given += read as u64;
+        if self.given > FREE + self.taken.get().saturating_mul(MOST_TIMES) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "it unpacks to more than {MOST_TIMES} times its bytes; if it is to be trusted, \
+                     unpack it first"
+                ),
+            ));
+        }
+        Ok(read)
+    }
 }
 
 /// All frames of a zstd file, one after the other: tools that pack in parallel write many. The decoder
@@ -129,6 +205,23 @@ mod tests {
         let frames = [&skippable[..], &zstd(&first), &skippable, &zstd(&second)].concat();
         for packed in [both.clone(), gzip, zstd(&both), frames] {
             assert_eq!(unpacked(&packed).expect("unpacked"), both);
+        }
+    }
+
+    #[test]
+    fn a_few_bytes_that_unpack_to_very_many_are_refused() {
+        let many = vec![b'0'; 1 << 20];
+        let copies = (FREE >> 19) as usize;
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+        for _ in 0..copies {
+            gzip.write_all(&many).expect("packed");
+        }
+        let gzip = gzip.finish().expect("packed");
+        let zstd = zstd(&many).repeat(copies);
+        for packed in [gzip, zstd] {
+            let mut unpacked = unpack(&packed[..]).expect("a packed log");
+            let error = io::copy(&mut unpacked, &mut io::sink()).expect_err("too many");
+            assert!(error.to_string().contains("unpack it first"), "{error}");
         }
     }
 
