@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
+use super::text::{self, Version};
 use crate::workspace;
 
 /// A header that was found, with what identifies it.
@@ -20,16 +21,6 @@ pub(crate) struct Header {
     pub(crate) origin: String,
     /// The command that would take this header again.
     pub(crate) command: String,
-}
-
-/// A CUDA version as the headers write it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version(pub(crate) u32);
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
-    }
 }
 
 pub(crate) fn from_file(path: &Path, origin: &str) -> Result<Header> {
@@ -94,11 +85,7 @@ fn package_of(version: &str) -> Result<&'static str> {
 
 fn load(path: &Path, origin: String, command: String) -> Result<Header> {
     let text = workspace::read(path)?;
-    let version = text
-        .lines()
-        .find_map(|line| line.strip_prefix("#define CUDA_VERSION "))
-        .and_then(|value| value.trim().parse().ok())
-        .map(Version)
+    let version = text::version(&text)
         .with_context(|| format!("{} defines no CUDA_VERSION: not a cuda.h", path.display()))?;
     let typedefs = workspace::read(&path.with_file_name("cudaTypedefs.h"))
         .context("the first CUDA version of every function comes from it")?;

@@ -9,6 +9,7 @@ mod errors;
 mod header;
 mod parse;
 mod render;
+mod text;
 mod trial;
 
 use std::path::{Path, PathBuf};
