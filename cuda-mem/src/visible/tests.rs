@@ -333,6 +333,8 @@ fn values() -> impl Strategy<Value = String> {
         "/",
         "é",
         "99999999999999999999",
+        "-4294967295",
+        "4294967297",
     ];
     let piece = prop::sample::select(pieces.to_vec());
     prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())

@@ -83,13 +83,16 @@ fn is_start(text: &str, uuid: &str) -> bool {
     !text.is_empty()
 }
 
-/// `None` for what is no number, and for one below zero.
+/// `None` for what is no number, and for one below zero. The driver keeps an `int` of it (measured), so
+/// that large numbers may be small ones, with either sign.
 fn strtoul(text: &str) -> Option<u64> {
     let text = CString::new(text).ok()?;
     let mut end: *mut c_char = std::ptr::null_mut();
     // SAFETY: the text ends in a zero, and `end` is valid for a write of one pointer.
     let number = unsafe { libc::strtoul(text.as_ptr(), &raw mut end, 10) };
     let read = end.addr() - text.as_ptr().addr();
-    let read = &text.to_bytes()[..read];
-    (!read.is_empty() && (number == 0 || !read.contains(&b'-'))).then_some(number)
+    if read == 0 {
+        return None;
+    }
+    u64::try_from(number as i32).ok()
 }
