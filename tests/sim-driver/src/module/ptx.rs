@@ -51,6 +51,17 @@ struct Declared {
     local: u32,
 }
 
+/// What no device has is still a number: a launch refuses it.
+impl Declared {
+    fn add_shared(&mut self, statement: &[Token<'_>]) {
+        self.shared = self.shared.saturating_add(bytes_of(statement));
+    }
+
+    fn add_local(&mut self, statement: &[Token<'_>]) {
+        self.local = self.local.saturating_add(bytes_of(statement));
+    }
+}
+
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<Token<'a>> {
         self.tokens.get(self.at).copied()
@@ -158,7 +169,9 @@ impl<'a> Parser<'a> {
                     self.next()?;
                     self.skip_between("{", "}")?;
                 }
-                ".shared" => shared += bytes_of(&self.statement(token)?),
+                ".shared" => {
+                    shared = u32::saturating_add(shared, bytes_of(&self.statement(token)?));
+                }
                 ".global" | ".const" | ".tex" | ".pragma" | ".alias" => {
                     self.statement(token)?;
                 }
@@ -167,7 +180,7 @@ impl<'a> Parser<'a> {
         }
         // A guess: shared memory outside of the kernels is every kernel's.
         for entry in &mut code.entries {
-            entry.shared += shared;
+            entry.shared = entry.shared.saturating_add(shared);
         }
         Ok(code)
     }
@@ -294,8 +307,8 @@ impl<'a> Parser<'a> {
                     }
                     let statement = self.statement(token)?;
                     match token.text {
-                        ".shared" => declared.shared += bytes_of(&statement),
-                        ".local" => declared.local += bytes_of(&statement),
+                        ".shared" => declared.add_shared(&statement),
+                        ".local" => declared.add_local(&statement),
                         _ => {}
                     }
                 }
@@ -408,6 +421,14 @@ mod tests {
         let refusal = parse(text, (9, 0)).expect_err("refused");
         assert!(refusal.log().contains(&format!("line {};", refusal.line)));
         (refusal.code, refusal.line)
+    }
+
+    #[test]
+    fn more_memory_than_fits_a_number_is_the_largest_number() {
+        let text = ".shared .b8 a[4294967295]; .shared .b8 b[4294967295]; .entry k { .shared .b8 c[4294967295]; \
+                    .shared .b8 d[1]; .local .b8 e[4294967295]; .local .b8 f[1]; ret; }";
+        let kernel = entries(text).pop().expect("one");
+        assert_eq!((kernel.shared, kernel.local), (u32::MAX, u32::MAX));
     }
 
     #[test]
