@@ -122,7 +122,7 @@ impl Knobs {
     }
 
     /// The knobs that `look_up` knows, and a line for each that makes no sense.
-    fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
+    pub(crate) fn read(look_up: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut complaints = Vec::new();
         let mut read = |name: &str, default: u64, allowed: std::ops::RangeInclusive<u64>| {
             let Some(text) = look_up(name) else {
@@ -184,10 +184,11 @@ impl Knobs {
             }
         }
         if let Some(text) = look_up("CUDA_SIM_MIG") {
-            match pairs(&text, ':') {
+            let pairs = pairs(&text, ':');
+            match pairs.filter(|pairs| pairs.iter().all(|(_, count)| *count <= MIG_AT_MOST)) {
                 Some(pairs) => knobs.mig = pairs,
                 None => complaints.push(format!(
-                    "CUDA_SIM_MIG={text:?} is no list of devices and instances such as 0:2,1:7; ignored"
+                    "CUDA_SIM_MIG={text:?} is no list of devices and their instances, at most {MIG_AT_MOST}, such as 0:2,1:7; ignored"
                 )),
             }
         }
@@ -270,6 +271,9 @@ impl Knobs {
     }
 }
 
+/// Instances of one device, as on every GPU that has them.
+const MIG_AT_MOST: usize = 7;
+
 /// A number with an optional suffix K, M or G (powers of 1024).
 fn size(text: &str) -> Option<u64> {
     let text = text.trim();
@@ -350,8 +354,10 @@ mod tests {
         let (knobs, complaints) = read(&[("CUDA_SIM_MIG", "0:2, 3:0")]);
         assert_eq!(knobs.mig, [(0, 2), (3, 0)]);
         assert!(complaints.is_empty());
-        let (knobs, complaints) = read(&[("CUDA_SIM_MIG", "0-2")]);
-        assert_eq!((knobs.mig.len(), complaints.len()), (0, 1));
+        for wrong in ["0-2", "0:8", "0:99999999999999"] {
+            let (knobs, complaints) = read(&[("CUDA_SIM_MIG", wrong)]);
+            assert_eq!((knobs.mig.len(), complaints.len()), (0, 1), "{wrong}");
+        }
     }
 
     #[test]
