@@ -63,6 +63,8 @@ mod slab;
 mod state;
 mod stream;
 mod table;
+#[doc(hidden)]
+pub mod texts;
 mod thread;
 #[cfg(target_pointer_width = "64")]
 mod vanish;

@@ -28,6 +28,14 @@ use code::{Code, Entry};
 pub(crate) use kernel::Work;
 use link::Link;
 
+/// How many kernels an image has, or the line at which it is refused.
+pub(crate) fn kernels(image: &[u8]) -> Result<usize, usize> {
+    let texts = image::texts(image.as_ptr().cast(), image.len());
+    let code = texts.and_then(|texts| image::understand(&texts));
+    code.map(|code| code.entries.len())
+        .map_err(|refusal| refusal.line)
+}
+
 /// The numbers behind the handles.
 type ModuleId = u64;
 type FunctionId = u64;

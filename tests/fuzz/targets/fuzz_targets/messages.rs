@@ -1,0 +1,5 @@
+//! See `cuda_mem_fuzz::messages`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| cuda_mem_fuzz::messages::check(data));
