@@ -1,7 +1,9 @@
 //! Running test bodies: on which driver, how many, which were skipped and why.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -129,7 +131,7 @@ fn trial(lab: &'static Lab, test: Test, untouched: bool) -> Trial {
         let share = if is_child { SAYS } else { 1.0 };
         let _watched = watchdog::watch(name, watchdog::patience().mul_f64(share));
         let outcome = match calls {
-            _ if !is_child && (test.alone || calls.is_some()) => spawn(name, None),
+            _ if !is_child && (test.alone || calls.is_some()) => spawn(name, None).map(drop),
             Some(file) => {
                 (test.body)(lab).and_then(|()| write_calls(lab, test.short_name(), &file))
             }
@@ -334,15 +336,41 @@ pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
             let end = part.join();
             end.map_err(|_| anyhow!("a thread panicked"))?
         });
-        let mut failed: Vec<_> = ends.filter_map(Result::err).collect();
+        let (done, failed): (Vec<_>, Vec<_>) = ends.partition(Result::is_ok);
+        let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         // A part that failed says more than one that was skipped.
         failed.sort_by_key(|error| error.is::<Skip>());
-        failed.into_iter().next().map_or(Ok(()), Err)
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
+        }
+        let texts: Vec<_> = done.into_iter().filter_map(Result::ok).collect();
+        let whole: BTreeSet<_> = texts.iter().filter_map(|text| parted(text)).collect();
+        ensure!(
+            whole.len() <= 1,
+            "the parts are not of one whole: {whole:?}"
+        );
+        Ok(())
     })
 }
 
-/// Runs one test of this program, or a part of it, in a process of its own. One that hangs is ended.
-fn spawn(name: &str, part: Option<Part>) -> Result<()> {
+/// Begins what a part says of the whole.
+const WHOLE: &str = "a part of ";
+
+/// For a body in parts: what it divides, which must be the same in all of them.
+pub(crate) fn divides(whole: &impl Hash) {
+    let mut hasher = DefaultHasher::new();
+    whole.hash(&mut hasher);
+    println!("{WHOLE}{:016x}", hasher.finish());
+}
+
+fn parted(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once(WHOLE)?;
+    rest.lines().next()
+}
+
+/// Runs one test of this program, or a part of it, in a process of its own, and returns what it printed. One that hangs is
+/// ended.
+fn spawn(name: &str, part: Option<Part>) -> Result<String> {
     let mut command = suite::again()?;
     command
         .args(["--exact", name, "--nocapture"])
@@ -362,5 +390,5 @@ fn spawn(name: &str, part: Option<Part>) -> Result<()> {
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
-    Ok(())
+    Ok(text.into_owned())
 }
