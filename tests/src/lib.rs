@@ -26,6 +26,7 @@ pub mod managed;
 pub mod modules;
 pub mod peers;
 pub mod placement;
+pub mod programs;
 pub mod random;
 pub mod resources;
 pub mod run;

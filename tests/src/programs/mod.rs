@@ -1,0 +1,247 @@
+//! Random programs over the public interface: resources and adaptors, buffers and containers, loans, moves, streams
+//! that come and go, captures and graphs, on several threads, with work in the streams.
+//!
+//! The model is what every value holds and how many bytes each resource has given; what it allows is sound on every
+//! driver, so the same programs run on the simulator and on a GPU. On the simulator the order sanitizer looks on, and
+//! nothing may be left over.
+
+mod annotated;
+mod blocks;
+mod content;
+mod contents;
+mod gate;
+mod graphs;
+mod play;
+mod site;
+mod step;
+mod team;
+mod value;
+mod witness;
+mod world;
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+
+use crate::lab::{Backend, Lab};
+use crate::watchdog;
+use play::{Mode, play};
+use step::{Program, Shape};
+use world::{Ground, Tally};
+
+/// How many programs run.
+const PROGRAMS: &str = "CUDA_MEM_TEST_PROGRAMS";
+/// Instead: for how many seconds they run.
+const SECONDS: &str = "CUDA_MEM_TEST_SECONDS";
+/// If it is set, all programs are long, and on so many threads.
+const THREADS: &str = "CUDA_MEM_TEST_THREADS";
+/// If it is set, every step is told before it is done: for a driver that crashes or hangs.
+const LOUD: &str = "CUDA_MEM_TEST_LOUD";
+/// The number of the first program.
+const SEED: &str = "CUDA_MEM_TEST_SEED";
+
+/// Most programs have so many threads at most, and so many phrases of some steps.
+const USUAL: Shape = Shape {
+    phrases: 14,
+    threads: 3,
+};
+const LONG: usize = 150;
+
+/// How often a failing program is run again, to make it shorter.
+const SHRINKS: u32 = 3000;
+
+/// A mistake that programs make on purpose, to see that it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sabotage {
+    /// A word of memory is overwritten.
+    Byte,
+    /// A stream uses memory without waiting for it.
+    Order,
+}
+
+fn is_loud() -> bool {
+    static IS_LOUD: OnceLock<bool> = OnceLock::new();
+    *IS_LOUD.get_or_init(|| std::env::var_os(LOUD).is_some())
+}
+
+fn number(variable: &str) -> Result<Option<u64>> {
+    std::env::var(variable)
+        .ok()
+        .map(|text| {
+            text.parse()
+                .with_context(|| format!("{variable} is {text:?}; it must be a number"))
+        })
+        .transpose()
+}
+
+/// The generator that costs least in a build without optimisation. Neighbouring seeds have nothing in common.
+fn rng(seed: u64) -> TestRng {
+    let mix = |mut word: u64| {
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    };
+    let step = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = [0; 16];
+    for (turn, half) in (0x5a..).zip(bytes.chunks_mut(8)) {
+        let word = mix(seed
+            .wrapping_mul(step)
+            .wrapping_add(step.wrapping_mul(turn)));
+        half.copy_from_slice(&word.to_le_bytes());
+    }
+    TestRng::from_seed(RngAlgorithm::XorShift, &bytes)
+}
+
+/// The program of this number; if it fails, the shortest one that does, step by step.
+fn run_one(
+    ground: &Ground,
+    programs: &impl Strategy<Value = Program>,
+    (mode, threads): (Mode, usize),
+    seed: u64,
+) -> Result<Tally> {
+    let config = Config {
+        cases: 1,
+        failure_persistence: None,
+        max_shrink_iters: SHRINKS,
+        ..Config::default()
+    };
+    let tally = Cell::new(Tally::default());
+    let runs = Cell::new(0_u32);
+    let mut runner = TestRunner::new_with_rng(config, rng(seed));
+    let outcome = runner.run(programs, |program| {
+        runs.set(runs.get() + 1);
+        // Each run of a program that fails may take long.
+        watchdog::next_part();
+        let done = play(ground, &program, mode, threads).map_err(TestCaseError::fail)?;
+        tally.set(done);
+        Ok(())
+    });
+    match outcome {
+        Ok(()) => Ok(tally.get()),
+        Err(TestError::Fail(reason, program)) => {
+            let steps: usize = program
+                .phrases
+                .iter()
+                .map(|phrase| phrase.steps.len())
+                .sum();
+            bail!(
+                "program {SEED}={seed} {PROGRAMS}=1 failed; made shorter in {} runs, to {steps} steps: {reason}",
+                runs.get()
+            )
+        }
+        Err(TestError::Abort(reason)) => bail!("program {SEED}={seed}: given up, {reason}"),
+    }
+}
+
+fn run(mode: Mode, default: u64) -> Result<()> {
+    let lab = Lab::get()?;
+    lab.need(12, 2)?;
+    let first = number(SEED)?.unwrap_or(1);
+    let seconds = number(SECONDS)?.map(Duration::from_secs);
+    let count = match seconds {
+        Some(_) => u64::MAX - first,
+        None => number(PROGRAMS)?.unwrap_or(default),
+    };
+    let long = number(THREADS)?;
+    let threads = long.unwrap_or(u64::from(USUAL.threads)).clamp(1, 64) as u8;
+    let shape = Shape {
+        phrases: long.map_or(USUAL.phrases, |_| LONG),
+        threads,
+    };
+    let (programs, threads) = (step::program(shape), usize::from(threads));
+    let ground = Ground::new(lab, threads, None)?;
+    let start = Instant::now();
+    let (mut sum, mut ran) = (Tally::default(), 0);
+    for seed in first..first + count {
+        if seconds.is_some_and(|seconds| start.elapsed() >= seconds) {
+            break;
+        }
+        watchdog::next_part();
+        if is_loud() {
+            println!("program {seed}, {:.3} s", start.elapsed().as_secs_f64());
+        }
+        sum.add(&run_one(&ground, &programs, (mode, threads), seed)?);
+        ran += 1;
+        if ran % 5000 == 0 {
+            println!("{ran} programs, {:.0} s", start.elapsed().as_secs_f64());
+        }
+    }
+    println!(
+        "{ran} random programs, {:.1} s: {sum:?}",
+        start.elapsed().as_secs_f64()
+    );
+    // Programs that never get there show nothing.
+    let some = sum.refused > 0 && sum.checked > 0 && sum.launches > 0 && sum.captures > 0;
+    let rare = sum.elsewhere > 0 && sum.sleeps > 0 || mode == Mode::Freely;
+    ensure!(
+        (some && rare) || ran < 300,
+        "some way was never taken: {sum:?}"
+    );
+    Ok(())
+}
+
+fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
+    match lab.backend {
+        Backend::Sim => sim,
+        Backend::Gpu => gpu,
+    }
+}
+
+/// Programs whose threads take turns: one that fails does so every time, and is made shorter.
+///
+/// # Errors
+///
+/// What went wrong, with the number and the steps of the program.
+pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
+    run(Mode::InTurns, default_count(lab, 400, 400))
+}
+
+/// Programs whose threads run at a time, and meet now and then.
+///
+/// # Errors
+///
+/// As for those in turns.
+pub fn programs_of_free_threads_hold_what_they_wrote(lab: &Lab) -> Result<()> {
+    run(Mode::Freely, default_count(lab, 200, 200))
+}
+
+/// Runs programs with a mistake until one fails, and looks whether it was made short.
+fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()> {
+    lab.control()?;
+    let ground = Ground::new(Lab::get()?, 1, Some(sabotage))?;
+    let shape = Shape {
+        threads: 1,
+        ..USUAL
+    };
+    let programs = step::program(shape);
+    let failed = (1..100).find_map(|seed| {
+        watchdog::next_part();
+        let outcome = run_one(&ground, &programs, (Mode::InTurns, 1), seed);
+        outcome.err().map(|error| format!("{error:#}"))
+    });
+    let text = failed.context("the mistake was not found in a hundred programs")?;
+    for word in words {
+        ensure!(text.contains(word), "it does not say {word:?}: {text}");
+    }
+    let steps = text.lines().count();
+    ensure!(steps <= most, "it was not made short: {text}");
+    Ok(())
+}
+
+/// # Errors
+///
+/// If it is not.
+pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
+    find(lab, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
+}
+
+/// # Errors
+///
+/// If it is not.
+pub fn a_wait_that_is_left_out_is_found(lab: &Lab) -> Result<()> {
+    find(lab, Sabotage::Order, &["out of order", SEED, "lend"], 14)
+}

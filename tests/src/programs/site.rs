@@ -1,0 +1,422 @@
+//! Resources as programs stack them, and their numbers.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{
+    AlignedAdaptor, Arena, ArenaBacking, CapturePool, Device, DirectResource, Error, ErrorKind,
+    FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, ManagedResource, MemoryPool,
+    MemoryResource as _, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, Resource,
+    StatisticsAdaptor, TrackingAdaptor,
+};
+
+use super::annotated::Annotated;
+use super::play::eventually;
+use super::step::{Adaptor, ArenaSpec, Base, SiteSpec};
+use crate::lab::Lab;
+
+/// What is allocated from a resource, as the model has it.
+#[derive(Debug, Default)]
+pub(super) struct Count {
+    pub(super) bytes: AtomicI64,
+    pub(super) blocks: AtomicI64,
+}
+
+impl Count {
+    pub(super) fn add(&self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+            self.blocks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn take(&self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+            self.blocks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// An adaptor that counts, and whether it hears of sizes as they are asked for.
+#[derive(Debug)]
+struct Level {
+    counts: Counts,
+    is_exact: bool,
+}
+
+#[derive(Debug)]
+enum Counts {
+    Statistics(Arc<StatisticsAdaptor<Resource>>),
+    Tracking(Arc<TrackingAdaptor<Resource>>),
+    Limit(Arc<LimitAdaptor<Resource>>),
+}
+
+/// A resource of a program.
+pub(super) struct Site {
+    pub(super) name: usize,
+    pub(super) resource: Resource,
+    pub(super) pool: Option<MemoryPool>,
+    pub(super) arena: Option<Arena>,
+    /// Graphs may have memory of the arena, and it may sleep.
+    pub(super) is_free: bool,
+    /// Its frees wait for the stream.
+    pub(super) waits: bool,
+    /// A block of it is the driver's own, whose address can be taken out of a buffer.
+    pub(super) is_plain_pool: bool,
+    /// The largest alignment that it knows.
+    pub(super) alignment: usize,
+    pub(super) live: Arc<Count>,
+    levels: Vec<Level>,
+    has_limit: bool,
+    max: Option<u64>,
+    /// Bytes that captures have and graphs keep are the arena's too, and the model does not know how many.
+    capture_pool: Mutex<Option<CapturePool>>,
+    has_own_thread: bool,
+    described: String,
+}
+
+impl fmt::Debug for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "resource {}: {}", self.name, self.described)
+    }
+}
+
+impl Site {
+    pub(super) fn new(lab: &'static Lab, name: usize, spec: &SiteSpec) -> Result<Self> {
+        let device = lab.device()?;
+        let (mut pool, mut arena, mut is_free) = (None, None, false);
+        let mut max = None;
+        let mut resource = match spec.base {
+            Base::DefaultPool => Resource::new(device.default_pool()?),
+            Base::Pool {
+                policy,
+                threshold,
+                max: limit,
+            } => {
+                let mut builder = MemoryPool::builder(&device)
+                    .reuse(policy)
+                    .release_threshold(threshold);
+                // Needs CUDA 12.2.
+                if let Some(limit) = limit.filter(|_| lab.need(12, 2).is_ok()) {
+                    builder = builder.max_size(limit);
+                    max = Some(limit);
+                }
+                let made = pool.insert(builder.build()?);
+                Resource::new(made.clone())
+            }
+            Base::Arena(spec) => {
+                max = spec.max;
+                let made = arena.insert(make_arena(&device, spec)?).clone();
+                let is_mapped = made.backing() == ArenaBacking::VirtualMemory;
+                match lab.control() {
+                    Ok(control) if spec.annotated && is_mapped => Resource::new(Annotated {
+                        arena: made,
+                        control,
+                    }),
+                    _ => {
+                        is_free = !spec.annotated;
+                        Resource::from(made)
+                    }
+                }
+            }
+            Base::ArenaOverPool => {
+                let upstream = MemoryPool::builder(&device).build()?;
+                Resource::from(arena.insert(Arena::over(upstream)).clone())
+            }
+            Base::ArenaOverDefault => {
+                let upstream = device.default_resource()?;
+                Resource::from(arena.insert(Arena::over(upstream)).clone())
+            }
+            Base::Direct => Resource::new(DirectResource::new(device)),
+            Base::Pinned => Resource::new(PinnedResource::new(lab.driver)),
+            Base::Managed => Resource::new(ManagedResource::new(lab.driver)),
+        };
+        let refusals = Arc::default();
+        let (mut levels, mut alignment) = (Vec::new(), 256);
+        for (place, adaptor) in spec.adaptors.iter().enumerate().rev() {
+            let above = &spec.adaptors[..place];
+            let is_exact = !above.iter().any(|it| matches!(it, Adaptor::Aligned(_)));
+            let (over, counts) = adapt(*adaptor, resource, &refusals)?;
+            resource = over;
+            levels.extend(counts.map(|counts| Level { counts, is_exact }));
+            if let Adaptor::Aligned(to) = adaptor {
+                // One over another that aligns to more passes on what it enlarged.
+                alignment = alignment.max(*to);
+            }
+        }
+        levels.reverse();
+        let aligned = |adaptor: &Adaptor| matches!(adaptor, Adaptor::Aligned(_));
+        Ok(Self {
+            name,
+            resource,
+            is_plain_pool: spec.adaptors.is_empty() && pool.is_some(),
+            pool,
+            arena,
+            is_free,
+            waits: matches!(spec.base, Base::Direct | Base::Pinned | Base::Managed),
+            // An aligned adaptor takes any alignment, and asks for no more than the usual one.
+            alignment: if spec.adaptors.iter().any(aligned) {
+                usize::MAX
+            } else {
+                alignment
+            },
+            live: Arc::default(),
+            has_limit: spec
+                .adaptors
+                .iter()
+                .any(|adaptor| matches!(adaptor, Adaptor::Limit(_))),
+            levels,
+            max,
+            capture_pool: Mutex::default(),
+            has_own_thread: matches!(spec.base, Base::Arena(arena) if arena.background),
+            described: format!("{spec:?}"),
+        })
+    }
+
+    fn captures(&self) -> MutexGuard<'_, Option<CapturePool>> {
+        self.capture_pool
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether graphs may have memory of the arena.
+    pub(super) fn has_captures(&self) -> bool {
+        self.captures().is_some()
+    }
+
+    /// The pool for graphs, which is made when it is first asked for.
+    pub(super) fn capture_pool(&self) -> Result<Option<CapturePool>> {
+        let Some(arena) = self.arena.as_ref().filter(|_| self.is_free) else {
+            return Ok(None);
+        };
+        let mut captures = self.captures();
+        if captures.is_none() {
+            *captures = Some(arena.capture_pool()?);
+        }
+        Ok(captures.clone())
+    }
+
+    /// Whether the resource may have said that memory is out.
+    pub(super) fn may_refuse(&self) -> bool {
+        self.has_limit || self.max.is_some()
+    }
+
+    /// An allocation ended so: whether that can be. `Ok(false)` if memory was refused.
+    pub(super) fn allowed(
+        &self,
+        bytes: usize,
+        answer: Option<&Error>,
+        alone: bool,
+    ) -> Result<bool> {
+        let live = self.live.bytes.load(Ordering::Relaxed) as u64 + bytes as u64;
+        let limits = self.levels.iter().filter_map(|level| match &level.counts {
+            Counts::Limit(limit) if level.is_exact => Some(limit.limit()),
+            _ => None,
+        });
+        let exceeded = limits.min().is_some_and(|limit| live > limit);
+        match answer {
+            None => ensure!(!exceeded || !alone, "{self:?} gave more than its limit"),
+            Some(error) => {
+                ensure!(
+                    error.kind() == ErrorKind::OutOfMemory && self.may_refuse(),
+                    "{self:?} refused {bytes} bytes: {error}"
+                );
+                let is_known = self.max.is_none() && self.levels.iter().all(|it| it.is_exact);
+                ensure!(
+                    exceeded || !is_known || !alone,
+                    "{self:?} refused {bytes} bytes within its limit: {error}"
+                );
+            }
+        }
+        Ok(answer.is_none())
+    }
+
+    /// Whether the numbers of everything that counts are those of the model. Nothing may be going on.
+    pub(super) fn check(&self) -> Result<()> {
+        self.check_all().with_context(|| format!("{self:?}"))
+    }
+
+    fn check_all(&self) -> Result<()> {
+        let bytes = self.live.bytes.load(Ordering::Relaxed);
+        let blocks = self.live.blocks.load(Ordering::Relaxed);
+        for level in &self.levels {
+            let (counted_bytes, counted) = match &level.counts {
+                Counts::Statistics(adaptor) => {
+                    let statistics = adaptor.statistics();
+                    let (bytes, all) = (statistics.bytes, statistics.allocations);
+                    ensure!(bytes.peak >= bytes.current, "{statistics}");
+                    ensure!(all.peak >= all.current, "{statistics}");
+                    (bytes.current, all.current)
+                }
+                Counts::Tracking(adaptor) => {
+                    ensure!(adaptor.unknown_count() == 0, "unknown blocks were freed");
+                    let count = adaptor.live_count() as i64;
+                    let live = adaptor.live();
+                    let sum = live.iter().map(|live| live.bytes as i64).sum();
+                    (sum, count)
+                }
+                Counts::Limit(adaptor) => (adaptor.allocated() as i64, blocks),
+            };
+            let right = if level.is_exact {
+                counted_bytes == bytes
+            } else {
+                counted_bytes >= bytes
+            };
+            ensure!(
+                right && counted == blocks,
+                "{bytes} bytes in {blocks} blocks are allocated, and {:?} says {counted_bytes} in {counted}",
+                level.counts
+            );
+        }
+        if let Some(pool) = &self.pool {
+            let stats = pool.stats()?;
+            let (used, reserved) = (stats.used, stats.reserved);
+            ensure!(
+                used.current >= bytes as u64
+                    && used.current <= used.high
+                    && reserved.current >= used.current
+                    && reserved.current <= reserved.high
+                    && self
+                        .max
+                        .is_none_or(|max| used.current <= max.next_multiple_of(64 << 20)),
+                "{bytes} bytes are allocated: {stats}"
+            );
+        }
+        if let Some(arena) = &self.arena {
+            self.check_arena(arena, bytes as u64, blocks as u64)?;
+        }
+        Ok(())
+    }
+
+    fn check_arena(&self, arena: &Arena, bytes: u64, blocks: u64) -> Result<()> {
+        let stats = arena.stats();
+        let right = if self.has_captures() {
+            stats.live_blocks >= blocks
+        } else {
+            stats.live_blocks == blocks
+        };
+        ensure!(
+            right && stats.live >= bytes,
+            "{bytes} bytes in {blocks} blocks are allocated: {stats}"
+        );
+        // Its own thread may be at work between the two readings.
+        if !self.has_own_thread {
+            let space = arena.free_space();
+            ensure!(space.largest <= space.bytes, "{space:?}");
+            ensure!(
+                stats.reserved + stats.asleep >= stats.live
+                    && stats.reserved <= stats.reserved_peak,
+                "{stats}, {} asleep",
+                stats.asleep
+            );
+            if let Some(max) = self.max {
+                ensure!(stats.reserved <= max.next_multiple_of(2 << 20), "{stats}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is allocated any more, and everything that was submitted is done.
+    ///
+    /// Memory that was used in the own stream of a thread comes back one wait later: an arena looks through what such a
+    /// stream kept when it is trimmed, and only a wait after that shows that it is done, because no other thread can ask
+    /// the stream.
+    pub(super) fn check_end(&self, device: &Device, one_wait_later: bool) -> Result<()> {
+        self.check()?;
+        if self.captures().take().is_some() {
+            // Its memory is used in a stream of its own.
+            device.primary_context()?.synchronize()?;
+        }
+        self.resource.trim_to(0)?;
+        if let Some(pool) = &self.pool {
+            let stats = pool.stats()?;
+            let left = (stats.used.current, stats.reserved.current);
+            ensure!(left == (0, 0), "{self:?} on {device} is left with {stats}");
+        }
+        if let Some(arena) = &self.arena {
+            let stats = arena.stats();
+            ensure!(
+                (stats.live_blocks, stats.live, stats.asleep) == (0, 0, 0),
+                "{self:?} is left with {stats}"
+            );
+            // Its own thread may have had some of it in hand.
+            let is_empty = eventually(|| {
+                self.resource.trim_to(0)?;
+                if one_wait_later {
+                    device.primary_context()?.synchronize()?;
+                }
+                Ok(arena.stats().reserved == 0)
+            })?;
+            ensure!(is_empty, "{self:?} keeps {}", arena.stats());
+        }
+        Ok(())
+    }
+}
+
+fn make_arena(device: &Device, spec: ArenaSpec) -> cuda_mem::Result<Arena> {
+    let mut builder = Arena::builder(device)
+        .reuse(spec.policy)
+        .slack(spec.slack)
+        .release_threshold(spec.threshold)
+        .initial_bytes(spec.initial)
+        .background_thread(spec.background);
+    if let Some(max) = spec.max {
+        builder = builder.max_bytes(max);
+    }
+    builder.build()
+}
+
+/// The adaptor over a resource, and what it counts.
+fn adapt(
+    adaptor: Adaptor,
+    upstream: Resource,
+    refusals: &Arc<AtomicU64>,
+) -> Result<(Resource, Option<Counts>)> {
+    Ok(match adaptor {
+        Adaptor::Statistics => {
+            let adaptor = Arc::new(StatisticsAdaptor::new(upstream));
+            (
+                Resource::from(adaptor.clone()),
+                Some(Counts::Statistics(adaptor)),
+            )
+        }
+        Adaptor::Tracking => {
+            let adaptor = Arc::new(TrackingAdaptor::new(upstream));
+            (
+                Resource::from(adaptor.clone()),
+                Some(Counts::Tracking(adaptor)),
+            )
+        }
+        Adaptor::Limit(limit) => {
+            let adaptor = Arc::new(LimitAdaptor::new(upstream, limit));
+            (
+                Resource::from(adaptor.clone()),
+                Some(Counts::Limit(adaptor)),
+            )
+        }
+        Adaptor::Aligned(to) => (Resource::new(AlignedAdaptor::new(upstream, to)?), None),
+        Adaptor::Logging => {
+            let log = LoggingAdaptor::new(upstream, std::io::sink());
+            (Resource::new(log), None)
+        }
+        Adaptor::FailureCallback => {
+            let refusals = refusals.clone();
+            let callback = move |_: u64, _: &Error| {
+                // Every other time it is worth another try.
+                refusals.fetch_add(1, Ordering::Relaxed) % 2 == 0
+            };
+            (
+                Resource::new(FailureCallbackAdaptor::new(upstream, callback)),
+                None,
+            )
+        }
+        Adaptor::Recovery => {
+            let ladder = Ladder::new().retry().flush_caches();
+            (Resource::new(RecoveryAdaptor::new(upstream, ladder)), None)
+        }
+        Adaptor::Prefetch => (Resource::new(PrefetchAdaptor::new(upstream)), None),
+    })
+}

@@ -1,0 +1,237 @@
+//! The values of a program: everything that has memory.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cuda_mem::{
+    DeviceBuffer, DeviceScalar, DeviceVec, GrowableBuffer, HostLoan, ManagedBuffer, MemoryResource,
+    PinnedBuffer, Resource, Stream,
+};
+
+use super::content::Content;
+use super::site::Count;
+
+/// Longer memory is written and read at both ends only, of so many words.
+pub(super) const LONG: usize = 16 << 10;
+pub(super) const EDGE: usize = 256;
+
+/// Memory that was taken from a resource by hand.
+#[derive(Debug)]
+pub(super) struct Raw {
+    pub(super) view: DeviceBuffer<u32>,
+    pub(super) layout: Layout,
+    pub(super) resource: Resource,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Buffer(DeviceBuffer<u32>),
+    /// Of a pool itself: its address may be taken out of it.
+    Plain(DeviceBuffer<u32>),
+    Vec(DeviceVec<u32>),
+    Scalar(DeviceScalar<u32>),
+    Growable(GrowableBuffer<u32>),
+    Managed(ManagedBuffer<u32>),
+    Raw(Raw),
+}
+
+/// Calls a function that all of them have.
+macro_rules! on_buffer {
+    ($kind:expr, $buffer:ident => $call:expr) => {
+        match $kind {
+            Kind::Buffer($buffer) | Kind::Plain($buffer) => $call,
+            Kind::Vec($buffer) => $call,
+            Kind::Scalar($buffer) => $call,
+            Kind::Growable($buffer) => $call,
+            Kind::Managed($buffer) => $call,
+            Kind::Raw(Raw { view: $buffer, .. }) => $call,
+        }
+    };
+}
+pub(super) use on_buffer;
+
+impl Kind {
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Buffer(_) => "buffer",
+            Self::Plain(_) => "pool's buffer",
+            Self::Vec(_) => "vector",
+            Self::Scalar(_) => "scalar",
+            Self::Growable(_) => "growable buffer",
+            Self::Managed(_) => "managed buffer",
+            Self::Raw(_) => "raw block",
+        }
+    }
+}
+
+/// Memory and what is known of it.
+#[derive(Debug)]
+pub(super) struct Value {
+    pub(super) name: usize,
+    pub(super) kind: Kind,
+    pub(super) content: Content,
+    /// What counts its bytes, and how many these are.
+    pub(super) count: Option<Arc<Count>>,
+    pub(super) counted: usize,
+    /// The thread whose own stream it is on.
+    pub(super) owner: Option<usize>,
+    /// Its free waits for its stream.
+    pub(super) waits: bool,
+    /// More memory for it may be refused.
+    pub(super) may_refuse: bool,
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} of {} words",
+            self.kind.word(),
+            self.name,
+            self.len()
+        )
+    }
+}
+
+impl Value {
+    pub(super) fn buffer(&self) -> &DeviceBuffer<u32> {
+        on_buffer!(&self.kind, buffer => buffer)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.buffer().len()
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.buffer().as_raw()
+    }
+
+    pub(super) fn stream(&self) -> Stream {
+        self.buffer().stream().clone()
+    }
+
+    pub(super) fn settle(&mut self) -> cuda_mem::Result<()> {
+        on_buffer!(&mut self.kind, buffer => buffer.settle())
+    }
+
+    pub(super) fn is_long(&self) -> bool {
+        self.len() > LONG
+    }
+
+    /// Both ends, if it is long: parts that are used in the order of the value's stream.
+    fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 2]> {
+        self.settle()?;
+        let (stream, address, len) = (self.stream(), self.address(), self.len());
+        Ok([0, len - EDGE].map(|first| {
+            let address = address + 4 * first as u64;
+            // SAFETY: a part of live memory, used in its stream while nobody else can use the value; borrowed
+            // memory is not freed.
+            unsafe { DeviceBuffer::borrow_raw(&stream, address, EDGE, ()) }
+        }))
+    }
+
+    pub(super) fn fill(&mut self, word: u32) -> cuda_mem::Result<()> {
+        if self.is_long() {
+            for mut edge in self.edges()? {
+                edge.fill(word)?;
+            }
+            self.content = Content::ends(self.len(), EDGE, word);
+        } else {
+            on_buffer!(&mut self.kind, buffer => buffer.fill(word))?;
+            self.content = Content::whole(self.len(), Some(word));
+        }
+        Ok(())
+    }
+
+    /// From the host.
+    pub(super) fn write(&mut self, word: u32) -> cuda_mem::Result<()> {
+        if self.is_long() {
+            for mut edge in self.edges()? {
+                edge.copy_from(&[word; EDGE])?;
+            }
+            self.content = Content::ends(self.len(), EDGE, word);
+        } else {
+            let words = vec![word; self.len()];
+            on_buffer!(&mut self.kind, buffer => buffer.copy_from(&words))?;
+            self.content = Content::whole(self.len(), Some(word));
+        }
+        Ok(())
+    }
+
+    /// Looks at it.
+    pub(super) fn check(&mut self) -> Result<()> {
+        let len = self.len();
+        if self.is_long() {
+            let edges = self.edges()?;
+            for (edge, first) in edges.into_iter().zip([0, len - EDGE]) {
+                let part = self.content.part(first, EDGE);
+                part.check(&edge.to_vec()?)
+                    .with_context(|| format!("from word {first} on"))?;
+            }
+            return Ok(());
+        }
+        let found = self.buffer().to_vec()?;
+        self.content.check(&found)
+    }
+
+    /// The bytes that its resource counts for it.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Vec(vec) => vec.capacity() * 4,
+            Kind::Raw(raw) => raw.layout.size(),
+            _ => self.len() * 4,
+        }
+    }
+
+    /// It has more memory now, or less.
+    pub(super) fn recount(&mut self) {
+        let bytes = self.bytes();
+        if let Some(count) = &self.count {
+            count.take(self.counted);
+            count.add(bytes);
+        }
+        self.counted = bytes;
+    }
+}
+
+impl Raw {
+    /// Takes memory from a resource by hand.
+    pub(super) fn new(
+        resource: &Resource,
+        stream: &Stream,
+        layout: Layout,
+    ) -> cuda_mem::Result<Self> {
+        let address = resource.allocate(layout, stream)?;
+        // SAFETY: the memory is of this size, aligned and usable in this stream, and is given back below only.
+        let view = unsafe { DeviceBuffer::borrow_raw(stream, address, layout.size() / 4, ()) };
+        Ok(Self {
+            view,
+            layout,
+            resource: resource.clone(),
+        })
+    }
+
+    /// Gives it back.
+    pub(super) fn free(self) -> cuda_mem::Result<()> {
+        let Self {
+            mut view,
+            layout,
+            resource,
+        } = self;
+        view.settle()?;
+        let (address, stream) = (view.as_raw(), view.stream().clone());
+        drop(view);
+        // SAFETY: the address comes from this resource for this layout, and nobody uses it any more: the stream
+        // waits for all that did.
+        unsafe { resource.deallocate(address, layout, &stream) }
+    }
+}
+
+/// Pinned memory that a stream has, and what it will hold.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) loan: HostLoan<PinnedBuffer<u32>>,
+    pub(super) content: Content,
+}
