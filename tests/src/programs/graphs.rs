@@ -164,6 +164,8 @@ impl World<'_> {
             dropped,
         };
         let has_pool = parts.pool.is_some();
+        let waits = parts.dropped.as_ref().map(|value| value.owner);
+        let waits = waits.is_some_and(|owner| self.is_elsewhere(owner));
         let resource = self.site(0).map(|site| site.resource.clone());
         let mut provoked = Ok(());
         let recorded = stream.capture(record.mode, |capture| {
@@ -176,6 +178,10 @@ impl World<'_> {
             recording(capture, record, effect, parts)
         });
         provoked.context("in a capture")?;
+        if waits {
+            // Nothing in a capture can wait for another thread's own stream: the free comes with the next wait.
+            self.ground.context.synchronize()?;
+        }
         let (graph, (adopted, left)) = match recorded {
             // The buffers went with the capture.
             Err(error) if may_refuse && error.kind() == ErrorKind::OutOfMemory => {

@@ -13,7 +13,7 @@ use super::team::Team;
 use super::world::{Ground, Tally, World};
 
 /// What an arena's own thread does, it does within this time.
-const SOON: Duration = Duration::from_millis(500);
+const SOON: Duration = Duration::from_millis(300);
 
 /// How the threads of a program go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

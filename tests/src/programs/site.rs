@@ -134,12 +134,11 @@ impl Site {
             Base::Pinned => Resource::new(PinnedResource::new(lab.driver)),
             Base::Managed => Resource::new(ManagedResource::new(lab.driver)),
         };
-        let refusals = Arc::default();
         let (mut levels, mut alignment) = (Vec::new(), 256);
         for (place, adaptor) in spec.adaptors.iter().enumerate().rev() {
             let above = &spec.adaptors[..place];
             let is_exact = !above.iter().any(|it| matches!(it, Adaptor::Aligned(_)));
-            let (over, counts) = adapt(*adaptor, resource, &refusals)?;
+            let (over, counts) = adapt(*adaptor, resource)?;
             resource = over;
             levels.extend(counts.map(|counts| Level { counts, is_exact }));
             if let Adaptor::Aligned(to) = adaptor {
@@ -348,7 +347,13 @@ impl Site {
                 if one_wait_later {
                     device.primary_context()?.synchronize()?;
                 }
-                Ok(arena.stats().reserved == 0)
+                let is_empty = arena.stats().reserved == 0;
+                ensure!(
+                    is_empty || self.has_own_thread || one_wait_later,
+                    "{self:?} keeps {}",
+                    arena.stats()
+                );
+                Ok(is_empty)
             })?;
             ensure!(is_empty, "{self:?} keeps {}", arena.stats());
         }
@@ -370,11 +375,7 @@ fn make_arena(device: &Device, spec: ArenaSpec) -> cuda_mem::Result<Arena> {
 }
 
 /// The adaptor over a resource, and what it counts.
-fn adapt(
-    adaptor: Adaptor,
-    upstream: Resource,
-    refusals: &Arc<AtomicU64>,
-) -> Result<(Resource, Option<Counts>)> {
+fn adapt(adaptor: Adaptor, upstream: Resource) -> Result<(Resource, Option<Counts>)> {
     Ok(match adaptor {
         Adaptor::Statistics => {
             let adaptor = Arc::new(StatisticsAdaptor::new(upstream));
@@ -403,7 +404,7 @@ fn adapt(
             (Resource::new(log), None)
         }
         Adaptor::FailureCallback => {
-            let refusals = refusals.clone();
+            let refusals = AtomicU64::new(0);
             let callback = move |_: u64, _: &Error| {
                 // Every other time it is worth another try.
                 refusals.fetch_add(1, Ordering::Relaxed) % 2 == 0
