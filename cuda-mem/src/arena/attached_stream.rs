@@ -89,10 +89,15 @@ impl AttachedStream {
         Some(Kept(Some(handle)))
     }
 
+    /// Whether it is another thread's own stream, which this thread cannot name.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        let thread = self.thread;
+        thread.is_some_and(|thread| thread != std::thread::current().id())
+    }
+
     /// `None` if this thread cannot name it, and while it is captured.
     pub(super) fn view(&self) -> Option<StreamRef<'_>> {
-        let thread = self.thread;
-        if thread.is_some_and(|thread| thread != std::thread::current().id()) {
+        if self.is_elsewhere() {
             return None;
         }
         // SAFETY: the stream is live, because its last handle is detached before it is dropped; when the arena has ended,

@@ -264,6 +264,13 @@ impl StreamProgress {
         }
     }
 
+    /// Whether only waits show what is done, because this thread cannot query the stream.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.attached
+            .as_ref()
+            .is_some_and(AttachedStream::is_elsewhere)
+    }
+
     /// The context of the attached stream.
     pub(super) fn context(&self) -> Option<&Context> {
         self.attached.as_ref().map(|attached| &attached.context)

@@ -6,6 +6,7 @@ use super::backing::Chunk;
 use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
+use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
 use crate::after_wait::AfterWait;
 use crate::device::Device;
@@ -154,7 +155,14 @@ impl Inner {
         self.scavenge(is_thorough);
         self.query_all(&mut state);
         self.take_done(&mut held, keep, &mut chunks);
-        if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
+        // What was freed on another thread's own stream keeps its last use: the next wait shows that it is done, and a
+        // new epoch for all of it at each trim would put that off for ever.
+        let is_elsewhere = state
+            .streams
+            .first()
+            .is_some_and(StreamProgress::is_elsewhere);
+        let has_initial = self.initial.load(Ordering::Relaxed) > 0;
+        if self.caches.count() <= 1 && !has_initial && !is_elsewhere {
             self.central.lock(me).unshare();
         }
         chunks

@@ -9,6 +9,7 @@ mod annotated;
 mod blocks;
 mod content;
 mod contents;
+mod findings;
 mod gate;
 mod graphs;
 mod play;
@@ -29,6 +30,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 
 use crate::lab::{Backend, Lab};
 use crate::watchdog;
+pub use findings::*;
 use play::{Mode, play};
 use step::{Program, Shape};
 use world::{Ground, Tally};
@@ -53,6 +55,8 @@ const LONG: usize = 150;
 
 /// How often a failing program is run again, to make it shorter.
 const SHRINKS: u32 = 3000;
+/// And for how long.
+const SHRINKING_MS: u32 = 60_000;
 
 /// A mistake that programs make on purpose, to see that it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +111,7 @@ fn run_one(
         cases: 1,
         failure_persistence: None,
         max_shrink_iters: SHRINKS,
+        max_shrink_time: SHRINKING_MS,
         ..Config::default()
     };
     let tally = Cell::new(Tally::default());

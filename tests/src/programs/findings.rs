@@ -1,0 +1,36 @@
+//! What random programs have found, each as short as it can be.
+
+use anyhow::{Result, anyhow, ensure};
+use cuda_mem::{Arena, MemoryPool, MemoryResource as _, Resource};
+
+use crate::lab::Lab;
+
+/// The thread may have ended, and a handle of its stream may be left: nobody can ask the stream any more, so waits for
+/// the context have to show that its memory is done. The first trim takes what the stream kept for itself.
+///
+/// # Errors
+///
+/// If it does not come back.
+pub fn memory_that_a_thread_freed_in_its_own_stream_comes_back(lab: &Lab) -> Result<()> {
+    let (device, context) = (lab.device()?, lab.context()?);
+    for arena in [
+        Arena::builder(&device).build()?,
+        Arena::over(MemoryPool::builder(&device).build()?),
+    ] {
+        let resource = Resource::from(arena.clone());
+        let _own = std::thread::scope(|scope| {
+            let used = scope.spawn(|| {
+                let own = context.per_thread_stream();
+                drop(resource.alloc_zeroed::<u32>(&own, 4430)?);
+                anyhow::Ok(own)
+            });
+            used.join().map_err(|_| anyhow!("it panicked"))?
+        })?;
+        for _ in 0..2 {
+            context.synchronize()?;
+            arena.trim_to(0)?;
+        }
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
