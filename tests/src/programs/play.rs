@@ -39,7 +39,7 @@ pub(super) fn play(
     let mut tally = Tally::default();
     let outcome = thread::scope(|scope| {
         let mut team = Team::new(scope, threads);
-        let world = Box::new(World::new(ground, 0, true).map_err(|error| (error, Vec::new()))?);
+        let world = World::new(ground, 0, true).map_err(|error| (error, Vec::new()))?;
         match mode {
             Mode::InTurns => in_turns(&mut team, world, &program.phrases, threads, program),
             Mode::Freely => freely(&mut team, world, &program.phrases, threads, program),
@@ -59,11 +59,11 @@ pub(super) fn play(
         .map_err(|error| format!("{error:#}, after\n    {}", story.join("\n    ")))
 }
 
-type Worlds<'w> = Vec<Box<World<'w>>>;
+type Worlds<'w> = Vec<World<'w>>;
 type Failure = (anyhow::Error, Vec<String>);
 
 /// Takes what a thread answered; a failure comes with the story so far.
-fn taken<'w>(done: Result<(Box<World<'w>>, Result<()>)>) -> Result<Box<World<'w>>, Failure> {
+fn taken<'w>(done: Result<(World<'w>, Result<()>)>) -> Result<World<'w>, Failure> {
     let (mut world, end) = done.map_err(|error| (error, Vec::new()))?;
     match end {
         Ok(()) => Ok(world),
@@ -73,7 +73,7 @@ fn taken<'w>(done: Result<(Box<World<'w>>, Result<()>)>) -> Result<Box<World<'w>
 
 fn in_turns<'scope, 'w: 'scope>(
     team: &mut Team<'scope, '_, 'w>,
-    world: Box<World<'w>>,
+    world: World<'w>,
     phrases: &[Phrase],
     threads: usize,
     program: &Program,
@@ -90,7 +90,7 @@ fn in_turns<'scope, 'w: 'scope>(
 /// A third of the program is done in turns, so that there is something to share.
 fn freely<'scope, 'w: 'scope>(
     team: &mut Team<'scope, '_, 'w>,
-    world: Box<World<'w>>,
+    world: World<'w>,
     phrases: &[Phrase],
     threads: usize,
     program: &Program,
@@ -130,7 +130,7 @@ fn share(worlds: &mut Worlds<'_>, threads: usize) -> Result<()> {
         let mut world = World::new(ground, number, false)?;
         world.sites.clone_from(&sites);
         world.add_streams(&streams);
-        worlds.push(Box::new(world));
+        worlds.push(world);
     }
     for (place, value) in values.drain(..).enumerate() {
         worlds[place % threads].values.push(value);

@@ -407,7 +407,7 @@ fn adapt(adaptor: Adaptor, upstream: Resource) -> Result<(Resource, Option<Count
             let refusals = AtomicU64::new(0);
             let callback = move |_: u64, _: &Error| {
                 // Every other time it is worth another try.
-                refusals.fetch_add(1, Ordering::Relaxed) % 2 == 0
+                refusals.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
             };
             (
                 Resource::new(FailureCallbackAdaptor::new(upstream, callback)),

@@ -12,11 +12,11 @@ use super::world::{Local, World};
 
 /// What a thread is to do, and what with.
 struct Job<'w> {
-    world: Box<World<'w>>,
+    world: World<'w>,
     steps: Vec<Step>,
 }
 
-type Done<'w> = (Box<World<'w>>, Result<()>);
+type Done<'w> = (World<'w>, Result<()>);
 
 struct Worker<'w> {
     jobs: Sender<Job<'w>>,
@@ -46,7 +46,7 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
     pub(super) fn run(
         &mut self,
         thread: usize,
-        mut world: Box<World<'w>>,
+        mut world: World<'w>,
         steps: &[Step],
     ) -> Result<Done<'w>> {
         if thread == 0 {
@@ -60,7 +60,7 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
     /// Each thread does its steps, all at a time: the first world is the first thread's.
     pub(super) fn run_all(
         &mut self,
-        worlds: Vec<Box<World<'w>>>,
+        worlds: Vec<World<'w>>,
         steps: &[Vec<Step>],
     ) -> Result<Vec<Done<'w>>> {
         let mut worlds = worlds.into_iter();
@@ -77,7 +77,7 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
         Ok(all)
     }
 
-    fn begin(&mut self, thread: usize, world: Box<World<'w>>, steps: &[Step]) -> Result<()> {
+    fn begin(&mut self, thread: usize, world: World<'w>, steps: &[Step]) -> Result<()> {
         let scope = self.scope;
         let slot = self.workers.get_mut(thread - 1).context("no such thread")?;
         let worker = slot.get_or_insert_with(|| {
