@@ -210,6 +210,9 @@ impl World<'_> {
             rest,
             auto_free: record.auto_free,
         });
+        if record.launch {
+            self.graph(0, GraphStep::Launch(record.stream))?;
+        }
         Ok(())
     }
 

@@ -9,12 +9,14 @@ mod annotated;
 mod blocks;
 mod content;
 mod contents;
+mod draw;
 mod findings;
 mod gate;
 mod graphs;
 mod play;
 mod site;
 mod step;
+mod streams;
 mod team;
 mod value;
 mod witness;
@@ -30,9 +32,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 
 use crate::lab::{Backend, Lab};
 use crate::watchdog;
+use draw::Shape;
 pub use findings::*;
 use play::{Mode, play};
-use step::{Program, Shape};
+use step::Program;
 use world::{Ground, Tally};
 
 /// How many programs run.
@@ -157,7 +160,7 @@ fn run(mode: Mode, default: u64) -> Result<()> {
         phrases: long.map_or(USUAL.phrases, |_| LONG),
         threads,
     };
-    let (programs, threads) = (step::program(shape), usize::from(threads));
+    let (programs, threads) = (draw::program(shape), usize::from(threads));
     let ground = Ground::new(lab, threads, None)?;
     let start = Instant::now();
     let (mut sum, mut ran) = (Tally::default(), 0);
@@ -202,7 +205,7 @@ fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
 ///
 /// What went wrong, with the number and the steps of the program.
 pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
-    run(Mode::InTurns, default_count(lab, 400, 400))
+    run(Mode::InTurns, default_count(lab, 600, 400))
 }
 
 /// Programs whose threads run at a time, and meet now and then.
@@ -211,7 +214,7 @@ pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
 ///
 /// As for those in turns.
 pub fn programs_of_free_threads_hold_what_they_wrote(lab: &Lab) -> Result<()> {
-    run(Mode::Freely, default_count(lab, 200, 200))
+    run(Mode::Freely, default_count(lab, 300, 200))
 }
 
 /// Runs programs with a mistake until one fails, and looks whether it was made short.
@@ -222,7 +225,7 @@ fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()
         threads: 1,
         ..USUAL
     };
-    let programs = step::program(shape);
+    let programs = draw::program(shape);
     let failed = (1..100).find_map(|seed| {
         watchdog::next_part();
         let outcome = run_one(&ground, &programs, (Mode::InTurns, 1), seed);
