@@ -1,6 +1,6 @@
 //! Test bodies register themselves: an attribute before the function is all.
 //!
-//! ```ignore
+//! ```text
 //! #[apply(case)]
 //! fn a_buffer_keeps_its_bytes(lab: &Lab) -> Result<()> { … }
 //! ```

@@ -1,7 +1,7 @@
 //! Tests of `cuda-mem` that run on more than one driver.
 //!
 //! [`contract`] holds bodies that are written once and hold on the simulated driver and on a GPU.
-//! [`lab`] chooses the driver, [`case`] registers bodies, [`suite`] says which run together, and [`run`] runs them and
+//! [`lab`] chooses the driver, [`mod@case`] registers bodies, [`suite`] says which run together, and [`run`] runs them and
 //! says on what, how many, and which were skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
 //! hardware can show lies beside the test programs, in `tests/`.
 

@@ -49,7 +49,8 @@ fn main() -> ExitCode {
         Suite::of("untouched_devices"),
         untouched::suite(),
         // They look at what the whole process has mapped.
-        Suite::made_of("programs", |test| test.kind == Kind::Long).serial(),
+        Suite::of("programs").serial(),
+        Suite::made_of("long", |test| test.kind == Kind::Long).serial(),
         Suite::made_of("full-card", |test| test.kind == Kind::WholeCard).serial(),
         COVERAGE,
     ])

@@ -11,7 +11,8 @@ use crate::lab::Lab;
 /// # Errors
 ///
 /// If it does not come back.
-pub fn memory_that_a_thread_freed_in_its_own_stream_comes_back(lab: &Lab) -> Result<()> {
+#[apply(case)]
+fn memory_that_a_thread_freed_in_its_own_stream_comes_back(lab: &Lab) -> Result<()> {
     let (device, context) = (lab.device()?, lab.context()?);
     for arena in [
         Arena::builder(&device).build()?,

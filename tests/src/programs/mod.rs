@@ -33,7 +33,6 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use crate::lab::{Backend, Lab};
 use crate::watchdog;
 use draw::Shape;
-pub use findings::*;
 use play::{Mode, play};
 use step::Program;
 use world::{Ground, Tally};
@@ -204,6 +203,7 @@ fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
 /// # Errors
 ///
 /// What went wrong, with the number and the steps of the program.
+#[apply(case)]
 pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
     run(Mode::InTurns, default_count(lab, 600, 400))
 }
@@ -213,6 +213,7 @@ pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
 /// # Errors
 ///
 /// As for those in turns.
+#[apply(case)]
 pub fn programs_of_free_threads_hold_what_they_wrote(lab: &Lab) -> Result<()> {
     run(Mode::Freely, default_count(lab, 300, 200))
 }
@@ -243,6 +244,7 @@ fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()
 /// # Errors
 ///
 /// If it is not.
+#[apply(case)]
 pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
     find(lab, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
 }
@@ -250,6 +252,7 @@ pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
 /// # Errors
 ///
 /// If it is not.
+#[apply(case)]
 pub fn a_wait_that_is_left_out_is_found(lab: &Lab) -> Result<()> {
     find(lab, Sabotage::Order, &["out of order", SEED, "lend"], 14)
 }
