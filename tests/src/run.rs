@@ -176,7 +176,8 @@ fn write_calls(lab: &Lab, name: &str, file: &OsStr) -> Result<()> {
         }
     }
     let mut file = OpenOptions::new().create(true).append(true).open(file)?;
-    writeln!(file, "{line}")?;
+    line.push('\n');
+    file.write_all(line.as_bytes())?;
     Ok(())
 }
 
