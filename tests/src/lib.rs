@@ -30,6 +30,7 @@ pub mod programs;
 pub mod random;
 pub mod resources;
 pub mod run;
+mod settings;
 pub mod suite;
 pub mod sweep;
 pub mod two;

@@ -213,7 +213,7 @@ fn peer(lab: &Lab) -> Result<Option<Stream>> {
 #[apply(case_of_two)]
 pub(super) fn many_moves(lab: &Lab) -> Result<()> {
     let _pressure = lab.pressure();
-    let least = super::number(MOVES)?.unwrap_or(100);
+    let least = crate::settings::number(MOVES)?.unwrap_or(100);
     let peer = peer(lab)?;
     let devices: Vec<_> = peer.iter().map(Stream::device).collect();
     let arena = Arena::builder(&lab.device()?)

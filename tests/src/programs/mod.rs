@@ -23,30 +23,18 @@ mod witness;
 mod world;
 
 use std::cell::Cell;
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use crate::lab::{Backend, Lab};
+use crate::settings::{self, PROGRAMS, SEED};
 use crate::watchdog;
 use draw::Shape;
 use play::{Mode, play};
 use step::Program;
 use world::{Ground, Tally};
-
-/// How many programs run.
-const PROGRAMS: &str = "CUDA_MEM_TEST_PROGRAMS";
-/// Instead: for how many seconds they run.
-const SECONDS: &str = "CUDA_MEM_TEST_SECONDS";
-/// If it is set, all programs are long, and on so many threads.
-const THREADS: &str = "CUDA_MEM_TEST_THREADS";
-/// If it is set, every step is told before it is done: for a driver that crashes or hangs.
-const LOUD: &str = "CUDA_MEM_TEST_LOUD";
-/// The number of the first program.
-const SEED: &str = "CUDA_MEM_TEST_SEED";
 
 /// Most programs have so many threads at most, and so many phrases of some steps.
 const USUAL: Shape = Shape {
@@ -67,21 +55,6 @@ enum Sabotage {
     Byte,
     /// A stream uses memory without waiting for it.
     Order,
-}
-
-fn is_loud() -> bool {
-    static IS_LOUD: OnceLock<bool> = OnceLock::new();
-    *IS_LOUD.get_or_init(|| std::env::var_os(LOUD).is_some())
-}
-
-fn number(variable: &str) -> Result<Option<u64>> {
-    std::env::var(variable)
-        .ok()
-        .map(|text| {
-            text.parse()
-                .with_context(|| format!("{variable} is {text:?}; it must be a number"))
-        })
-        .transpose()
 }
 
 /// The generator that costs least in a build without optimisation. Neighbouring seeds have nothing in common.
@@ -147,13 +120,7 @@ fn run_one(
 fn run(mode: Mode, default: u64) -> Result<()> {
     let lab = Lab::get()?;
     lab.need(12, 2)?;
-    let first = number(SEED)?.unwrap_or(1);
-    let seconds = number(SECONDS)?.map(Duration::from_secs);
-    let count = match seconds {
-        Some(_) => u64::MAX - first,
-        None => number(PROGRAMS)?.unwrap_or(default),
-    };
-    let long = number(THREADS)?;
+    let long = settings::threads()?;
     let threads = long.unwrap_or(u64::from(USUAL.threads)).clamp(1, 64) as u8;
     let shape = Shape {
         phrases: long.map_or(USUAL.phrases, |_| LONG),
@@ -161,31 +128,20 @@ fn run(mode: Mode, default: u64) -> Result<()> {
     };
     let (programs, threads) = (draw::program(shape), usize::from(threads));
     let ground = Ground::new(lab, threads, None)?;
-    let start = Instant::now();
-    let (mut sum, mut ran) = (Tally::default(), 0);
-    for seed in first..first + count {
-        if seconds.is_some_and(|seconds| start.elapsed() >= seconds) {
-            break;
-        }
-        watchdog::next_part();
-        if is_loud() {
-            println!("program {seed}, {:.3} s", start.elapsed().as_secs_f64());
-        }
+    let mut sum = Tally::default();
+    let ran = settings::each(default, |seed| {
         sum.add(&run_one(&ground, &programs, (mode, threads), seed)?);
-        ran += 1;
-        if ran % 5000 == 0 {
-            println!("{ran} programs, {:.0} s", start.elapsed().as_secs_f64());
-        }
-    }
+        Ok(())
+    })?;
     println!(
-        "{ran} random programs, {:.1} s: {sum:?}",
-        start.elapsed().as_secs_f64()
+        "{} random programs, {:.1} s: {sum:?}",
+        ran.programs, ran.seconds
     );
     // Programs that never get there show nothing.
     let some = sum.refused > 0 && sum.checked > 0 && sum.launches > 0 && sum.captures > 0;
     let rare = sum.elsewhere > 0 && sum.sleeps > 0 || mode == Mode::Freely;
     ensure!(
-        (some && rare) || ran < 300,
+        (some && rare) || ran.programs < 300,
         "some way was never taken: {sum:?}"
     );
     Ok(())

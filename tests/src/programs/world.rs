@@ -141,7 +141,7 @@ impl<'a> World<'a> {
 
     pub(super) fn say(&mut self, line: impl Into<String>) {
         let line = format!("thread {}: {}", self.me, line.into());
-        if super::is_loud() {
+        if crate::settings::is_loud() {
             eprintln!("    {line}");
         }
         self.story.push(line);

@@ -12,22 +12,17 @@ mod world;
 
 use std::cell::Cell;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use crate::lab::{Backend, Lab};
+use crate::settings::{SEED, is_loud, number};
 use model::Reuses;
 use step::Step;
 use world::{Ground, Options, World};
 
 /// How many sequences run.
 const SEQUENCES: &str = "CUDA_MEM_TEST_SEQUENCES";
-
-/// Which sequences run: the same number gives the same ones.
-const SEED: &str = "CUDA_MEM_TEST_SEED";
-
-/// If it is set, every step is told before it is done: for a driver that crashes or hangs.
-const LOUD: &str = "CUDA_MEM_TEST_LOUD";
 
 const DEFAULT_SEED: u64 = 20_250_101;
 
@@ -38,18 +33,7 @@ const ENOUGH: u32 = 1000;
 const LONGEST: usize = 30;
 
 fn options() -> Options {
-    Options {
-        loud: std::env::var_os(LOUD).is_some(),
-    }
-}
-
-fn number_from(variable: &str, default: u64) -> Result<u64> {
-    match std::env::var(variable) {
-        Ok(text) => text
-            .parse()
-            .with_context(|| format!("{variable} is {text:?}; it must be a number")),
-        Err(_) => Ok(default),
-    }
+    Options { loud: is_loud() }
 }
 
 /// Runs random sequences; a failing one is made as short as it can be and told step by step.
@@ -64,8 +48,8 @@ fn sequences(lab: &Lab) -> Result<()> {
         Backend::Sim => 5000,
         Backend::Gpu => 1000,
     };
-    let count = u32::try_from(number_from(SEQUENCES, default)?)?;
-    let seed = number_from(SEED, DEFAULT_SEED)?;
+    let count = u32::try_from(number(SEQUENCES)?.unwrap_or(default))?;
+    let seed = number(SEED)?.unwrap_or(DEFAULT_SEED);
     println!("{count} random sequences, {SEED}={seed}");
     let ground = Ground::new(lab, options())?;
     let (steps, reuses) = (Cell::new(0_u64), Cell::new(Reuses::default()));
