@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
@@ -20,23 +21,44 @@ pub struct Held {
 ///
 /// As the driver answers.
 pub fn hold(stream: &Stream) -> Result<Held> {
+    let (held, reached) = submit(stream, None)?;
+    reached.recv().context("the stream never got there")?;
+    Ok(held)
+}
+
+/// Holds `stream` once it gets there, and for no longer than this: some operations wait on the host for streams that they do
+/// not name, and a program must come to its end whatever it does. Does not wait until the stream has got there, which may
+/// wait for another stream that is held.
+pub(crate) fn hold_for(stream: &Stream, patience: Duration) -> Result<Held> {
+    // A default stream's context has to be current (R8).
+    let _current = stream.context().bind()?;
+    Ok(submit(stream, Some(patience))?.0)
+}
+
+/// Also returns what tells that the stream has got there.
+fn submit(stream: &Stream, patience: Option<Duration>) -> Result<(Held, Receiver<()>)> {
     struct Gate {
         reached: Sender<()>,
         open: Receiver<()>,
+        patience: Option<Duration>,
     }
     unsafe extern "C" fn wait(gate: *mut c_void) {
         // SAFETY: the pointer is the box leaked below, and the driver calls this once.
         let gate = unsafe { Box::from_raw(gate.cast::<Gate>()) };
         // The test may have given up already; then there is nobody to tell.
         let _ = gate.reached.send(());
-        // Ends with an error when the sender is dropped: that is the signal.
-        let _ = gate.open.recv();
+        // Ends with an error when the sender is dropped, or the time is up: these are the signals.
+        let _ = match gate.patience {
+            Some(patience) => gate.open.recv_timeout(patience).is_ok(),
+            None => gate.open.recv().is_ok(),
+        };
     }
     let (open, wait_open) = channel();
     let (reached, wait_reached) = channel();
     let gate = Box::into_raw(Box::new(Gate {
         reached,
         open: wait_open,
+        patience,
     }));
     let launch = stream
         .device()
@@ -47,6 +69,5 @@ pub fn hold(stream: &Stream) -> Result<Held> {
     // SAFETY: the stream is live, and `wait` calls no driver function, as host functions must not.
     let code = unsafe { launch(stream.as_raw(), Some(wait), gate.cast()) };
     ensure!(code == CUresult::CUDA_SUCCESS, "cuLaunchHostFunc: {code}");
-    wait_reached.recv().context("the stream never got there")?;
-    Ok(Held { _open: open })
+    Ok((Held { _open: open }, wait_reached))
 }

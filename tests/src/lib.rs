@@ -11,6 +11,7 @@ extern crate macro_rules_attribute;
 #[macro_use]
 pub mod case;
 
+mod annotated;
 pub mod arena;
 pub mod contract;
 mod devices;

@@ -1,7 +1,6 @@
 //! The arena: random programs of several streams and threads whose every block is checked, and what a
 //! user can count on, step by step.
 
-mod annotated;
 mod background;
 mod capture_pool;
 mod captures;

@@ -11,8 +11,8 @@ use cuda_mem::{
     Stream,
 };
 
-use super::annotated::Annotated;
 use super::log::{Expected, Log, fill};
+use crate::annotated::Annotated;
 use crate::lab::Lab;
 
 /// What programs did.

@@ -5,13 +5,11 @@
 //! driver, so the same programs run on the simulator and on a GPU. On the simulator the order sanitizer looks on, and
 //! nothing may be left over.
 
-mod annotated;
 mod blocks;
 mod content;
 mod contents;
 mod draw;
 mod findings;
-mod gate;
 mod graphs;
 mod play;
 mod site;

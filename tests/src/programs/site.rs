@@ -12,9 +12,9 @@ use cuda_mem::{
     StatisticsAdaptor, TrackingAdaptor,
 };
 
-use super::annotated::Annotated;
 use super::play::eventually;
 use super::step::{Adaptor, ArenaSpec, Base, SiteSpec};
+use crate::annotated::Annotated;
 use crate::lab::Lab;
 
 /// What is allocated from a resource, as the model has it.
@@ -114,7 +114,7 @@ impl Site {
                 match lab.control() {
                     Ok(control) if spec.annotated && is_mapped => Resource::new(Annotated {
                         arena: made,
-                        control,
+                        control: Some(control),
                     }),
                     _ => {
                         is_free = !spec.annotated;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use cuda_mem::Stream;
 
-use super::gate;
 use super::step::{NewStream, Step};
 use super::world::{World, pick};
+use crate::hold::hold_for;
 
 /// So many there are at most.
 const STREAMS: usize = 6;
@@ -64,11 +64,11 @@ impl World<'_> {
                 };
                 let (name, stream) = self.named(slot)?;
                 self.say(format!("hold stream {name}"));
-                self.gates.push(gate::hold(&stream, patience)?);
+                self.held.push(hold_for(&stream, patience)?);
                 Ok(())
             }
             Step::LetGo => {
-                if !self.gates.is_empty() {
+                if !self.held.is_empty() {
                     self.say("let held streams go");
                     self.let_go();
                 }

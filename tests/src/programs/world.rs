@@ -10,7 +10,6 @@ use cuda_mem::{
 use cuda_sim::control::Live;
 
 use super::Sabotage;
-use super::gate::Gate;
 use super::graphs::GraphValue;
 use super::play::lasting;
 use super::site::Site;
@@ -18,6 +17,7 @@ use super::step::{NewStream, SiteSpec, Step};
 use super::streams::Slot;
 use super::value::{Kind, Lent, Value};
 use super::witness::Witness;
+use crate::hold::Held;
 use crate::lab::Lab;
 
 /// So much of each there is at most.
@@ -83,7 +83,7 @@ pub(super) struct World<'a> {
     pub(super) values: Vec<Value>,
     pub(super) graphs: Vec<GraphValue>,
     pub(super) lent: Vec<Lent>,
-    pub(super) gates: Vec<Gate>,
+    pub(super) held: Vec<Held>,
     pub(super) witness: Witness,
     /// Some thread used the default stream of its own.
     pub(super) had_own_streams: bool,
@@ -126,7 +126,7 @@ impl<'a> World<'a> {
             values: Vec::new(),
             graphs: Vec::new(),
             lent: Vec::new(),
-            gates: Vec::new(),
+            held: Vec::new(),
             witness: Witness::new(number),
             had_own_streams: false,
             names: number * 1000,
@@ -160,7 +160,7 @@ impl<'a> World<'a> {
 
     /// All held streams go on: something is about to wait for them.
     pub(super) fn let_go(&mut self) {
-        self.gates.clear();
+        self.held.clear();
     }
 
     pub(super) fn is_elsewhere(&self, owner: Option<usize>) -> bool {
@@ -332,7 +332,7 @@ impl<'a> World<'a> {
 /// Also after a failure, whatever was left.
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        self.gates.clear();
+        self.held.clear();
         for value in self.values.drain(..) {
             if let Kind::Raw(raw) = value.kind {
                 // If even that fails there is nothing to be done.

@@ -6,21 +6,22 @@ use cuda_mem::{Arena, MemoryProperties, MemoryResource, Pool, Result, Stream};
 use cuda_sim::control::Control;
 
 #[derive(Debug)]
-pub(super) struct Annotated {
-    pub(super) arena: Arena,
-    pub(super) control: &'static Control,
+pub(crate) struct Annotated {
+    pub(crate) arena: Arena,
+    /// None on a GPU.
+    pub(crate) control: Option<&'static Control>,
 }
 
 impl Annotated {
     fn allocated(&self, address: u64, layout: Layout, stream: &Stream) {
-        if address != 0 {
+        if let Some(control) = self.control
+            && address != 0
+        {
             let bytes = layout.size() as u64;
             // A default stream is that of the context which is current.
             let _current = stream.context().bind();
             // What it finds wrong it reports.
-            let _ = self
-                .control
-                .annotate_allocate(address, bytes, stream.as_raw());
+            let _ = control.annotate_allocate(address, bytes, stream.as_raw());
         }
     }
 
@@ -41,11 +42,12 @@ impl Annotated {
 
     /// Before the free, because the arena may record an event in the stream when it takes the block back.
     fn free(&self, address: u64, layout: Layout, stream: &Stream) {
-        if address != 0 {
+        if let Some(control) = self.control
+            && address != 0
+        {
+            let bytes = layout.size() as u64;
             let _current = stream.context().bind();
-            let _ = self
-                .control
-                .annotate_free(address, layout.size() as u64, stream.as_raw());
+            let _ = control.annotate_free(address, bytes, stream.as_raw());
         }
     }
 }
