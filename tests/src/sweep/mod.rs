@@ -5,9 +5,9 @@ mod pairs;
 
 use std::panic::catch_unwind;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, Error};
+use cuda_mem::{Driver, DropCounts, Error};
 use cuda_sim::control::Control;
 
 use crate::lab::{Lab, sim_path};
@@ -112,28 +112,43 @@ fn fail(
     (index, function): (usize, &str),
     code: CUresult,
 ) -> Result<bool> {
-    control.reset();
-    control.fail_call(index as u64 + 1, code);
     let before = cuda_mem::drop_counts();
-    let outcome = catch_unwind(|| load_and_walk(tour));
-    control.clear_faults();
+    let outcome = walk_with(control, tour, &[(index, code)])?;
     let is_answered = || {
         let mut answers = tour.answers.iter();
         answers.any(|answer| answer.is_of(index, function, code))
     };
-    let after = cuda_mem::drop_counts();
-    // A context that is gone already is no failure, and counted all the same.
-    let reported = after.failures > before.failures || after.too_late > before.too_late;
+    let reported = has_reported_since(before);
     match outcome {
-        Err(_) => bail!("a panic"),
-        Ok(Err(error)) if error.code() == Some(code) => {
+        Err(error) if error.code() == Some(code) => {
             ensure!(error.function() == Some(function), "{error}");
         }
-        Ok(Err(error)) => ensure!(is_answered(), "{error}"),
-        Ok(Ok(())) if reported || is_answered() => {}
-        Ok(Ok(())) => bail!("nobody noticed"),
+        Err(error) => ensure!(is_answered(), "{error}"),
+        Ok(()) if reported || is_answered() => {}
+        Ok(()) => bail!("nobody noticed"),
     }
     Ok(reported)
+}
+
+/// The tour with calls that fail, by their index. An error if it panics.
+fn walk_with(
+    control: &Control,
+    tour: Tour,
+    faults: &[(usize, CUresult)],
+) -> Result<Result<(), Error>> {
+    control.reset();
+    for (index, code) in faults {
+        control.fail_call(*index as u64 + 1, *code);
+    }
+    let outcome = catch_unwind(|| load_and_walk(tour));
+    control.clear_faults();
+    outcome.map_err(|_| anyhow!("a panic"))
+}
+
+/// Whether a destructor has reported. A context that is gone already is no failure, and counted all the same.
+fn has_reported_since(before: DropCounts) -> bool {
+    let now = cuda_mem::drop_counts();
+    now.failures > before.failures || now.too_late > before.too_late
 }
 
 /// Loads the driver anew, so that its first calls are among those that fail.

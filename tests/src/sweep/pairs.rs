@@ -4,20 +4,23 @@
 //! panics, nothing is left without a report, the order is kept, and the same tour without failures does well afterwards
 //! and leaves nothing.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
-use super::{CODES, Tour, leave_no_context, load_and_walk, logged, waiting_at_last};
+use super::{
+    CODES, Tour, has_reported_since, leave_no_context, load_and_walk, logged, waiting_at_last,
+    walk_with,
+};
 use crate::lab::Lab;
 use crate::run::{self, Part};
 use crate::watchdog;
 
-/// Names how many of the pairs are tried: each, or each so many-th.
+/// The stride: every N-th pair is tried.
 const EVERY: &str = "CUDA_MEM_TEST_PAIRS";
 
-/// Of those that a run of all tests tries.
+/// The stride of a run of all tests.
 const FEW: usize = 97;
 
-/// The pair of each of these numbers of pairs.
+/// The stride that was asked for.
 fn every() -> Result<usize> {
     let Ok(text) = std::env::var(EVERY) else {
         return Ok(FEW);
@@ -56,15 +59,9 @@ fn some_fail(lab: &Lab, tour: Tour, every: usize) -> Result<()> {
             second + 1,
             log[second]
         );
-        control.reset();
-        control.fail_call(first as u64 + 1, one);
-        control.fail_call(second as u64 + 1, two);
         let before = cuda_mem::drop_counts();
-        let outcome = std::panic::catch_unwind(|| load_and_walk(tour));
-        control.clear_faults();
-        let Ok(outcome) = outcome else {
-            bail!("{what}: a panic");
-        };
+        let outcome = walk_with(control, tour, &[(first, one), (second, two)]);
+        let outcome = outcome.with_context(|| what.clone())?;
         if let Err(error) = &outcome {
             ensure!(
                 !error.to_string().is_empty(),
@@ -74,8 +71,7 @@ fn some_fail(lab: &Lab, tour: Tour, every: usize) -> Result<()> {
         leave_no_context(lab)?;
         // A block that could not be freed keeps its pool, which waits for it.
         let waits = waiting_at_last(lab, waiting)?;
-        let after = cuda_mem::drop_counts();
-        let reported = after.failures > before.failures || after.too_late > before.too_late;
+        let reported = has_reported_since(before);
         let live = control.live();
         ensure!(
             reported || (live, waits) == (left, waiting),
