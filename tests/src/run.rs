@@ -80,9 +80,7 @@ pub fn main(suite: &Suite) -> ExitCode {
         eprintln!("{} destructors failed", drops.failures);
         return ExitCode::FAILURE;
     }
-    if suite.untouched
-        && let Err(error) = untouched::note_calls(lab)
-    {
+    if is_watched && let Err(error) = untouched::note_calls(lab) {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
@@ -337,14 +335,18 @@ pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
             let end = part.join();
             end.map_err(|_| anyhow!("a thread panicked"))?
         });
-        let (done, failed): (Vec<_>, Vec<_>) = ends.partition(Result::is_ok);
-        let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
+        let (mut texts, mut failed) = (Vec::new(), Vec::new());
+        for end in ends {
+            match end {
+                Ok(text) => texts.push(text),
+                Err(error) => failed.push(error),
+            }
+        }
         // A part that failed says more than one that was skipped.
         failed.sort_by_key(|error| error.is::<Skip>());
         if let Some(error) = failed.into_iter().next() {
             return Err(error);
         }
-        let texts: Vec<_> = done.into_iter().filter_map(Result::ok).collect();
         let whole: BTreeSet<_> = texts.iter().filter_map(|text| parted(text)).collect();
         ensure!(
             whole.len() <= 1,

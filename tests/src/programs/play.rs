@@ -42,7 +42,7 @@ pub(super) fn play(
         let world = World::new(ground, 0, true).map_err(|error| (error, Vec::new()))?;
         match mode {
             Mode::InTurns => in_turns(&mut team, world, &program.phrases, threads, program),
-            Mode::Freely => freely(&mut team, world, &program.phrases, threads, program),
+            Mode::Freely => freely(&mut team, world, threads, program),
         }
         // The other threads end here, and with them what stays on them.
     });
@@ -91,10 +91,10 @@ fn in_turns<'scope, 'w: 'scope>(
 fn freely<'scope, 'w: 'scope>(
     team: &mut Team<'scope, '_, 'w>,
     world: World<'w>,
-    phrases: &[Phrase],
     threads: usize,
     program: &Program,
 ) -> Result<Worlds<'w>, Failure> {
+    let phrases = &program.phrases;
     let (first, rest) = phrases.split_at(phrases.len() / 3);
     let mut worlds = in_turns(team, world, first, threads, program)?;
     share(&mut worlds, threads).map_err(|error| (error, Vec::new()))?;
@@ -108,7 +108,7 @@ fn freely<'scope, 'w: 'scope>(
         let (mut failed, mut story) = (None, Vec::new());
         for (mut world, end) in all {
             failed = failed.or(end.err());
-            story.append(&mut world.story.clone());
+            story.extend(world.story.iter().cloned());
             world.let_go();
             worlds.push(world);
         }
