@@ -22,7 +22,7 @@ pub enum Kind {
     WholeCard,
     /// The simulated driver.
     Simulator,
-    /// Time: it goes on for as long as it is told.
+    /// Time: it runs for as long as the environment asks.
     Long,
     /// A machine, or a process, that another body makes for it.
     Staged,
@@ -131,7 +131,7 @@ macro_rules! case_of_sim_alone {
     ($($function:tt)*) => { $crate::register! { Simulator, true, $($function)* } };
 }
 
-/// A test that goes on for as long as it is told.
+/// A test that runs for as long as the environment asks.
 #[macro_export]
 macro_rules! case_long {
     ($($function:tt)*) => { $crate::register! { Long, false, $($function)* } };

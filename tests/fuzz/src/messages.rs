@@ -240,7 +240,7 @@ impl std::fmt::Debug for Setup {
     }
 }
 
-/// Makes the sum at the end that of the bytes before it: FNV-1a, as whoever means harm would.
+/// Recomputes the FNV-1a checksum at the end, as an attacker would.
 fn mend(bytes: &mut [u8]) {
     let Some((inner, sum)) = bytes.split_last_chunk_mut::<8>() else {
         return;

@@ -318,7 +318,7 @@ fn free(mut value: Value, how: End, other: &Stream) -> Result<()> {
             let (address, stream) = (raw.view.as_raw(), raw.view.stream().clone());
             let (resource, layout) = (raw.resource.clone(), raw.layout);
             drop(raw);
-            // SAFETY: the address comes from this resource for this layout; nobody uses it but the other stream.
+            // SAFETY: this resource returned the address for this layout, and only the other stream uses it.
             unsafe { resource.deallocate_after(address, layout, &stream, &[other]) }?;
             None
         }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-/// Runs of equal words; `None` is what nobody has written yet.
+/// Runs of equal words; `None` marks words that have not been written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Content(Vec<(usize, Option<u32>)>);
 
