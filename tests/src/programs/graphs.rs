@@ -1,5 +1,7 @@
 //! Captures, and the graphs that come of them.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{
     Adopted, Capture, CapturePool, DeviceBuffer, ErrorKind, GraphBuffer, GraphExec, Instantiate,
@@ -7,6 +9,7 @@ use cuda_mem::{
 };
 
 use super::content::Content;
+use super::site::{Count, Site, is_of};
 use super::step::{GraphStep, Record, Scratch};
 use super::value::{Kind, LONG, Value};
 use super::world::{World, pick};
@@ -33,9 +36,16 @@ struct Effect {
 struct Rest {
     left: Left<u32>,
     content: Content,
-    /// It is the graph's own, and not there before the first launch nor after it was freed.
-    is_own: bool,
+    /// The resource of which it is. Without one it is the graph's own, and not there before the first launch nor after
+    /// it was freed.
+    count: Option<Arc<Count>>,
     is_there: bool,
+}
+
+impl Rest {
+    fn is_own(&self) -> bool {
+        self.count.is_none()
+    }
 }
 
 #[derive(Debug)]
@@ -50,12 +60,20 @@ pub(super) struct GraphValue {
 }
 
 impl GraphValue {
-    pub(super) fn values(&mut self) -> impl Iterator<Item = &mut Value> {
-        self.adopted.iter_mut().map(|adopted| &mut adopted.1)
-    }
-
     pub(super) fn all_values(&self) -> impl Iterator<Item = &Value> {
         self.adopted.iter().map(|adopted| &adopted.1)
+    }
+
+    /// The memory of this resource has lost what it held.
+    pub(super) fn forget(&mut self, count: &Arc<Count>) {
+        for (_, value) in &mut self.adopted {
+            value.forget(count);
+        }
+        if let Some(rest) = &mut self.rest
+            && is_of(rest.count.as_ref(), count)
+        {
+            rest.content.forget();
+        }
     }
 
     fn launched(&mut self) {
@@ -99,13 +117,13 @@ impl World<'_> {
         pick(wanted, all.len()).map(|place| all[place])
     }
 
-    fn capture_pool(&self, wanted: u8) -> Result<Option<(CapturePool, bool)>> {
+    fn capture_pool(&self, wanted: u8) -> Result<Option<(CapturePool, Arc<Site>)>> {
         let free: Vec<_> = self.sites.iter().filter(|site| site.is_free).collect();
         let Some(site) = pick(wanted, free.len()).map(|place| free[place]) else {
             return Ok(None);
         };
         let pool = site.capture_pool()?;
-        Ok(pool.map(|pool| (pool, site.may_refuse())))
+        Ok(pool.map(|pool| (pool, Arc::clone(site))))
     }
 
     pub(super) fn record(&mut self, record: &Record) -> Result<()> {
@@ -124,7 +142,9 @@ impl World<'_> {
             Scratch::Graph => None,
             Scratch::Pool(wanted) | Scratch::PoolAlone(wanted) => self.capture_pool(wanted)?,
         };
-        let (pool, may_refuse) = found.map_or((None, false), |(pool, may)| (Some(pool), may));
+        let (pool, site) = found.unzip();
+        let may_refuse = site.as_ref().is_some_and(|site| site.may_refuse());
+        let count = site.map(|site| Arc::clone(&site.live));
         let (mut shadows, mut buffers) = (Vec::new(), Vec::new());
         for wanted in record.adopt.into_iter().flatten() {
             let len = shadows.first().map(Value::len);
@@ -163,7 +183,6 @@ impl World<'_> {
             buffers,
             dropped,
         };
-        let has_pool = parts.pool.is_some();
         let waits = parts.dropped.as_ref().map(|value| value.owner);
         let waits = waits.is_some_and(|owner| self.is_elsewhere(owner));
         let resource = self.site(0).map(|site| site.resource.clone());
@@ -199,8 +218,8 @@ impl World<'_> {
         let rest = left.map(|left| Rest {
             content: Content::whole(left.len(), None),
             left,
-            is_own: !has_pool,
-            is_there: has_pool,
+            is_there: count.is_some(),
+            count,
         });
         self.graphs.push(GraphValue {
             name,
@@ -257,7 +276,7 @@ impl World<'_> {
             GraphStep::FreeLeft => {
                 let graph = &mut self.graphs[place];
                 graph.exec.free_left()?;
-                if let Some(rest) = graph.rest.as_mut().filter(|rest| rest.is_own) {
+                if let Some(rest) = graph.rest.as_mut().filter(|rest| rest.is_own()) {
                     rest.is_there = false;
                 }
                 Ok(())
@@ -302,7 +321,7 @@ impl World<'_> {
 impl GraphValue {
     fn launch(&mut self, stream: &Stream) -> Result<()> {
         let rest = self.rest.as_ref();
-        let is_left = rest.is_some_and(|rest| rest.is_own && rest.is_there);
+        let is_left = rest.is_some_and(|rest| rest.is_own() && rest.is_there);
         match self.exec.launch(stream) {
             Ok(()) => ensure!(!is_left || self.auto_free, "launched over what it had left"),
             Err(error) if error.kind() == ErrorKind::StillAllocated && is_left => {

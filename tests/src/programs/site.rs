@@ -40,6 +40,11 @@ impl Count {
     }
 }
 
+/// Whether memory that is counted here, if anywhere, is of this resource.
+pub(super) fn is_of(memory: Option<&Arc<Count>>, count: &Arc<Count>) -> bool {
+    memory.is_some_and(|memory| Arc::ptr_eq(memory, count))
+}
+
 /// An adaptor that counts, and whether it hears of sizes as they are asked for.
 #[derive(Debug)]
 struct Level {

@@ -11,7 +11,7 @@ use cuda_mem::{
 };
 
 use super::content::Content;
-use super::site::Count;
+use super::site::{Count, is_of};
 
 /// Longer memory is written and read at both ends only, of so many words.
 pub(super) const LONG: usize = 16 << 10;
@@ -98,6 +98,13 @@ impl fmt::Display for Value {
 impl Value {
     pub(super) fn buffer(&self) -> &DeviceBuffer<u32> {
         on_buffer!(&self.kind, buffer => buffer)
+    }
+
+    /// The memory of this resource has lost what it held.
+    pub(super) fn forget(&mut self, count: &Arc<Count>) {
+        if is_of(self.count.as_ref(), count) {
+            self.content.forget();
+        }
     }
 
     pub(super) fn len(&self) -> usize {

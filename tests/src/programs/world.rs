@@ -301,16 +301,12 @@ impl<'a> World<'a> {
         let stats = arena.stats();
         ensure!(stats.reserved == 0, "asleep: {stats}, {}", stats.asleep);
         if contents == cuda_mem::SleepContents::Discard {
-            let asleep = |count: &Option<Arc<super::site::Count>>| {
-                count
-                    .as_ref()
-                    .is_some_and(|count| Arc::ptr_eq(count, &site.live))
-            };
-            let values = self.values.iter_mut();
-            let values = values.chain(self.graphs.iter_mut().flat_map(GraphValue::values));
-            values
-                .filter(|value| asleep(&value.count))
-                .for_each(|value| value.content.forget());
+            for value in &mut self.values {
+                value.forget(&site.live);
+            }
+            for graph in &mut self.graphs {
+                graph.forget(&site.live);
+            }
         }
         let freed = freed.and_then(|freed| pick(freed, self.values.len()));
         if let Some(place) = freed
