@@ -8,7 +8,7 @@ pub(crate) mod thread;
 /// What counts and locks are made of; a checker of the memory model puts its own in place.
 pub(crate) mod sync {
     pub(super) use std::cell::UnsafeCell;
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use std::sync::{Mutex, MutexGuard};
 
     /// One round of waiting for another thread.
