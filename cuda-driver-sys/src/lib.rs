@@ -67,3 +67,6 @@ pub use table::*;
 pub use types::*;
 pub use version::{CudaVersion, MissingSymbol, Symbol};
 pub use versions::{HEADER_VERSION, SPELLINGS, SYMBOLS};
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

@@ -168,3 +168,6 @@ pub use window::{
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/getting-started.md")]
 struct GettingStarted;
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

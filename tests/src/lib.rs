@@ -39,8 +39,8 @@ pub mod untouched;
 mod untouched_devices;
 pub mod visible;
 pub mod vmm;
-pub mod watchdog;
 pub mod window;
 
+pub use cuda_mem_watchdog as watchdog;
 #[doc(hidden)]
 pub use inventory;

@@ -53,3 +53,6 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

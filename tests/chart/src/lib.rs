@@ -57,3 +57,6 @@ pub enum Error {
 
 /// What this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

@@ -300,3 +300,5 @@ fn faults_are_found() {
     let dark = svg.replacen("fill=\"#fff\" height=\"100%\"", "height=\"100%\"", 1);
     assert_ne!(Drawing::read(&dark).faults(), Faults::default());
 }
+
+cuda_mem_watchdog::watch_program!();

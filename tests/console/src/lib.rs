@@ -33,3 +33,6 @@ pub use options::{DeviceOption, OneDeviceOption, size};
 pub use output::{OutputFile, Unwritable, print, write_line};
 pub use scale::{bytes, count, nanoseconds};
 pub use table::{WIDTH, figures, table, wrapped};
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

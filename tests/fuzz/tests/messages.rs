@@ -22,3 +22,5 @@ fn messages_are_taken_or_refused_and_leave_no_descriptor() {
     }
     assert_eq!(Some(open_files()), before);
 }
+
+cuda_mem_watchdog::watch_program!();

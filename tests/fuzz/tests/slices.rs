@@ -95,3 +95,5 @@ fn names_of_devices_are_read_or_refused() {
     ];
     check(&names, 50_000, names::check);
 }
+
+cuda_mem_watchdog::watch_program!();

@@ -418,3 +418,5 @@ fn one_device_is_not_asked_about_two() {
         assert_eq!(probe(&arguments, 1), "# CUDA 13.0 on Simulated GPU 0\n");
     }
 }
+
+cuda_mem_watchdog::watch_program!();

@@ -125,3 +125,6 @@ fn programs(folder: &Path) -> Result<Vec<String>> {
     names.sort();
     Ok(names)
 }
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

@@ -73,3 +73,6 @@ mod vmm;
 
 pub use control::{Control, ControlError, Live};
 pub use path::{LIBRARY_VARIABLE, is_simulator, library_path, use_if_no_driver};
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

@@ -47,3 +47,6 @@ mod vanish;
 mod window;
 
 pub use path::{LIBRARY_VARIABLE, library_path};
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

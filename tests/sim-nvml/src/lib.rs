@@ -46,3 +46,6 @@ mod missing;
 mod path;
 
 pub use path::{LIBRARY_VARIABLE, library_path, use_if_no_nvml};
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

@@ -474,3 +474,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+cuda_mem_watchdog::watch_program!();

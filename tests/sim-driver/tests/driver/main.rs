@@ -30,3 +30,5 @@ mod sanitizer;
 mod streams;
 mod told;
 mod vmm;
+
+cuda_mem_watchdog::watch_program!();

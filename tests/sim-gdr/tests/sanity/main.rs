@@ -20,3 +20,5 @@ mod fork;
 mod invalidation;
 mod lab;
 mod library;
+
+cuda_mem_watchdog::watch_program!();

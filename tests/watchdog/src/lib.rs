@@ -1,4 +1,10 @@
 //! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails.
+//!
+//! Programs of unit tests, whose harness says nothing of when a test begins, are watched as a whole
+//! ([`watch_program!`]).
+
+#[doc(hidden)]
+pub use ctor;
 
 use std::backtrace::Backtrace;
 use std::cell::Cell;
@@ -80,8 +86,31 @@ pub fn watch(name: &'static str, patience: Duration) -> Watched {
     Watched { number }
 }
 
+/// Watches all that this program does, from now on. For [`watch_program!`].
+#[doc(hidden)]
+pub fn watch_this_program() {
+    std::mem::forget(watch("the program", patience()));
+}
+
+/// Watches the program of unit tests that this stands in: all of them together have the patience of one.
+///
+/// Not under Miri, which wants all threads to end.
+#[macro_export]
+macro_rules! watch_program {
+    () => {
+        #[cfg(not(miri))]
+        $crate::ctor::declarative::ctor! {
+            #[ctor(unsafe, anonymous)]
+            fn watch() {
+                $crate::watch_this_program();
+            }
+        }
+    };
+}
+
 /// The test that runs, if it is the only one.
-pub(crate) fn only_one() -> Option<&'static str> {
+#[must_use]
+pub fn only_one() -> Option<&'static str> {
     match running().as_slice() {
         [test] => Some(test.name),
         _ => None,
@@ -192,7 +221,7 @@ fn print_stacks() {
 }
 
 /// Ends the processes that this one started, and those that they did.
-pub(crate) fn end_children(parent: u32) {
+pub fn end_children(parent: u32) {
     let mut all = children_of(parent);
     let mut next = 0;
     while let Some(child) = all.get(next) {
@@ -218,4 +247,41 @@ fn children_of(parent: u32) -> Vec<u32> {
             rest.split_whitespace().nth(1) == Some(parent.to_string().as_str())
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+
+    use super::{HUNG, PATIENCE};
+
+    watch_program!();
+
+    #[inline(never)]
+    fn waits_for_what_never_comes() {
+        loop {
+            thread::park();
+        }
+    }
+
+    /// For the test below.
+    #[test]
+    #[ignore = "it hangs"]
+    fn hangs() {
+        waits_for_what_never_comes();
+    }
+
+    #[test]
+    fn a_program_of_unit_tests_that_hangs_ends_and_says_where() -> std::io::Result<()> {
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--exact", "tests::hangs", "--ignored"])
+            .env(PATIENCE, "1")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(HUNG), "{text}");
+        assert!(text.contains("no end after 1 s: the program"), "{text}");
+        assert!(text.contains("waits_for_what_never_comes"), "{text}");
+        Ok(())
+    }
 }
