@@ -34,6 +34,11 @@ pub(crate) fn threads() -> Result<Option<u64>> {
     number(THREADS)
 }
 
+/// As it stands before a command, after other settings.
+pub(crate) fn said_threads() -> String {
+    std::env::var(THREADS).map_or(String::new(), |threads| format!(" {THREADS}={threads}"))
+}
+
 pub(crate) fn is_loud() -> bool {
     // Asked at each step.
     static IS_LOUD: OnceLock<bool> = OnceLock::new();

@@ -155,10 +155,10 @@ impl World<'_> {
         {
             return Ok(());
         }
-        let words = if matches!(make, Make::Scalar) {
-            1
-        } else {
-            origin.words
+        let words = match make {
+            Make::Scalar => 1,
+            Make::Raw(_) => origin.words.max(1),
+            _ => origin.words,
         };
         site.allowed(words * 4, Some(error), self.alone)?;
         self.tally.refused += 1;
@@ -301,10 +301,7 @@ impl World<'_> {
     pub(super) fn note(&mut self, value: &mut Value) -> Result<()> {
         value.settle()?;
         let what = (value.name, &value.content);
-        let stream = value.stream();
-        let noted = self
-            .witness
-            .note(&self.ground.log, &stream, value.address(), what)?;
+        let noted = self.witness.note(&self.ground.log, value.buffer(), what)?;
         self.tally.checked += noted;
         Ok(())
     }

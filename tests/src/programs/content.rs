@@ -13,12 +13,14 @@ impl Content {
         content
     }
 
-    /// As [`whole`](Self::whole), of which only both ends are written.
-    pub(super) fn ends(len: usize, end: usize, word: u32) -> Self {
+    /// Of which only some parts of one length are written, which begin here.
+    pub(super) fn parts(len: usize, starts: &[usize], part: usize, word: u32) -> Self {
         let mut content = Self::default();
-        content.push(end, Some(word));
-        content.push(len - 2 * end, None);
-        content.push(end, Some(word));
+        for start in starts {
+            content.push(start - content.len(), None);
+            content.push(part, Some(word));
+        }
+        content.push(len - content.len(), None);
         content
     }
 

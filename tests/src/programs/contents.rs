@@ -6,7 +6,7 @@ use cuda_mem::{DeviceBuffer, ErrorKind};
 use super::Sabotage;
 use super::content::Content;
 use super::step::{Lend, Make, Move, Resize};
-use super::value::{EDGE, Kind, LONG, Lent, Raw, Value, on_buffer};
+use super::value::{EDGE, Kind, LONG, Lent, Raw, Value, edges_of, on_buffer};
 use super::world::{Local, World, pick};
 
 /// So much pinned memory is lent at most.
@@ -98,6 +98,7 @@ impl World<'_> {
         let (equal, text) = (target.len() == source.len(), source.to_string());
         if equal {
             target.content = source.content.clone();
+            self.tally.copies += 1;
         }
         let line = format!("copy {text} to {target}");
         self.values[to] = target;
@@ -168,7 +169,6 @@ impl World<'_> {
         self.say(line);
         if matches!(lend, Lend::Read) {
             self.let_go();
-            self.tally.checked += 1;
             let value = &self.values[place];
             let loan = value.buffer().read_on(&other)?;
             if loan.len() <= LONG {
@@ -178,6 +178,7 @@ impl World<'_> {
                     .content
                     .check(&found)
                     .with_context(|| value.to_string())?;
+                self.tally.checked += 1;
             }
             return Ok(());
         }
@@ -194,14 +195,14 @@ impl World<'_> {
         }
         let mut loan = on_buffer!(&mut value.kind, buffer => buffer.on(&other))?;
         if len > LONG {
-            for first in [0, len - EDGE] {
+            for first in edges_of(len) {
                 let address = loan.as_raw() + 4 * first as u64;
                 // SAFETY: a part of the memory that this stream has on loan.
                 let mut edge =
                     unsafe { DeviceBuffer::<u32>::borrow_raw(&other, address, EDGE, ()) };
                 edge.fill(word)?;
             }
-            value.content = Content::ends(len, EDGE, word);
+            value.content = Content::parts(len, &edges_of(len), EDGE, word);
         } else {
             loan.fill(word)?;
             value.content = Content::whole(len, Some(word));
@@ -397,7 +398,7 @@ impl Value {
                 content.resize(before + more, Some(word));
             }
             (Kind::Vec(vec), Resize::ExtendFromBuffer(_)) => {
-                // A clone would be itself.
+                // A vector that is to be extended by itself is left as it is.
                 if let Some(source) = source.filter(|source| source.len() <= LONG) {
                     vec.extend_from_buffer(source.buffer())?;
                     content.append(&source.content);

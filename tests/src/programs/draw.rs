@@ -91,14 +91,24 @@ fn site() -> impl Strategy<Value = SiteSpec> {
     (base, vec(adaptor, 0..4)).prop_map(|(base, adaptors)| SiteSpec { base, adaptors })
 }
 
+/// Sizes that come again and again, as in most programs: else no two values would be of one length.
+const POPULAR: [usize; 4] = [1, 64, 100, 4096];
+
 /// Elements of four bytes: most blocks are small, some take a page of an arena, a few make anything grow.
-fn words() -> impl Strategy<Value = usize> {
+fn words() -> BoxedStrategy<usize> {
     prop_oneof![
-        20 => 0_usize..200,
-        10 => 200_usize..5000,
+        20 => proptest::sample::select(&POPULAR[..]),
+        10 => 0_usize..200,
+        6 => 200_usize..5000,
         3 => 60_000_usize..70_000,
         1 => 200_000_usize..1_500_000,
     ]
+    .boxed()
+}
+
+/// More than what has a limit gives.
+fn large_words() -> BoxedStrategy<usize> {
+    prop_oneof![1 => words(), 2 => 1_000_000_usize..2_000_000].boxed()
 }
 
 fn make() -> impl Strategy<Value = Make> {
@@ -150,7 +160,7 @@ fn record() -> impl Strategy<Value = Record> {
         any::<u8>().prop_map(Scratch::Pool),
         any::<u8>().prop_map(Scratch::PoolAlone),
     ];
-    let adopt = || proptest::option::of(any::<u8>());
+    let adopt = || proptest::option::weighted(0.8, any::<u8>());
     let drop = proptest::option::weighted(0.3, any::<u8>());
     let flags = any::<[bool; 6]>();
     let all = (any::<u8>(), mode, scratch, adopt(), adopt(), drop, flags);
@@ -186,7 +196,7 @@ fn graph_step() -> impl Strategy<Value = GraphStep> {
 }
 
 /// One operation. Shrinking goes towards those that come first.
-fn step() -> impl Strategy<Value = Step> {
+fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
     let number = any::<u8>;
     let contents = prop_oneof![Just(SleepContents::Keep), Just(SleepContents::Discard)];
     let lend = prop_oneof![Just(Lend::Guard), Just(Lend::Read), Just(Lend::Leak)];
@@ -197,11 +207,13 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(NewStream::PerThread),
     ];
     let alloc =
-        (number(), number(), words(), make()).prop_map(|(site, stream, words, make)| Step::Alloc {
-            site,
-            stream,
-            words,
-            make,
+        (number(), number(), words.clone(), make()).prop_map(|(site, stream, words, make)| {
+            Step::Alloc {
+                site,
+                stream,
+                words,
+                make,
+            }
         });
     let clone = (number(), number(), number());
     let clone = clone.prop_map(|(from, site, stream)| Step::Clone { from, site, stream });
@@ -240,7 +252,7 @@ fn step() -> impl Strategy<Value = Step> {
         ),
         (
             5,
-            (number(), words(), resize())
+            (number(), words.clone(), resize())
                 .prop_map(|(v, w, r)| Step::Resize(v, w, r))
                 .boxed(),
         ),
@@ -274,8 +286,11 @@ fn step() -> impl Strategy<Value = Step> {
 /// Programs of this shape.
 pub(super) fn program(shape: Shape) -> impl Strategy<Value = Program> {
     // Most operations are of a thread that went before: another one has to be woken.
-    let phrase = (0..shape.threads, vec(step(), 1..8));
-    let phrase = phrase.prop_map(|(thread, steps)| Phrase { thread, steps });
-    let all = (vec(site(), 1..3), vec(phrase, 1..shape.phrases));
+    let of = |words| {
+        let phrase = (0..shape.threads, vec(step(&words), 1..8));
+        let phrase = phrase.prop_map(|(thread, steps)| Phrase { thread, steps });
+        (vec(site(), 1..3), vec(phrase, 1..shape.phrases))
+    };
+    let all = prop_oneof![19 => of(words()), 1 => of(large_words())];
     all.prop_map(|(sites, phrases)| Program { sites, phrases })
 }

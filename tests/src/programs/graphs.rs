@@ -172,6 +172,7 @@ impl World<'_> {
             dropped.as_ref().map(ToString::to_string)
         ));
         self.tally.captures += 1;
+        self.tally.pairs += u64::from(shadows.len() == 2);
         let effect = Effect {
             word: (!record.copy_in || shadows.is_empty()).then(|| self.word()),
             target: shadows.len().checked_sub(1),
@@ -246,8 +247,9 @@ impl World<'_> {
                 let Some(stream) = self.launching(slot) else {
                     return Ok(());
                 };
-                self.tally.launches += 1;
-                self.graphs[place].launch(&stream)
+                let is_launched = self.graphs[place].launch(&stream)?;
+                self.tally.launches += u64::from(is_launched);
+                Ok(())
             }
             GraphStep::Upload(slot) => {
                 if let Some(stream) = self.launching(slot) {
@@ -319,19 +321,20 @@ impl World<'_> {
 }
 
 impl GraphValue {
-    fn launch(&mut self, stream: &Stream) -> Result<()> {
+    /// Says whether it was launched, and not refused for what it had left.
+    fn launch(&mut self, stream: &Stream) -> Result<bool> {
         let rest = self.rest.as_ref();
         let is_left = rest.is_some_and(|rest| rest.is_own() && rest.is_there);
         match self.exec.launch(stream) {
             Ok(()) => ensure!(!is_left || self.auto_free, "launched over what it had left"),
             Err(error) if error.kind() == ErrorKind::StillAllocated && is_left => {
                 ensure!(!self.auto_free, "{error}");
-                return Ok(());
+                return Ok(false);
             }
             Err(error) => return Err(error.into()),
         }
         self.launched();
-        Ok(())
+        Ok(true)
     }
 
     fn read(&self) -> Result<()> {

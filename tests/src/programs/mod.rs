@@ -15,12 +15,13 @@ mod play;
 mod site;
 mod step;
 mod streams;
+mod tally;
 mod team;
 mod value;
 mod witness;
 mod world;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use proptest::strategy::Strategy;
@@ -32,13 +33,17 @@ use crate::watchdog;
 use draw::Shape;
 use play::{Mode, play};
 use step::Program;
-use world::{Ground, Tally};
+use tally::Tally;
+use world::Ground;
 
-/// Most programs have so many threads at most, and so many phrases of some steps.
+/// Upper bounds of most programs.
 const USUAL: Shape = Shape {
     phrases: 14,
     threads: 3,
 };
+/// Phrases of programs whose threads run freely: they meet after a phrase of each.
+const FREE: usize = 40;
+/// And of long ones.
 const LONG: usize = 150;
 
 /// How often a failing program is run again, to make it shorter.
@@ -87,19 +92,27 @@ fn run_one(
         max_shrink_time: SHRINKING_MS,
         ..Config::default()
     };
-    let tally = Cell::new(Tally::default());
+    let tally = RefCell::new(Tally::default());
     let runs = Cell::new(0_u32);
     let mut runner = TestRunner::new_with_rng(config, rng(seed));
     let outcome = runner.run(programs, |program| {
         runs.set(runs.get() + 1);
         // Each run of a program that fails may take long.
         watchdog::next_part();
-        let done = play(ground, &program, mode, threads).map_err(TestCaseError::fail)?;
-        tally.set(done);
+        match play(ground, &program, mode, threads) {
+            Ok(done) => *tally.borrow_mut() = done,
+            Err(reason) => {
+                if runs.get() == 1 && ground.sabotage.is_none() {
+                    // A shorter one may fail for another reason.
+                    eprintln!("program {seed} fails: {reason}");
+                }
+                return Err(TestCaseError::fail(reason));
+            }
+        }
         Ok(())
     });
     match outcome {
-        Ok(()) => Ok(tally.get()),
+        Ok(()) => Ok(tally.into_inner()),
         Err(TestError::Fail(reason, program)) => {
             let steps: usize = program
                 .phrases
@@ -107,7 +120,8 @@ fn run_one(
                 .map(|phrase| phrase.steps.len())
                 .sum();
             bail!(
-                "program {SEED}={seed} {PROGRAMS}=1 failed; made shorter in {} runs, to {steps} steps: {reason}",
+                "program {SEED}={seed} {PROGRAMS}=1{} failed; made shorter in {} runs, to {steps} steps: {reason}",
+                settings::said_threads(),
                 runs.get()
             )
         }
@@ -121,7 +135,11 @@ fn run(mode: Mode, default: u64) -> Result<()> {
     let long = settings::threads()?;
     let threads = long.unwrap_or(u64::from(USUAL.threads)).clamp(1, 64) as u8;
     let shape = Shape {
-        phrases: long.map_or(USUAL.phrases, |_| LONG),
+        phrases: match (long, mode) {
+            (Some(_), _) => LONG,
+            (None, Mode::InTurns) => USUAL.phrases,
+            (None, Mode::Freely) => FREE,
+        },
         threads,
     };
     let (programs, threads) = (draw::program(shape), usize::from(threads));
@@ -132,16 +150,13 @@ fn run(mode: Mode, default: u64) -> Result<()> {
         Ok(())
     })?;
     println!(
-        "{} random programs, {:.1} s: {sum:?}",
+        "{} random programs, {:.1} s: {sum}",
         ran.programs, ran.seconds
     );
-    // Programs that never get there show nothing.
-    let some = sum.refused > 0 && sum.checked > 0 && sum.launches > 0 && sum.captures > 0;
-    let rare = sum.elsewhere > 0 && sum.sleeps > 0 || mode == Mode::Freely;
-    ensure!(
-        (some && rare) || ran.programs < 300,
-        "some way was never taken: {sum:?}"
-    );
+    if ran.programs >= 200 {
+        sum.check()?;
+        ensure!(sum.sleeps > 0 || mode == Mode::Freely, "nothing slept");
+    }
     Ok(())
 }
 
@@ -152,7 +167,7 @@ fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
     }
 }
 
-/// Programs whose threads take turns: one that fails does so every time, and is made shorter.
+/// Programs whose threads take turns: one that fails nearly always fails again, and is made shorter.
 ///
 /// # Errors
 ///
@@ -162,7 +177,7 @@ pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
     run(Mode::InTurns, default_count(lab, 600, 400))
 }
 
-/// Programs whose threads run at a time, and meet now and then.
+/// Programs whose threads run concurrently, and meet now and then.
 ///
 /// # Errors
 ///
@@ -181,7 +196,7 @@ fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()
         ..USUAL
     };
     let programs = draw::program(shape);
-    let failed = (1..100).find_map(|seed| {
+    let failed = (1..=100).find_map(|seed| {
         watchdog::next_part();
         let outcome = run_one(&ground, &programs, (Mode::InTurns, 1), seed);
         outcome.err().map(|error| format!("{error:#}"))
@@ -198,7 +213,7 @@ fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()
 /// # Errors
 ///
 /// If it is not.
-#[apply(case)]
+#[apply(case_of_sim)]
 pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
     find(lab, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
 }
@@ -206,7 +221,7 @@ pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
 /// # Errors
 ///
 /// If it is not.
-#[apply(case)]
+#[apply(case_of_sim)]
 pub fn a_wait_that_is_left_out_is_found(lab: &Lab) -> Result<()> {
     find(lab, Sabotage::Order, &["out of order", SEED, "lend"], 14)
 }

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use cuda_sim::control::Live;
 
+use super::graphs::GraphValue;
 use super::site::Site;
 use super::step::{End, Phrase, Program, Step};
+use super::tally::Tally;
 use super::team::Team;
-use super::world::{Ground, Tally, World};
+use super::world::{Ground, World};
 
 /// What an arena's own thread does, it does within this time.
 const SOON: Duration = Duration::from_millis(300);
@@ -20,7 +22,7 @@ const SOON: Duration = Duration::from_millis(300);
 pub(super) enum Mode {
     /// One after the other, in one order.
     InTurns,
-    /// All at a time, each with values of its own, from one barrier to the next.
+    /// All concurrently, each with values of its own, from one barrier to the next.
     Freely,
 }
 
@@ -98,22 +100,29 @@ fn freely<'scope, 'w: 'scope>(
     let (first, rest) = phrases.split_at(phrases.len() / 3);
     let mut worlds = in_turns(team, world, first, threads, program)?;
     share(&mut worlds, threads).map_err(|error| (error, Vec::new()))?;
-    for round in rest.chunks(2 * threads) {
+    for (number, round) in (2..).zip(rest.chunks(threads)) {
         let mut steps = vec![Vec::new(); threads];
         for phrase in round {
             steps[usize::from(phrase.thread) % threads].extend(phrase.steps.iter().cloned());
         }
         let all = team.run_all(std::mem::take(&mut worlds), &steps);
         let all = all.map_err(|error| (error, Vec::new()))?;
-        let (mut failed, mut story) = (None, Vec::new());
+        let (mut errors, mut story) = (Vec::new(), Vec::new());
         for (mut world, end) in all {
-            failed = failed.or(end.err());
+            errors.extend(end.err().map(|error| format!("{error:#}")));
             story.extend(world.story.iter().cloned());
             world.let_go();
             worlds.push(world);
         }
-        let checked = failed.map_or_else(|| meet(&mut worlds), Err);
+        let checked = if errors.is_empty() {
+            meet(&mut worlds)
+        } else {
+            Err(anyhow!(errors.join("; and ")))
+        };
         checked.map_err(|error| (error, story))?;
+        for world in &mut worlds {
+            world.say(format!("— round {number}"));
+        }
     }
     Ok(worlds)
 }
@@ -125,11 +134,11 @@ fn share(worlds: &mut Worlds<'_>, threads: usize) -> Result<()> {
     first.let_go();
     first.alone = false;
     let ground = first.ground;
-    let (sites, streams) = (first.sites.clone(), first.streams());
+    let (sites, streams) = (first.sites.clone(), first.shared_slots());
     for number in 1..threads {
         let mut world = World::new(ground, number, false)?;
         world.sites.clone_from(&sites);
-        world.add_streams(&streams);
+        world.slots.extend(streams.iter().cloned());
         worlds.push(world);
     }
     for (place, value) in values.drain(..).enumerate() {
@@ -144,10 +153,29 @@ fn share(worlds: &mut Worlds<'_>, threads: usize) -> Result<()> {
 /// At a barrier: the numbers are right, and each thread hands its newest value to the next one.
 fn meet(worlds: &mut Worlds<'_>) -> Result<()> {
     check_sites(worlds, Site::check)?;
+    check_apart(worlds)?;
     let newest: Vec<_> = worlds.iter_mut().map(|world| world.values.pop()).collect();
     let count = worlds.len();
     for (place, value) in newest.into_iter().enumerate() {
         worlds[(place + 1) % count].values.extend(value);
+    }
+    Ok(())
+}
+
+/// No byte is in two values, whichever threads have them.
+fn check_apart(worlds: &Worlds<'_>) -> Result<()> {
+    let values = worlds.iter().flat_map(|world| {
+        let in_graphs = world.graphs.iter().flat_map(GraphValue::all_values);
+        world.values.iter().chain(in_graphs)
+    });
+    let mut values: Vec<_> = values.filter(|value| value.bytes() > 0).collect();
+    values.sort_unstable_by_key(|value| value.address());
+    for pair in values.windows(2) {
+        let [lower, upper] = [pair[0], pair[1]];
+        ensure!(
+            lower.address() + lower.bytes() as u64 <= upper.address(),
+            "{upper} overlaps {lower}"
+        );
     }
     Ok(())
 }
@@ -262,18 +290,4 @@ pub(super) fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool
 /// Without what is kept for the next time: events for waits.
 pub(super) fn lasting(live: Live) -> Live {
     Live { events: 0, ..live }
-}
-
-impl Tally {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.steps += other.steps;
-        self.blocks += other.blocks;
-        self.refused += other.refused;
-        self.checked += other.checked;
-        self.launches += other.launches;
-        self.captures += other.captures;
-        self.elsewhere += other.elsewhere;
-        self.sleeps += other.sleeps;
-        self.moved += other.moved;
-    }
 }

@@ -17,6 +17,9 @@ use super::step::{Adaptor, ArenaSpec, Base, SiteSpec};
 use crate::annotated::Annotated;
 use crate::lab::Lab;
 
+/// Drivers round the size of a pool up to this.
+const POOL_STEP: u64 = 32 << 20;
+
 /// What is allocated from a resource, as the model has it.
 #[derive(Debug, Default)]
 pub(super) struct Count {
@@ -139,17 +142,13 @@ impl Site {
             Base::Pinned => Resource::new(PinnedResource::new(lab.driver)),
             Base::Managed => Resource::new(ManagedResource::new(lab.driver)),
         };
-        let (mut levels, mut alignment) = (Vec::new(), 256);
+        let mut levels = Vec::new();
         for (place, adaptor) in spec.adaptors.iter().enumerate().rev() {
             let above = &spec.adaptors[..place];
             let is_exact = !above.iter().any(|it| matches!(it, Adaptor::Aligned(_)));
             let (over, counts) = adapt(*adaptor, resource)?;
             resource = over;
             levels.extend(counts.map(|counts| Level { counts, is_exact }));
-            if let Adaptor::Aligned(to) = adaptor {
-                // One over another that aligns to more passes on what it enlarged.
-                alignment = alignment.max(*to);
-            }
         }
         levels.reverse();
         let aligned = |adaptor: &Adaptor| matches!(adaptor, Adaptor::Aligned(_));
@@ -165,7 +164,7 @@ impl Site {
             alignment: if spec.adaptors.iter().any(aligned) {
                 usize::MAX
             } else {
-                alignment
+                256
             },
             live: Arc::default(),
             has_limit: spec
@@ -285,7 +284,7 @@ impl Site {
                     && reserved.current <= reserved.high
                     && self
                         .max
-                        .is_none_or(|max| used.current <= max.next_multiple_of(64 << 20)),
+                        .is_none_or(|max| used.current <= max.next_multiple_of(POOL_STEP)),
                 "{bytes} bytes are allocated: {stats}"
             );
         }

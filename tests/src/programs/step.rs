@@ -4,6 +4,8 @@
 //! there, counted from the newest. So every part of a program is a program too, and a failing one can be shrunk:
 //! to fewer operations, on fewer threads, with smaller sizes.
 
+use std::fmt;
+
 use cuda_mem::{CaptureMode, ReleaseThreshold, ReusePolicy, SleepContents};
 
 /// What a resource is made of.
@@ -210,6 +212,34 @@ pub(super) enum Step {
     EndScope,
     Record(Record),
     Graph(u8, GraphStep),
+}
+
+impl Step {
+    /// What kind of operation it is, in a word or two.
+    pub(super) fn kind(&self) -> String {
+        fn word(name: &dyn fmt::Debug) -> String {
+            let text = format!("{name:?}");
+            let end = text.find(|c: char| !c.is_alphanumeric());
+            text[..end.unwrap_or(text.len())].to_owned()
+        }
+        let way: Option<&dyn fmt::Debug> = match self {
+            Self::Alloc { make, .. } => Some(make),
+            Self::End(_, end) => Some(end),
+            Self::Lend(_, _, lend) => Some(lend),
+            Self::Move(_, _, how) => Some(how),
+            Self::Resize(_, _, how) => Some(how),
+            Self::NewStream(kind) => Some(kind),
+            Self::NewSite(spec) => Some(&spec.base),
+            Self::Sleep(_, contents, _) => Some(contents),
+            Self::Record(record) => Some(&record.scratch),
+            Self::Graph(_, step) => Some(step),
+            _ => None,
+        };
+        match way {
+            Some(way) => format!("{} {}", word(self), word(way)),
+            None => word(self),
+        }
+    }
 }
 
 /// Operations of one thread, one after the other.

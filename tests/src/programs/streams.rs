@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Where other threads may wait for it, and nobody knows that they do.
 const LITTLE_PATIENCE: Duration = Duration::from_micros(200);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) name: usize,
     pub(super) stream: Stream,
@@ -114,21 +114,9 @@ impl World<'_> {
     }
 
     /// Streams that other threads may use too.
-    pub(super) fn streams(&self) -> Vec<Stream> {
+    pub(super) fn shared_slots(&self) -> Vec<Slot> {
         let all = self.slots.iter().filter(|slot| slot.owner.is_none());
-        all.map(|slot| slot.stream.clone()).collect()
-    }
-
-    pub(super) fn add_streams(&mut self, streams: &[Stream]) {
-        for stream in streams {
-            let slot = Slot {
-                name: self.name(),
-                stream: stream.clone(),
-                owner: None,
-                is_legacy: *stream == self.ground.context.legacy_stream(),
-            };
-            self.slots.push(slot);
-        }
+        all.cloned().collect()
     }
 
     /// A stream that this thread may use, and its name.

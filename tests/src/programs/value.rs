@@ -13,9 +13,14 @@ use cuda_mem::{
 use super::content::Content;
 use super::site::{Count, is_of};
 
-/// Longer memory is written and read at both ends only, of so many words.
+/// Of longer memory only both ends and the middle are written and read, so many words of each.
 pub(super) const LONG: usize = 16 << 10;
 pub(super) const EDGE: usize = 256;
+
+/// Where the parts of long memory begin that are written and read.
+pub(super) fn edges_of(len: usize) -> [usize; 3] {
+    [0, (len - EDGE) / 2, len - EDGE]
+}
 
 /// Memory that was taken from a resource by hand.
 #[derive(Debug)]
@@ -127,11 +132,11 @@ impl Value {
         self.len() > LONG
     }
 
-    /// Both ends, if it is long: parts that are used in the order of the value's stream.
-    fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 2]> {
+    /// Both ends and the middle, if it is long: parts that are used in the order of the value's stream.
+    fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 3]> {
         self.settle()?;
         let (stream, address, len) = (self.stream(), self.address(), self.len());
-        Ok([0, len - EDGE].map(|first| {
+        Ok(edges_of(len).map(|first| {
             let address = address + 4 * first as u64;
             // SAFETY: a part of live memory, used in its stream while nobody else can use the value; borrowed
             // memory is not freed.
@@ -144,7 +149,7 @@ impl Value {
             for mut edge in self.edges()? {
                 edge.fill(word)?;
             }
-            self.content = Content::ends(self.len(), EDGE, word);
+            self.content = Content::parts(self.len(), &edges_of(self.len()), EDGE, word);
         } else {
             on_buffer!(&mut self.kind, buffer => buffer.fill(word))?;
             self.content = Content::whole(self.len(), Some(word));
@@ -158,7 +163,7 @@ impl Value {
             for mut edge in self.edges()? {
                 edge.copy_from(&[word; EDGE])?;
             }
-            self.content = Content::ends(self.len(), EDGE, word);
+            self.content = Content::parts(self.len(), &edges_of(self.len()), EDGE, word);
         } else {
             let words = vec![word; self.len()];
             on_buffer!(&mut self.kind, buffer => buffer.copy_from(&words))?;
@@ -172,7 +177,7 @@ impl Value {
         let len = self.len();
         if self.is_long() {
             let edges = self.edges()?;
-            for (edge, first) in edges.into_iter().zip([0, len - EDGE]) {
+            for (edge, first) in edges.into_iter().zip(edges_of(len)) {
                 let part = self.content.part(first, EDGE);
                 part.check(&edge.to_vec()?)
                     .with_context(|| format!("from word {first} on"))?;

@@ -26,15 +26,14 @@ impl Witness {
         }
     }
 
-    /// Copies both ends of memory aside that is valid in the stream. Nothing if there is no room any more.
+    /// Copies both ends of memory aside, in its stream. Nothing if there is no room any more.
     pub(super) fn note(
         &mut self,
         log: &DeviceBuffer<u32>,
-        stream: &Stream,
-        address: u64,
+        memory: &DeviceBuffer<u32>,
         (name, content): (usize, &Content),
     ) -> Result<u64> {
-        let len = content.len();
+        let (stream, address, len) = (memory.stream(), memory.as_raw(), memory.len());
         let part = len.min(PART);
         let mut noted = 0;
         for first in [0, len - part] {
@@ -45,7 +44,7 @@ impl Witness {
             let (to, from) = (log.as_raw() + 4 * place as u64, address + 4 * first as u64);
             // SAFETY: the log lives longer than the program, and nobody else uses this place of it.
             let mut to = unsafe { DeviceBuffer::<u32>::borrow_raw(stream, to, part, ()) };
-            // SAFETY: the caller's memory is valid in this stream.
+            // SAFETY: a part of memory that lives, in its own stream.
             let from = unsafe { DeviceBuffer::<u32>::borrow_raw(stream, from, part, ()) };
             to.copy_from_buffer(&from)?;
             self.expected.push((name, content.part(first, part)));

@@ -1,6 +1,7 @@
 //! A program while it runs: what there is, and what each operation does with it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Result, ensure};
 use cuda_mem::{
@@ -15,6 +16,7 @@ use super::play::lasting;
 use super::site::Site;
 use super::step::{NewStream, SiteSpec, Step};
 use super::streams::Slot;
+use super::tally::Tally;
 use super::value::{Kind, Lent, Value};
 use super::witness::Witness;
 use crate::hold::Held;
@@ -34,6 +36,8 @@ pub(super) struct Ground {
     /// What memory held at its free.
     pub(super) log: DeviceBuffer<u32>,
     pub(super) sabotage: Option<Sabotage>,
+    /// The last pattern. None comes twice, also not in another program, which would find what this one left.
+    last_word: AtomicU32,
     /// What there is on the simulator between two programs.
     pub(super) live: Option<Live>,
 }
@@ -58,6 +62,7 @@ impl Ground {
             context,
             log,
             sabotage,
+            last_word: AtomicU32::new(1 << 20),
             live: control.map(|control| lasting(control.live())),
         })
     }
@@ -88,23 +93,8 @@ pub(super) struct World<'a> {
     /// Some thread used the default stream of its own.
     pub(super) had_own_streams: bool,
     names: usize,
-    next_word: u32,
     pub(super) tally: Tally,
     pub(super) story: Vec<String>,
-}
-
-/// What was done.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
-    pub(super) steps: u64,
-    pub(super) blocks: u64,
-    pub(super) refused: u64,
-    pub(super) checked: u64,
-    pub(super) launches: u64,
-    pub(super) captures: u64,
-    pub(super) elsewhere: u64,
-    pub(super) sleeps: u64,
-    pub(super) moved: u64,
 }
 
 /// `wanted` as the number of one of `count` things, from the last one on.
@@ -118,7 +108,7 @@ impl<'a> World<'a> {
     pub(super) fn new(ground: &'a Ground, number: usize, alone: bool) -> Result<Self> {
         let mut world = Self {
             ground,
-            me: 0,
+            me: number,
             alone,
             slots: Vec::new(),
             events: [ground.context.event()?, ground.context.event()?],
@@ -130,7 +120,6 @@ impl<'a> World<'a> {
             witness: Witness::new(number),
             had_own_streams: false,
             names: number * 1000,
-            next_word: (number as u32 + 1) << 20,
             tally: Tally::default(),
             story: Vec::new(),
         };
@@ -153,9 +142,8 @@ impl<'a> World<'a> {
     }
 
     /// A pattern that nothing else has.
-    pub(super) fn word(&mut self) -> u32 {
-        self.next_word += 1;
-        self.next_word
+    pub(super) fn word(&self) -> u32 {
+        self.ground.last_word.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// All held streams go on: something is about to wait for them.
@@ -173,8 +161,9 @@ impl<'a> World<'a> {
 
     /// Does one operation, and looks at all numbers afterwards.
     pub(super) fn step(&mut self, local: &mut Local, step: &Step) -> Result<()> {
-        self.tally.steps += 1;
+        let lines = self.story.len();
         self.perform(local, step)?;
+        self.tally.count(step, self.story.len() > lines);
         if self.alone {
             self.sites.iter().try_for_each(|site| site.check())?;
         }

@@ -125,7 +125,7 @@ fn fail(
         }
         Err(error) => ensure!(is_answered(), "{error}"),
         Ok(()) if reported || is_answered() => {}
-        Ok(()) => bail!("nobody noticed"),
+        Ok(()) => bail!("the failure was neither returned nor reported"),
     }
     Ok(reported)
 }

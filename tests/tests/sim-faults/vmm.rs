@@ -148,7 +148,7 @@ fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
             let moved = buffer.move_memory_to(node);
             control.clear_faults();
             let Err(error) = moved else {
-                bail!("{function} {nth}: nobody noticed");
+                bail!("{function} {nth}: the failure was neither returned nor reported");
             };
             ensure!(error.function() == Some(function), "{error}");
             ensure!(
