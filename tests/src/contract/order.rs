@@ -3,11 +3,15 @@
 //! A held stream cannot get past its host function, so "does this wait for that" has an answer that
 //! does not depend on luck: while it is held, what waits for it is not done.
 
-use anyhow::{Result, ensure};
-use cuda_mem::ErrorKind;
+use std::thread;
+use std::time::Duration;
 
-use crate::hold::hold;
+use anyhow::{Context as _, Result, anyhow, ensure};
+use cuda_mem::{ErrorKind, Stream};
+
+use crate::hold::{hold, hold_for};
 use crate::lab::Lab;
+use crate::settings;
 
 #[apply(case)]
 fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
@@ -80,6 +84,66 @@ fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
     drop(held);
     third.synchronize()?;
     ensure!(first.is_done()?);
+    Ok(())
+}
+
+/// Rounds of a thread between two looks at what it saw.
+const ROUNDS: usize = 64;
+
+/// In turns one stream writes and another, which waits for it, reads; the streams are all threads'.
+fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Result<()> {
+    let pool = lab.pool()?;
+    let own = lab.context()?.stream()?;
+    let mut memory = pool.alloc::<u32>(&own, 64)?;
+    let mut seen = Vec::new();
+    let first = (seed * 3 + thread as u64) as u32 * (2 * ROUNDS as u32);
+    for round in 0..ROUNDS {
+        let word = first + 2 * round as u32;
+        let [writer, reader] = [round, round + 1].map(|at| &streams[(at + thread) % streams.len()]);
+        let held = (round % 8 == 0).then(|| hold_for(writer, Duration::from_micros(100)));
+        let held = held.transpose()?;
+        memory.set_stream(writer)?;
+        memory.fill(word)?;
+        let mut copy = pool.alloc::<u32>(writer, 64)?;
+        copy.copy_from_buffer(&memory)?;
+        seen.push(copy);
+        memory.set_stream(reader)?;
+        memory.fill(word + 1)?;
+        drop(held);
+    }
+    for (round, copy) in seen.iter().enumerate() {
+        let (word, found) = (first + 2 * round as u32, copy.to_vec()?);
+        ensure!(
+            found == [word; 64],
+            "round {round} of thread {thread}: {found:?} instead of {word}"
+        );
+    }
+    Ok(())
+}
+
+#[apply(case_alone)]
+fn waits_of_several_threads_do_not_mix(lab: &Lab) -> Result<()> {
+    let context = lab.context()?;
+    let streams: cuda_mem::Result<Vec<Stream>> = (0..3).map(|_| context.stream()).collect();
+    let streams = streams?;
+    settings::each(4, |seed| {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..3)
+                .map(|number| {
+                    scope.spawn({
+                        let streams = &streams;
+                        move || write_and_read(lab, streams, number, seed)
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow!("a panic"))?
+                    .context("waits")
+            })
+        })
+    })?;
     Ok(())
 }
 

@@ -277,12 +277,14 @@ impl World<'_> {
             End::FreeOn(slot) | End::FreeAfter(slot) => self.named(slot)?,
             _ => (0, value.stream()),
         };
-        let (words, text) = (value.len(), value.to_string());
+        let (words, text, word) = (value.len(), value.to_string(), self.word());
         self.say(match how {
             End::Drop => format!("drop {value}"),
             End::Free => format!("free {value}"),
             End::FreeOn(_) => format!("free {value} on stream {name}"),
-            End::FreeAfter(_) => format!("use {value} in stream {name}, and free it after that"),
+            End::FreeAfter(_) => {
+                format!("fill {value} with {word:#x} in stream {name}, and free it after that")
+            }
             End::FreeSync => format!("free {value} and wait"),
         });
         if matches!(how, End::FreeAfter(_)) && words > 0 {
@@ -292,7 +294,7 @@ impl World<'_> {
             // SAFETY: the memory is live, the other stream waits for its own, and the free comes after this.
             let mut there =
                 unsafe { DeviceBuffer::<u32>::borrow_raw(&other, value.address(), words, ()) };
-            there.fill(self.word())?;
+            there.fill(word)?;
         }
         free(value, how, &other).with_context(|| text)
     }

@@ -165,7 +165,10 @@ impl World<'_> {
             Lend::Leak if owner.is_some() => Lend::Guard,
             lend => lend,
         };
-        let line = format!("lend {} to stream {name}: {lend:?}", self.values[place]);
+        let line = format!(
+            "lend {} to stream {name} for {word:#x}: {lend:?}",
+            self.values[place]
+        );
         self.say(line);
         if matches!(lend, Lend::Read) {
             self.let_go();

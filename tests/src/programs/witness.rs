@@ -1,6 +1,6 @@
 //! What memory held when it was freed, copied aside in the order of its stream and looked at when all is done.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{DeviceBuffer, Stream};
 
 use super::content::Content;
@@ -63,11 +63,16 @@ impl Witness {
         // SAFETY: as above.
         let log = unsafe { DeviceBuffer::<u32>::borrow_raw(stream, address, all, ()) };
         let words = log.to_vec()?;
+        let again = log.to_vec()?;
+        ensure!(
+            words == again,
+            "two readings of the log differ: {words:x?}, {again:x?}"
+        );
         for (found, (name, expected)) in words.chunks(PART).zip(&self.expected) {
             let found = &found[..expected.len()];
             expected
                 .check(found)
-                .with_context(|| format!("value {name} when it was freed"))?;
+                .with_context(|| format!("value {name} when it was freed: {found:x?}"))?;
         }
         self.expected.clear();
         Ok(())
