@@ -120,6 +120,10 @@ impl<T> BiasedLock<T> {
         let owner = self.owner.load(Ordering::Acquire);
         if owner / OWNERS as u64 == thread {
             let busy = self.busy_flag(owner);
+            debug_assert!(
+                !busy.load(Ordering::Relaxed),
+                "the thread has the value already"
+            );
             busy.store(true, Ordering::Relaxed);
             barrier::light();
             // Either this sees that the value was taken away, or whoever did that sees that it is busy. Nobody gave it back
