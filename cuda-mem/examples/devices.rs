@@ -33,7 +33,9 @@ fn run(args: &Args) -> Result<()> {
     let driver = backend.driver;
     let asked = args.device.of(driver)?;
     let used = *asked.last().context("the driver has no device")?;
-    let nvml = match Nvml::load() {
+    // The NVML of a machine with GPUs does not know simulated ones.
+    let nvml = Nvml::load().and_then(|nvml| used.nvml(&nvml).map(|_| nvml));
+    let nvml = match nvml {
         Ok(nvml) => Some(nvml),
         Err(error) => {
             say!("memory in use is not known without NVML: {error}")?;
