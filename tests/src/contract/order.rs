@@ -100,7 +100,9 @@ fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Re
     for round in 0..ROUNDS {
         let word = first + 2 * round as u32;
         let [writer, reader] = [round, round + 1].map(|at| &streams[(at + thread) % streams.len()]);
-        let held = (round % 8 == 0).then(|| hold_for(writer, Duration::from_micros(100)));
+        let held = round
+            .is_multiple_of(8)
+            .then(|| hold_for(writer, Duration::from_micros(100)));
         let held = held.transpose()?;
         memory.set_stream(writer)?;
         memory.fill(word)?;
@@ -124,7 +126,9 @@ fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Re
 /// A stream that comes, waits and is waited for, and goes.
 fn pass_by(lab: &Lab, own: &Stream, streams: &[Stream], round: usize) -> Result<()> {
     let mut memory = lab.pool()?.alloc::<u32>(own, 64)?;
-    let held = (round % 4 == 0).then(|| hold_for(own, Duration::from_micros(100)));
+    let held = round
+        .is_multiple_of(4)
+        .then(|| hold_for(own, Duration::from_micros(100)));
     let held = held.transpose()?;
     memory.fill(round as u32)?;
     for stream in streams {
