@@ -11,9 +11,9 @@ use crate::watchdog;
 pub(crate) const PROGRAMS: &str = "CUDA_MEM_TEST_PROGRAMS";
 /// Instead: for how many seconds they run.
 const SECONDS: &str = "CUDA_MEM_TEST_SECONDS";
-/// If it is set, all programs are long, and on so many threads.
+/// The number of threads of long programs. If it is set, every program is a long one.
 const THREADS: &str = "CUDA_MEM_TEST_THREADS";
-/// If it is set, every step is told before it is done: for a driver that crashes or hangs.
+/// If it is set, each step is printed before it runs, to see where a driver crashes or hangs.
 const LOUD: &str = "CUDA_MEM_TEST_LOUD";
 /// The number of the first program: the same number gives the same ones.
 pub(crate) const SEED: &str = "CUDA_MEM_TEST_SEED";

@@ -13,7 +13,7 @@ use cuda_mem::{
 use super::content::Content;
 use super::site::{Count, is_of};
 
-/// Of longer memory only both ends and the middle are written and read, so many words of each.
+/// Of longer memory, only this many words at the start, in the middle and at the end are written and read.
 pub(super) const LONG: usize = 16 << 10;
 pub(super) const EDGE: usize = 256;
 
