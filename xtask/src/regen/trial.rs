@@ -9,14 +9,24 @@ use anyhow::{Context, Result};
 use super::Generated;
 use crate::workspace;
 
-/// Copies the crate to `scratch`, puts the files in, and runs its tests there.
+/// Copies the crate and those of this workspace that it needs to `scratch`, puts the files in, and
+/// runs its tests there.
 pub(crate) fn build(files: &[Generated], scratch: &Path) -> Result<()> {
     const CRATE: &str = "cuda-driver-sys";
     let root = workspace::root();
     let trial = scratch.join("trial");
-    copy(&root.join(CRATE), &trial.join(CRATE))?;
+    let mut manifest: toml::Table = toml::from_str(&workspace::read(&root.join("Cargo.toml"))?)?;
+    let members = members(&root, &manifest, CRATE)?;
+    for member in &members {
+        copy(&root.join(member), &trial.join(member))?;
+    }
+    manifest
+        .get_mut("workspace")
+        .and_then(toml::Value::as_table_mut)
+        .context("Cargo.toml has no [workspace]")?
+        .insert("members".to_owned(), members.into());
+    workspace::write(&trial.join("Cargo.toml"), &toml::to_string(&manifest)?)?;
     std::fs::copy(root.join("Cargo.lock"), trial.join("Cargo.lock"))?;
-    workspace::write(&trial.join("Cargo.toml"), &manifest(&root, CRATE)?)?;
     for file in files {
         workspace::write(&trial.join(CRATE).join("src").join(file.name), &file.text)?;
     }
@@ -31,15 +41,28 @@ pub(crate) fn build(files: &[Generated], scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The workspace's manifest with only this crate as a member.
-fn manifest(root: &Path, member: &str) -> Result<String> {
-    let mut manifest: toml::Table = toml::from_str(&workspace::read(&root.join("Cargo.toml"))?)?;
-    let workspace = manifest
-        .get_mut("workspace")
-        .and_then(toml::Value::as_table_mut)
-        .context("Cargo.toml has no [workspace]")?;
-    workspace.insert("members".to_owned(), vec![member.to_owned()].into());
-    Ok(toml::to_string(&manifest)?)
+/// The folders of `package` and of the workspace's crates that it depends on, tests included.
+///
+/// Those crates depend on none of the workspace themselves: cargo says so if that changes.
+fn members(root: &Path, whole: &toml::Table, package: &str) -> Result<Vec<String>> {
+    let known = section(whole, "workspace")
+        .and_then(|workspace| section(workspace, "dependencies"))
+        .context("Cargo.toml has no [workspace.dependencies]")?;
+    let manifest: toml::Table =
+        toml::from_str(&workspace::read(&root.join(package).join("Cargo.toml"))?)?;
+    let needed = ["dependencies", "dev-dependencies"]
+        .into_iter()
+        .filter_map(|kind| section(&manifest, kind))
+        .flat_map(toml::Table::keys)
+        .filter_map(|name| known.get(name)?.get("path")?.as_str());
+    Ok(std::iter::once(package)
+        .chain(needed)
+        .map(str::to_owned)
+        .collect())
+}
+
+fn section<'t>(table: &'t toml::Table, name: &str) -> Option<&'t toml::Table> {
+    table.get(name)?.as_table()
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
