@@ -1,0 +1,247 @@
+//! The calls, and the events that are used again.
+
+use std::ffi::{c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_driver_sys::*;
+
+use crate::options::{Events, Options};
+
+/// Words of a piece of memory.
+pub(crate) const WORDS: usize = 64;
+
+const BYTES: usize = WORDS * size_of::<u32>();
+
+/// How long a stream is held back now and then.
+const NAP: Duration = Duration::from_micros(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stream(CUstream);
+
+/// The calling thread's own stream.
+pub(crate) const OWN_STREAM: Stream = Stream(std::ptr::without_provenance_mut(2));
+
+// SAFETY: a stream may be used by any thread; the driver locks what it needs to.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// Memory for a pass that takes none from the pool.
+#[derive(Debug)]
+pub(crate) struct Memory(CUdeviceptr);
+
+/// A piece of memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    address: CUdeviceptr,
+    of_pool: bool,
+}
+
+#[derive(Debug)]
+struct Event(CUevent);
+
+// SAFETY: an event may be used by any thread, and one at a time has it here.
+unsafe impl Send for Event {}
+
+#[derive(Debug)]
+pub(crate) struct Driver<'a> {
+    table: &'static DriverTable,
+    pub(crate) options: &'a Options,
+    context: CUcontext,
+    pool: CUmemoryPool,
+    events: Mutex<Vec<Event>>,
+}
+
+// SAFETY: contexts and pools may be used by any thread.
+unsafe impl Sync for Driver<'_> {}
+
+/// Calls a function of the driver.
+macro_rules! cu {
+    ($table:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let call = $table.$name.context(concat!("no ", stringify!($name)))?;
+        // SAFETY: pointers in the arguments are to live locals. Streams and memory are live until the threads that
+        // use them have ended, and a thread that ends leaves them to nobody.
+        let code = unsafe { call($($arg),*) };
+        ensure!(code == CUresult::CUDA_SUCCESS, "{}: {code}", stringify!($name));
+    }};
+}
+
+unsafe extern "C" fn nap(_: *mut c_void) {
+    std::thread::sleep(NAP);
+}
+
+impl<'a> Driver<'a> {
+    pub(crate) fn open(options: &'a Options) -> Result<Self> {
+        let table = load()?.table();
+        cu!(table, cuInit(0));
+        let mut context = null_mut();
+        cu!(table, cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        let props = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let mut pool = null_mut();
+        cu!(table, cuMemPoolCreate(&raw mut pool, &raw const props));
+        for policy in [
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ] {
+            let mut value = i32::from(options.reuse);
+            cu!(
+                table,
+                cuMemPoolSetAttribute(pool, policy, (&raw mut value).cast())
+            );
+        }
+        let driver = Self {
+            table,
+            options,
+            context,
+            pool,
+            events: Mutex::default(),
+        };
+        driver.bind()?;
+        Ok(driver)
+    }
+
+    /// Makes the context current to the calling thread.
+    pub(crate) fn bind(&self) -> Result<()> {
+        cu!(self.table, cuCtxSetCurrent(self.context));
+        Ok(())
+    }
+
+    pub(crate) fn stream(&self) -> Result<Stream> {
+        let mut stream = null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING.0 as c_uint;
+        cu!(self.table, cuStreamCreate(&raw mut stream, flags));
+        Ok(Stream(stream))
+    }
+
+    pub(crate) fn destroy(&self, stream: Stream) -> Result<()> {
+        cu!(self.table, cuStreamDestroy_v2(stream.0));
+        Ok(())
+    }
+
+    pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
+        cu!(self.table, cuStreamSynchronize(stream.0));
+        Ok(())
+    }
+
+    /// Holds the stream back for a moment.
+    pub(crate) fn nap(&self, stream: Stream) -> Result<()> {
+        cu!(
+            self.table,
+            cuLaunchHostFunc(stream.0, Some(nap), null_mut())
+        );
+        Ok(())
+    }
+
+    /// Makes what comes to `later` wait for what is in `earlier`.
+    pub(crate) fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
+        if earlier == later {
+            return Ok(());
+        }
+        let kept = match self.options.events {
+            Events::Fresh => None,
+            Events::Kept | Events::OwnFresh => self.kept().pop(),
+        };
+        let event = kept.map_or_else(|| self.event(), Ok)?;
+        cu!(self.table, cuEventRecord(event.0, earlier.0));
+        cu!(self.table, cuStreamWaitEvent(later.0, event.0, 0));
+        let keeps = match self.options.events {
+            Events::Fresh => false,
+            Events::Kept => true,
+            Events::OwnFresh => earlier != OWN_STREAM,
+        };
+        if keeps {
+            self.kept().push(event);
+        } else {
+            cu!(self.table, cuEventDestroy_v2(event.0));
+        }
+        Ok(())
+    }
+
+    fn event(&self) -> Result<Event> {
+        let mut event = null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING.0 as c_uint;
+        cu!(self.table, cuEventCreate(&raw mut event, flags));
+        Ok(Event(event))
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory of 65 pieces that is never freed.
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        let mut address = 0;
+        cu!(self.table, cuMemAlloc_v2(&raw mut address, 65 * BYTES));
+        Ok(Memory(address))
+    }
+
+    /// From the pool, or piece `number` of `plain`.
+    pub(crate) fn alloc(&self, stream: Stream, plain: &Memory, number: u32) -> Result<Piece> {
+        self.piece(self.options.pool, stream, plain, number)
+    }
+
+    /// As [`alloc`](Self::alloc), for what goes on beside.
+    pub(crate) fn alloc_beside(
+        &self,
+        stream: Stream,
+        plain: &Memory,
+        number: u32,
+    ) -> Result<Piece> {
+        self.piece(self.options.pool_beside, stream, plain, number)
+    }
+
+    fn piece(&self, of_pool: bool, stream: Stream, plain: &Memory, number: u32) -> Result<Piece> {
+        let mut address = plain.0 + u64::from(number) * BYTES as u64;
+        if of_pool {
+            cu!(
+                self.table,
+                cuMemAllocFromPoolAsync(&raw mut address, BYTES, self.pool, stream.0)
+            );
+        }
+        Ok(Piece { address, of_pool })
+    }
+
+    pub(crate) fn free(&self, stream: Stream, piece: Piece) -> Result<()> {
+        if piece.of_pool {
+            cu!(self.table, cuMemFreeAsync(piece.address, stream.0));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fill(&self, stream: Stream, piece: Piece, word: u32) -> Result<()> {
+        cu!(
+            self.table,
+            cuMemsetD32Async(piece.address, word, WORDS, stream.0)
+        );
+        Ok(())
+    }
+
+    pub(crate) fn copy(&self, stream: Stream, to: Piece, from: Piece) -> Result<()> {
+        cu!(
+            self.table,
+            cuMemcpyDtoDAsync_v2(to.address, from.address, BYTES, stream.0)
+        );
+        Ok(())
+    }
+
+    pub(crate) fn read(&self, stream: Stream, from: Piece) -> Result<[u32; WORDS]> {
+        let mut words = [0; WORDS];
+        cu!(
+            self.table,
+            cuMemcpyDtoHAsync_v2(words.as_mut_ptr().cast(), from.address, BYTES, stream.0)
+        );
+        self.synchronize(stream)?;
+        Ok(words)
+    }
+}

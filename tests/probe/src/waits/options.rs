@@ -1,0 +1,90 @@
+//! What is tried.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+/// What goes on beside the threads that write and read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    All,
+    Streams,
+    Threads,
+    None,
+}
+
+/// Which events are used again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Events {
+    /// All.
+    Kept,
+    /// None.
+    Fresh,
+    /// Those that were not recorded in a thread's own stream.
+    OwnFresh,
+}
+
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// As they were given.
+    text: String,
+    pub(crate) duration: Duration,
+    pub(crate) beside: Beside,
+    pub(crate) events: Events,
+    pub(crate) pool: bool,
+    pub(crate) pool_beside: bool,
+    pub(crate) reuse: bool,
+    pub(crate) thread_waits: bool,
+}
+
+impl Options {
+    pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Self> {
+        let mut options = Self {
+            text: String::new(),
+            duration: Duration::from_secs(20),
+            beside: Beside::All,
+            events: Events::Kept,
+            pool: true,
+            pool_beside: true,
+            reuse: true,
+            thread_waits: false,
+        };
+        for word in words {
+            match word.split_once('=') {
+                Some(("seconds", seconds)) => {
+                    let seconds = seconds.parse().with_context(|| word.clone())?;
+                    options.duration = Duration::from_secs(seconds);
+                }
+                Some(("memory", kind @ ("pool" | "plain"))) => options.pool = kind == "pool",
+                Some(("beside-memory", kind @ ("pool" | "plain"))) => {
+                    options.pool_beside = kind == "pool";
+                }
+                Some(("beside", "all")) => options.beside = Beside::All,
+                Some(("beside", "streams")) => options.beside = Beside::Streams,
+                Some(("beside", "threads")) => options.beside = Beside::Threads,
+                Some(("beside", "none")) => options.beside = Beside::None,
+                Some(("events", "kept")) => options.events = Events::Kept,
+                Some(("events", "fresh")) => options.events = Events::Fresh,
+                Some(("events", "own-fresh")) => options.events = Events::OwnFresh,
+                Some(("reuse", kind @ ("on" | "off"))) => options.reuse = kind == "on",
+                Some(("end", kind @ ("at-once" | "waits"))) => {
+                    options.thread_waits = kind == "waits";
+                }
+                _ => bail!("'{word}' is not known; the options are in the program's documentation"),
+            }
+            options.text += &word;
+            options.text.push(' ');
+        }
+        Ok(options)
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.text.trim_end() {
+            "" => f.write_str("defaults"),
+            text => f.write_str(text),
+        }
+    }
+}
