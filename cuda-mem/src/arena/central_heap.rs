@@ -374,6 +374,13 @@ impl CentralHeap {
         is_usable.then(|| self.run_around(last, own).start)
     }
 
+    /// Where the usable memory ends that begins here, so that what is put before extends it.
+    pub(super) fn usable_head(&self, start: u64, own: CacheId) -> Option<u64> {
+        let first = self.heap.head(start)?;
+        let is_usable = self.heap.headers[first].last_use().is_usable_by(own);
+        is_usable.then(|| self.run_around(first, own).end)
+    }
+
     /// Notes how far a stream is: what it is done with becomes clean.
     pub(super) fn note_done(&mut self, cache: CacheId, epoch: u64) {
         let uses = self.uses_mut(cache);

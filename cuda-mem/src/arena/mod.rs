@@ -26,6 +26,7 @@ mod last_freed;
 mod last_use;
 mod late_waits;
 mod moves;
+mod moves_back;
 mod page_map;
 mod parked;
 mod pin;

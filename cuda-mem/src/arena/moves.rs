@@ -125,65 +125,72 @@ impl Inner {
 
     /// Moves chunks that [`take_movable`](Self::take_movable) returned. Returns how many bytes came.
     pub(super) fn move_chunks(&self, chunks: Vec<Chunk>, place: Place, context: &Context) -> u64 {
-        let mut moved = 0;
-        for chunk in chunks {
-            // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
-            let came = unsafe { self.backing.relocate(chunk, place.address + moved, context) };
-            self.pins.has_left(chunk);
-            let now = match came {
-                Some(came) => {
-                    moved += came.bytes;
-                    count(&self.slow_path.counters.moved);
-                    came
-                }
-                // It is still where it was, or its memory went back to the device.
-                None if self.backing.has(chunk) => chunk,
-                None => continue,
-            };
-            self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);
+        chunks.into_iter().fold(0, |moved, chunk| {
+            let came = self.move_chunk(chunk, place.address + moved, context);
+            moved + came.map_or(0, |came| came.bytes)
+        })
+    }
+
+    /// Moves a chunk that was [taken](Self::take_to_move). It is free again where it is then. `None` if it did not come.
+    pub(super) fn move_chunk(&self, chunk: Chunk, to: u64, context: &Context) -> Option<Chunk> {
+        // SAFETY: the chunk is nowhere in the bookkeeping, and all that used it is done.
+        let came = unsafe { self.backing.relocate(chunk, to, context) };
+        self.pins.has_left(chunk);
+        if came.is_some() {
+            count(&self.slow_path.counters.moved);
         }
-        moved
+        let now = came.unwrap_or(chunk);
+        self.add_to_central(now.address / UNIT, now.bytes / UNIT, LastUse::FREE);
+        came
     }
 
     /// Removes chunks that are free and done from the bookkeeping, up to so many bytes or a little more. Says also how many
     /// bytes are in such chunks.
     pub(super) fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
+        self.with_movable(|found| {
+            let movable = found.iter().map(|chunk| chunk.bytes).sum();
+            let is_elsewhere =
+                |chunk: &Chunk| chunk.end() <= place.usable_from || chunk.address >= place.address;
+            let (mut chunks, mut sum) = (Vec::new(), 0);
+            for chunk in found.into_iter().filter(is_elsewhere) {
+                if sum >= bytes {
+                    break;
+                }
+                if self.take_to_move(chunk) {
+                    sum += chunk.bytes;
+                    chunks.push(chunk);
+                }
+            }
+            (chunks, movable)
+        })
+    }
+
+    /// Calls this with the chunks that are free and done: from the small places first, which serve fewer requests.
+    pub(super) fn with_movable<T>(&self, use_them: impl FnOnce(Vec<Chunk>) -> T) -> T {
         let me = thread::number();
         let mut state = self.slow_state();
         // Memory may move only once the host knows that its use is done.
         self.central.lock(me).share(0, epoch::now());
         self.query_all(&mut state);
         let mut places = self.central.lock(me).done_pages();
-        // From the small places, which serve fewer requests.
         places.sort_unstable_by_key(|place| (place.units, place.start));
         let found = places.iter().flat_map(|place| {
             let (from, to) = (place.start * UNIT, (place.start + place.units) * UNIT);
             self.backing.chunks_in(from, to)
         });
-        let found: Vec<Chunk> = found.collect();
-        let movable = found.iter().map(|chunk| chunk.bytes).sum();
-        let is_elsewhere =
-            |chunk: &Chunk| chunk.end() <= place.usable_from || chunk.address >= place.address;
-        let (mut chunks, mut sum) = (Vec::new(), 0);
-        for chunk in found.into_iter().filter(is_elsewhere) {
-            if sum >= bytes {
-                break;
-            }
-            let mut central = self.central.lock(me);
-            // Another thread may have taken a part of it.
-            if !central.give_away(chunk.address / UNIT, chunk.bytes / UNIT) {
-                continue;
-            }
-            drop(central);
-            if self.may_leave(chunk) {
-                sum += chunk.bytes;
-                chunks.push(chunk);
-            }
-        }
+        let result = use_them(found.collect());
         if self.caches.count() <= 1 && self.initial.load(Ordering::Relaxed) == 0 {
             self.central.lock(me).unshare();
         }
-        (chunks, movable)
+        result
+    }
+
+    /// Takes a chunk out of the bookkeeping. `false` if another thread has taken a part of it, or it has to stay.
+    pub(super) fn take_to_move(&self, chunk: Chunk) -> bool {
+        let mut central = self.central.lock(thread::number());
+        let is_taken = central.give_away(chunk.address / UNIT, chunk.bytes / UNIT);
+        drop(central);
+        is_taken && self.may_leave(chunk)
     }
 
     /// Whether a chunk that was taken out of the bookkeeping may move or go back. If not, it is free again.

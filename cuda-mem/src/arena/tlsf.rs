@@ -294,6 +294,13 @@ impl<B: FreeLists> Tlsf<B> {
         (sentinel.start() == end && before.state() == State::Free).then_some(sentinel.before)
     }
 
+    /// The free block that begins here, where a run begins.
+    pub(super) fn head(&self, start: u64) -> Option<Id> {
+        let (first, _) = self.runs.get(&start)?;
+        let after = self.headers[*first].after;
+        (self.headers[after].state() == State::Free).then_some(after)
+    }
+
     /// Units in free blocks.
     pub(super) fn free_units(&self) -> u64 {
         self.free

@@ -10,6 +10,7 @@ mod limits;
 mod log;
 mod medium;
 mod moves;
+mod moves_back;
 mod parked;
 mod program;
 mod rules;

@@ -99,8 +99,16 @@ impl Backing {
         matches!(self, Self::Vmm(_))
     }
 
+    /// Each address that memory could go back to without a driver call, in order, and where that memory is.
+    pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
+        match self {
+            Self::Vmm(vmm) => vmm.aliases(),
+            Self::Upstream(_) => Vec::new(),
+        }
+    }
+
     /// Gives the memory of a chunk another address, which is a place for it. `None` if that fails: the chunk is where it
-    /// was then ([`has`](Self::has)), or its memory went back to the device.
+    /// was then.
     ///
     /// # Safety
     ///
@@ -140,10 +148,6 @@ impl Backing {
             Self::Vmm(vmm) => vmm.wake(stream),
             Self::Upstream(_) => Ok(()),
         }
-    }
-
-    pub(super) fn has(&self, chunk: Chunk) -> bool {
-        self.chunks_in(chunk.address, chunk.end()).contains(&chunk)
     }
 
     /// A place for so many bytes, if places are known before memory is there.

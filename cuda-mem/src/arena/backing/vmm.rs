@@ -1,5 +1,6 @@
 //! Backing by physical memory at addresses of our own choice, so that it grows without gaps.
 
+mod aliases;
 mod sleep;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::pool::Access;
 use crate::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
+use aliases::Aliases;
 
 #[derive(Debug)]
 pub(in crate::arena) struct Vmm {
@@ -39,6 +41,7 @@ struct State {
     reservations: Vec<Reservation>,
     /// What is mapped, or sleeps, by address.
     chunks: BTreeMap<u64, Piece>,
+    aliases: Aliases,
 }
 
 #[derive(Debug)]
@@ -97,6 +100,13 @@ impl State {
                 self.chunks.insert(address, asleep);
                 None
             }
+        }
+    }
+
+    fn mapped(&self, address: u64) -> Option<&Mapping> {
+        match self.chunks.get(&address)? {
+            Piece::Mapped(mapping) => Some(mapping),
+            Piece::Asleep(_) => None,
         }
     }
 
@@ -170,6 +180,7 @@ impl State {
 
     /// Maps memory at an address of a reservation.
     fn map(&mut self, address: u64, memory: &PhysicalMemory, vmm: &Vmm) -> Result<()> {
+        self.aliases.end_within(address, memory.size_bytes(), vmm)?;
         let Some(Reservation { range, frontier }) = self.reservation_at(address) else {
             return Err(Error::invalid(format!("{address:#x} is not reserved")));
         };
@@ -358,8 +369,7 @@ impl Vmm {
         Ok(address)
     }
 
-    /// Maps the physical memory of a chunk elsewhere. If that fails, the memory goes back to the device; `None` then, and
-    /// if the chunk could not be unmapped: then it stays where it is, which `chunks_in` tells.
+    /// Maps the physical memory of a chunk elsewhere, where it may be mapped already. If that fails it stays where it is.
     ///
     /// # Safety
     ///
@@ -375,19 +385,22 @@ impl Vmm {
         if !state.is_free(to, chunk.bytes) {
             return None;
         }
-        let mapping = state.take_mapped(chunk.address)?;
-        let memory = mapping.memory().clone();
-        self.count(3);
-        state.unmap(mapping).ok()?;
-        if state.map(to, &memory, self).is_err() {
-            self.reserved.subtract(chunk.bytes);
-            state.lower_frontier(chunk.address);
-            return None;
+        if !state.switch(chunk, to) {
+            let memory = state.mapped(chunk.address)?.memory().clone();
+            self.count(2);
+            state.map(to, &memory, self).ok()?;
+            let before = state.take_mapped(chunk.address)?;
+            state.aliases.keep(before, self);
         }
         Some(Chunk {
             address: to,
             bytes: chunk.bytes,
         })
+    }
+
+    /// Each address that memory could go back to without a driver call, in order, and where that memory is.
+    pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
+        self.state().aliases()
     }
 
     /// Addresses for this much memory, at the end of what is mapped or in a gap.
@@ -400,6 +413,11 @@ impl Vmm {
     /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
+        let Some(mapping) = state.mapped(chunk.address) else {
+            return Ok(());
+        };
+        let memory = mapping.memory().clone();
+        state.aliases.end_of(&memory, self)?;
         let Some(mapping) = state.take_mapped(chunk.address) else {
             return Ok(());
         };

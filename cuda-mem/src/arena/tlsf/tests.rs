@@ -158,6 +158,14 @@ impl World {
                 let tail = tail.filter(|_| !self.model.has(end, end + 1));
                 let found = self.heap.tail(end).map(|id| self.heap.headers[id].start());
                 prop_assert_eq!(found, tail.map(|block| block.0));
+                let start = end;
+                let head = free.iter().find(|block| block.0 == start);
+                let head = head.filter(|_| start == 0 || !self.model.has(start - 1, start));
+                let found = self
+                    .heap
+                    .head(start)
+                    .map(|id| self.heap.headers[id].start());
+                prop_assert_eq!(found, head.map(|block| block.0));
             }
         }
         Ok(())

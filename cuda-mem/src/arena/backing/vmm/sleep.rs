@@ -26,6 +26,11 @@ impl Vmm {
                 continue;
             };
             self.count(2);
+            let ended = state.aliases.end_of(mapping.memory(), self);
+            if let Err(error) = ended {
+                state.chunks.insert(address, Piece::Mapped(mapping));
+                return Err(error);
+            }
             state.unmap(mapping)?;
             let contents = kept.remove(&address);
             let asleep = Piece::Asleep(Asleep { bytes, contents });

@@ -1,0 +1,115 @@
+//! Addresses that memory was moved from. It stays mapped there, so that it can go back without a driver call.
+
+use std::collections::BTreeMap;
+
+use super::super::Chunk;
+use super::{Piece, State, Vmm};
+use crate::error::Result;
+use crate::vmm::{Mapping, PhysicalMemory};
+
+/// The most addresses of one piece of memory that are kept.
+const MOST: usize = 4;
+
+/// By address. Nobody uses memory through these.
+#[derive(Debug, Default)]
+pub(super) struct Aliases(BTreeMap<u64, Mapping>);
+
+impl Aliases {
+    /// Those of a piece of memory.
+    fn of(&self, memory: &PhysicalMemory) -> Vec<u64> {
+        let raw = memory.as_raw();
+        let aliases = self.0.iter();
+        aliases
+            .filter(|(_, alias)| alias.memory().as_raw() == raw)
+            .map(|(address, _)| *address)
+            .collect()
+    }
+
+    /// Those that lie in a range, or partly.
+    fn within(&self, address: u64, bytes: u64) -> Vec<u64> {
+        let before = self.0.range(..address + bytes).rev();
+        before
+            .take_while(|(start, alias)| *start + alias.size_bytes() > address)
+            .map(|(start, _)| *start)
+            .collect()
+    }
+
+    fn end(&mut self, addresses: Vec<u64>, vmm: &Vmm) -> Result<()> {
+        for address in addresses {
+            let Some(alias) = self.0.remove(&address) else {
+                continue;
+            };
+            vmm.count(1);
+            if let Err(failed) = alias.unmap() {
+                if let Some(alias) = failed.object {
+                    self.0.insert(address, alias);
+                }
+                return Err(failed.error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Something else is to be mapped there.
+    pub(super) fn end_within(&mut self, address: u64, bytes: u64, vmm: &Vmm) -> Result<()> {
+        self.end(self.within(address, bytes), vmm)
+    }
+
+    /// The memory is to go back to the device.
+    pub(super) fn end_of(&mut self, memory: &PhysicalMemory, vmm: &Vmm) -> Result<()> {
+        self.end(self.of(memory), vmm)
+    }
+
+    /// The memory is used at another address from now on.
+    pub(super) fn keep(&mut self, mapping: Mapping, vmm: &Vmm) {
+        let mut known = self.of(mapping.memory());
+        known.truncate((known.len() + 1).saturating_sub(MOST));
+        // One that stays does no harm.
+        drop(self.end(known, vmm));
+        self.0.insert(mapping.address(), mapping);
+    }
+}
+
+impl State {
+    /// Memory is used again at an address that it is still mapped at. `false` if it is not.
+    pub(super) fn switch(&mut self, chunk: Chunk, to: u64) -> bool {
+        let (Some(Piece::Mapped(now)), Some(alias)) =
+            (self.chunks.get(&chunk.address), self.aliases.0.get(&to))
+        else {
+            return false;
+        };
+        if now.memory().as_raw() != alias.memory().as_raw() {
+            return false;
+        }
+        let (Some(now), Some(alias)) =
+            (self.take_mapped(chunk.address), self.aliases.0.remove(&to))
+        else {
+            return false;
+        };
+        self.aliases.0.insert(chunk.address, now);
+        self.chunks.insert(to, Piece::Mapped(alias));
+        if let Some(reservation) = self.reservation_at(to) {
+            reservation.frontier = reservation.frontier.max(to + chunk.bytes);
+        }
+        true
+    }
+
+    /// Each address that memory could go back to, in order, and where that memory is.
+    pub(super) fn aliases(&self) -> Vec<(u64, Chunk)> {
+        let mapped = self
+            .chunks
+            .iter()
+            .filter_map(|(address, piece)| match piece {
+                Piece::Mapped(mapping) => Some((mapping.memory().as_raw(), *address)),
+                Piece::Asleep(_) => None,
+            });
+        let places: BTreeMap<_, _> = mapped.collect();
+        let aliases = self.aliases.0.iter().filter_map(|(to, alias)| {
+            let address = *places.get(&alias.memory().as_raw())?;
+            let bytes = alias.size_bytes();
+            self.is_free(*to, bytes)
+                .then_some((*to, Chunk { address, bytes }))
+        });
+        aliases.collect()
+    }
+}

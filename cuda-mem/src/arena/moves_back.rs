@@ -1,0 +1,82 @@
+//! Memory that moves back to where it was, so that it touches other free memory. It is still mapped there: no driver call is
+//! made.
+
+use std::collections::BTreeSet;
+
+use super::backing::Chunk;
+use super::page_map::CacheId;
+use super::{Inner, UNIT, thread};
+use crate::context::Context;
+
+/// Memory that can go back to where it was.
+#[derive(Clone, Copy, Debug)]
+struct Return {
+    chunk: Chunk,
+    to: u64,
+}
+
+impl Return {
+    fn end(&self) -> u64 {
+        self.to + self.chunk.bytes
+    }
+}
+
+impl Inner {
+    /// Moves chunks back that are free and done, if that makes a place for so many bytes. Says whether it did. For the
+    /// thread that has the turn to grow.
+    #[cold]
+    pub(super) fn move_back(&self, bytes: u64, own: CacheId, context: &Context) -> bool {
+        let may_move = self.may_query() && self.free_bytes() >= bytes;
+        let aliases = if may_move {
+            self.backing.aliases()
+        } else {
+            Vec::new()
+        };
+        if aliases.is_empty() {
+            return false;
+        }
+        self.with_movable(|found| {
+            let movable: BTreeSet<u64> = found.iter().map(|chunk| chunk.address).collect();
+            let returns = aliases
+                .into_iter()
+                .filter(|(_, chunk)| movable.contains(&chunk.address));
+            let returns: Vec<Return> = returns.map(|(to, chunk)| Return { chunk, to }).collect();
+            let rows = returns.chunk_by(|one, next| one.end() == next.to);
+            let places = rows.filter_map(|row| self.fewest(row, bytes, own));
+            let place = places.min_by_key(|place| place.len());
+            place.is_some_and(|place| self.send_back(place, context))
+        })
+    }
+
+    /// The shortest part of a row that makes such a place, together with the free memory that it touches.
+    fn fewest<'a>(&self, row: &'a [Return], bytes: u64, own: CacheId) -> Option<&'a [Return]> {
+        let (first, last) = (row.first()?, row.last()?);
+        let central = self.central.lock(thread::number());
+        let before = central.usable_tail(first.to / UNIT, own);
+        let behind = central.usable_head(last.end() / UNIT, own);
+        drop(central);
+        let before = before.map_or(first.to, |start| start * UNIT);
+        let behind = behind.map_or(last.end(), |end| end * UNIT);
+        let makes_a_place = |part: &&[Return]| {
+            let (Some(from), Some(to)) = (part.first(), part.last()) else {
+                return false;
+            };
+            let start = if from.to == first.to { before } else { from.to };
+            let end = if to.to == last.to { behind } else { to.end() };
+            // Memory that is there already cannot come.
+            let is_elsewhere =
+                |part: &Return| part.chunk.end() <= start || part.chunk.address >= end;
+            end - start >= bytes && part.iter().all(is_elsewhere)
+        };
+        let count = row.len();
+        let parts = (1..=count).flat_map(|taken| [&row[..taken], &row[count - taken..]]);
+        parts.into_iter().find(makes_a_place)
+    }
+
+    fn send_back(&self, place: &[Return], context: &Context) -> bool {
+        place.iter().all(|one| {
+            // Another thread may have taken a part of it; what is back already stays there.
+            self.take_to_move(one.chunk) && self.move_chunk(one.chunk, one.to, context).is_some()
+        })
+    }
+}

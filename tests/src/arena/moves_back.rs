@@ -1,0 +1,164 @@
+//! Physical memory that goes back to where it was.
+
+use std::alloc::Layout;
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, SleepContents, Stream};
+
+use crate::lab::Lab;
+
+/// Blocks of this size are pieces of physical memory of their own.
+const PIECE: usize = 32 << 20;
+
+/// Those that were freed are `None`.
+type Blocks = Vec<Option<DeviceBuffer<u8>>>;
+
+fn block(
+    resource: &Resource,
+    stream: &Stream,
+    pieces: usize,
+    number: u8,
+) -> Result<DeviceBuffer<u8>> {
+    let mut block = resource.alloc::<u8>(stream, pieces * PIECE)?;
+    block.fill(number)?;
+    Ok(block)
+}
+
+/// Each is full of its number still.
+fn look_at(blocks: &Blocks) -> Result<()> {
+    for (number, block) in (0_u8..).zip(blocks) {
+        let Some(block) = block else {
+            continue;
+        };
+        let found = block.to_vec()?;
+        ensure!(found == vec![number; found.len()], "block {number}");
+    }
+    Ok(())
+}
+
+/// Nine blocks side by side, of which every second one was freed, and its memory moved behind the last one, where it
+/// is free again.
+fn moved(lab: &Lab) -> Result<(Arena, Stream, Blocks)> {
+    let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
+    let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
+    let blocks = (0..9).map(|number| Ok(Some(block(&resource, &stream, 1, number)?)));
+    let mut blocks: Vec<_> = blocks.collect::<Result<_>>()?;
+    blocks.iter_mut().step_by(2).for_each(|block| *block = None);
+    stream.synchronize()?;
+    drop(block(&resource, &stream, 5, 100)?);
+    stream.synchronize()?;
+    let stats = arena.stats();
+    ensure!(stats.moved == 4, "{stats:?}");
+    Ok((arena, stream, blocks))
+}
+
+/// One of the four pieces that moved comes back, between two blocks that are free by then.
+fn move_back(arena: &Arena, stream: &Stream, blocks: &mut Blocks) -> Result<()> {
+    let resource = Resource::from(arena.clone());
+    // Of the five free pieces behind the row two are left.
+    let behind = block(&resource, stream, 3, 101)?;
+    blocks[3] = None;
+    blocks[5] = None;
+    stream.synchronize()?;
+    let before = arena.stats();
+    let large = block(&resource, stream, 3, 102)?;
+    let after = arena.stats();
+    ensure!(after.reserved == before.reserved, "{before}; {after}");
+    ensure!(after.moved == before.moved + 1, "{before:?}; {after:?}");
+    look_at(blocks)?;
+    for (block, number) in [(&behind, 101), (&large, 102)] {
+        let found = block.to_vec()?;
+        ensure!(found == vec![number; found.len()], "not {number}");
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_goes_back_without_a_driver_call(lab: &Lab) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(lab)?;
+    let before = arena.stats();
+    move_back(&arena, &stream, &mut blocks)?;
+    let after = arena.stats();
+    // The look marks the stream and asks how far it is; mapping the memory would take two more.
+    ensure!(
+        after.driver_calls <= before.driver_calls + 3,
+        "{before:?}; {after:?}"
+    );
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_that_was_elsewhere_goes_back_to_the_device(lab: &Lab) -> Result<()> {
+    for goes_back in [false, true] {
+        let (arena, stream, mut blocks) = moved(lab)?;
+        if goes_back {
+            move_back(&arena, &stream, &mut blocks)?;
+        }
+        let held = arena.stats().reserved;
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        let stats = arena.stats();
+        ensure!(
+            stats.reserved < held && stats.reserved >= stats.live,
+            "{stats}"
+        );
+        look_at(&blocks)?;
+        drop(blocks);
+        stream.synchronize()?;
+        arena.trim_to(0)?;
+        ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    }
+    Ok(())
+}
+
+#[apply(case)]
+fn memory_that_was_elsewhere_sleeps(lab: &Lab) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(lab)?;
+    // SAFETY: nothing uses the blocks before the arena is awake.
+    unsafe { arena.sleep(SleepContents::Keep) }?;
+    arena.wake()?;
+    // What was free went back for good.
+    let stats = arena.stats();
+    ensure!(stats.reserved == 4 * PIECE as u64, "{stats}");
+    look_at(&blocks)?;
+    // What came anew was nowhere else.
+    let resource = Resource::from(arena.clone());
+    blocks.push(Some(block(&resource, &stream, 5, 9)?));
+    look_at(&blocks)
+}
+
+/// Moves through all addresses of an arena, and on from the first.
+#[apply(case_of_full_card)]
+fn addresses_that_memory_left_serve_other_memory(lab: &Lab) -> Result<()> {
+    let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
+    let stream = lab.stream()?;
+    let bytes = usize::try_from(lab.device()?.total_memory()?)? / 20;
+    let layout = |count: usize| Layout::from_size_align(count * bytes, 256);
+    for round in 0..12 {
+        let allocate = |count| {
+            let address = arena.allocate(layout(count)?, &stream);
+            address.with_context(|| format!("round {round}: {:?}", arena.stats()))
+        };
+        let free = |address, count| -> Result<()> {
+            // SAFETY: allocated as this layout, and no work uses it.
+            Ok(unsafe { arena.deallocate(address, layout(count)?, &stream) }?)
+        };
+        let row = (0..9).map(|_| allocate(1)).collect::<Result<Vec<_>>>()?;
+        for address in row.iter().step_by(2) {
+            free(*address, 1)?;
+        }
+        stream.synchronize()?;
+        let large = allocate(5)?;
+        for address in row.iter().skip(1).step_by(2) {
+            free(*address, 1)?;
+        }
+        free(large, 5)?;
+        stream.synchronize()?;
+    }
+    let stats = arena.stats();
+    ensure!(stats.moved > 100 && stats.live == 0, "{stats:?}");
+    println!("{stats:?}");
+    arena.trim_to(0)?;
+    ensure!(arena.stats().reserved == 0, "{}", arena.stats());
+    Ok(())
+}
