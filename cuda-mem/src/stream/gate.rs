@@ -159,10 +159,10 @@ impl<'a> StreamRef<'a> {
         self.submit()?.kept_out(free)
     }
 
-    /// For questions, and for waits of the host. A capture of this crate would be lost by them.
+    /// For questions, and for waits of the host. A capture of this crate would be lost by them, so one of this stream
+    /// begins after the answer.
     pub(crate) fn ask(&self) -> Result<Submission<'a>> {
-        self.refuse_recorded()?;
-        Ok(Submission::new(self, None, self.enter()?))
+        self.submit()
     }
 
     /// An error if the stream's device does not reach the memory.

@@ -4,6 +4,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use cuda_mem::sys::CUresult;
@@ -274,6 +275,44 @@ fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
     let refused = copies.map_err(|_| anyhow!("the copying thread panicked"))??;
     ensure!(launched? == MEETINGS);
     ensure!(refused < MEETINGS, "no copy came before its capture");
+    Ok(())
+}
+
+/// A question that the driver is asked while the stream is captured makes the capture worthless.
+#[apply(case_alone)]
+fn questions_of_another_thread_spoil_no_capture(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let stream = lab.stream()?;
+    let is_over = AtomicBool::new(false);
+    let is_asked = |ask: &dyn Fn() -> cuda_mem::Result<bool>| -> Result<usize> {
+        let mut answers = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            match ask() {
+                Ok(_) => answers += 1,
+                Err(error) => ensure!(error.kind() == ErrorKind::Capturing, "{error}"),
+            }
+        }
+        Ok(answers)
+    };
+    let (captured, answers) = std::thread::scope(|scope| {
+        let asks = scope.spawn(|| is_asked(&|| stream.is_done()));
+        let waits = scope.spawn(|| is_asked(&|| stream.synchronize().map(|()| true)));
+        let captured = (0..MEETINGS).try_for_each(|meeting| {
+            wait_a_little(meeting * 11 % 300);
+            let capture = stream.capture(CaptureMode::Global, |_| {
+                wait_a_little(300);
+                Ok(())
+            });
+            capture.map(drop)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        (captured, [asks.join(), waits.join()])
+    });
+    captured?;
+    for answers in answers {
+        let answers = answers.map_err(|_| anyhow!("a thread that asks panicked"))??;
+        ensure!(answers > 0, "nobody was answered");
+    }
     Ok(())
 }
 
