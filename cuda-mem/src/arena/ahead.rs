@@ -60,16 +60,16 @@ impl Inner {
 
     /// For the thread that has the turn to grow. Returns how many bytes are missing.
     fn prepare_in(&self, bytes: u64, context: &Context) -> u64 {
-        if self.move_back(bytes, NO_CACHE, context) {
-            count(&self.slow_path.counters.prepared);
-            return 0;
-        }
         let room = Self::granules(bytes) * GRANULE;
         let (frontier, tail) = self.frontier_and_tail(room, NO_CACHE);
         let Some(address) = frontier.or_else(|| self.backing.reserve(room)) else {
             return bytes;
         };
         let rest = bytes.saturating_sub(tail);
+        if self.move_back(bytes, rest, NO_CACHE, context) {
+            count(&self.slow_path.counters.prepared);
+            return 0;
+        }
         let place = Place {
             address,
             usable_from: address - tail,

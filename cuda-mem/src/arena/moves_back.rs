@@ -8,6 +8,9 @@ use super::page_map::CacheId;
 use super::{Inner, UNIT, thread};
 use crate::context::Context;
 
+/// How much more than is missing may come: pieces do not end where a request does.
+const MORE: u64 = 128 << 20;
+
 /// Memory that can go back to where it was.
 #[derive(Clone, Copy, Debug)]
 struct Return {
@@ -22,10 +25,17 @@ impl Return {
 }
 
 impl Inner {
-    /// Moves chunks back that are free and done, if that makes a place for so many bytes. Says whether it did. For the
-    /// thread that has the turn to grow.
+    /// Moves chunks back that are free and done, if that makes a place for so many bytes. Little more comes than is missing
+    /// at the end of all memory: else a move there takes less free memory apart. Says whether it did. For the thread that
+    /// has the turn to grow.
     #[cold]
-    pub(super) fn move_back(&self, bytes: u64, own: CacheId, context: &Context) -> bool {
+    pub(super) fn move_back(
+        &self,
+        bytes: u64,
+        missing: u64,
+        own: CacheId,
+        context: &Context,
+    ) -> bool {
         let may_move = self.may_query() && self.free_bytes() >= bytes;
         let aliases = if may_move {
             self.backing.aliases()
@@ -43,7 +53,10 @@ impl Inner {
             let returns: Vec<Return> = returns.map(|(to, chunk)| Return { chunk, to }).collect();
             let rows = returns.chunk_by(|one, next| one.end() == next.to);
             let places = rows.filter_map(|row| self.fewest(row, bytes, own));
-            let place = places.min_by_key(|place| place.len());
+            let sum = |place: &&[Return]| place.iter().map(|one| one.chunk.bytes).sum::<u64>();
+            let place = places
+                .filter(|place| sum(place) <= missing + MORE)
+                .min_by_key(sum);
             place.is_some_and(|place| self.send_back(place, context))
         })
     }

@@ -142,7 +142,12 @@ fn threads_that_mix_sizes_live_from_pages_of_their_own(lab: &Lab) -> Result<()> 
         });
         ends.fold(Ok(()), Result::and)
     })?;
-    ensure!(arena.stats().driver_calls < 400, "{}", arena.stats());
+    let stats = arena.stats();
+    // Where threads are kept waiting by other programs, a stream finds out later that it is to keep pages.
+    ensure!(
+        stats.driver_calls < (stats.hits + stats.fits) / 50,
+        "{stats}"
+    );
     for stream in &streams {
         stream.synchronize()?;
     }

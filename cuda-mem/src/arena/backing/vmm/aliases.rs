@@ -7,10 +7,7 @@ use super::{Piece, State, Vmm};
 use crate::error::Result;
 use crate::vmm::{Mapping, PhysicalMemory};
 
-/// The most addresses of one piece of memory that are kept.
-const MOST: usize = 4;
-
-/// By address. Nobody uses memory through these.
+/// By address, one of each piece of memory. Nobody uses memory through these.
 #[derive(Debug, Default)]
 pub(super) struct Aliases(BTreeMap<u64, Mapping>);
 
@@ -62,10 +59,8 @@ impl Aliases {
 
     /// The memory is used at another address from now on.
     pub(super) fn keep(&mut self, mapping: Mapping, vmm: &Vmm) {
-        let mut known = self.of(mapping.memory());
-        known.truncate((known.len() + 1).saturating_sub(MOST));
-        // One that stays does no harm.
-        drop(self.end(known, vmm));
+        // If it stays mapped at a third address, that does no harm.
+        drop(self.end_of(mapping.memory(), vmm));
         self.0.insert(mapping.address(), mapping);
     }
 }
