@@ -29,6 +29,21 @@ pub const CODES: [CUresult; 9] = {
     all
 };
 
+/// Only this call fails, or this pair of calls: their numbers, as an error has them, with a comma between.
+const FAULTS: &str = "CUDA_MEM_TEST_FAULTS";
+
+/// The calls that are to fail, if not all do in turn.
+fn only() -> Result<Option<Vec<usize>>> {
+    let Ok(text) = std::env::var(FAULTS) else {
+        return Ok(None);
+    };
+    let numbers = text.split(',').map(str::parse);
+    let numbers: Vec<usize> = numbers
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{FAULTS} is {text:?}; it must be one number or two"))?;
+    Ok(Some(numbers))
+}
+
 /// A tour, and what is known of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tour {
@@ -54,8 +69,10 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
     let control = lab.control()?;
     let log = logged(lab, tour)?;
     let mut left = control.live();
+    let only = only()?;
+    let is_wanted = |index: usize| only.as_ref().is_none_or(|only| *only == [index + 1]);
     let calls = log.iter().enumerate();
-    for (index, function) in calls.filter(|(index, _)| part.has(*index)) {
+    for (index, function) in calls.filter(|(index, _)| part.has(*index) && is_wanted(*index)) {
         watchdog::next_part();
         for code in CODES {
             let what = format!("call {} {function} answering {code}", index + 1);
@@ -130,13 +147,14 @@ fn fail(
     Ok(reported)
 }
 
-/// The tour with calls that fail, by their index. An error if it panics.
+/// The tour with calls that fail, by their index. The control logs the calls that were made. An error if it panics.
 fn walk_with(
     control: &Control,
     tour: Tour,
     faults: &[(usize, CUresult)],
 ) -> Result<Result<(), Error>> {
     control.reset();
+    control.start_call_log();
     for (index, code) in faults {
         control.fail_call(*index as u64 + 1, *code);
     }
