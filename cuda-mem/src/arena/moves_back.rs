@@ -25,9 +25,9 @@ impl Return {
 }
 
 impl Inner {
-    /// Moves chunks back that are free and done, if that makes a place for so many bytes. Little more comes than is missing
-    /// at the end of all memory: else a move there takes less free memory apart. Says whether it did. For the thread that
-    /// has the turn to grow.
+    /// Moves free and completed chunks back to their earlier addresses if that makes `bytes` contiguous. Moves at most
+    /// [`MORE`] bytes beyond `missing`, which is what a move to the end would need; beyond that, the move to the end splits
+    /// less free memory. Returns whether it moved any. The caller has the turn to grow.
     #[cold]
     pub(super) fn move_back(
         &self,

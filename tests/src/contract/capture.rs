@@ -311,7 +311,7 @@ fn questions_of_another_thread_spoil_no_capture(lab: &Lab) -> Result<()> {
     captured?;
     for answers in answers {
         let answers = answers.map_err(|_| anyhow!("a thread that asks panicked"))??;
-        ensure!(answers > 0, "nobody was answered");
+        ensure!(answers > 0, "no question was answered");
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ macro_rules! cu {
     ($table:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let call = $table.$name.context(concat!("no ", stringify!($name)))?;
         // SAFETY: pointers in the arguments are to live locals. Streams and memory are live until the threads that
-        // use them have ended, and a thread that ends leaves them to nobody.
+        // use them have ended.
         let code = unsafe { call($($arg),*) };
         ensure!(code == CUresult::CUDA_SUCCESS, "{}: {code}", stringify!($name));
     }};

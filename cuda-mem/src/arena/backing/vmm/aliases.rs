@@ -7,7 +7,7 @@ use super::{Piece, State, Vmm};
 use crate::error::Result;
 use crate::vmm::{Mapping, PhysicalMemory};
 
-/// By address, one of each piece of memory. Nobody uses memory through these.
+/// By address, at most one for each piece of memory. No access goes through these.
 #[derive(Debug, Default)]
 pub(super) struct Aliases(BTreeMap<u64, Mapping>);
 
