@@ -127,7 +127,7 @@ impl ArenaBuilder {
 
     /// How many times the most that the program had the arena may hold before it moves memory; 1.05, unless told
     /// otherwise. Beyond that physical memory that is free and done is mapped where a large request needs it, and only
-    /// what is missing is made anew. A move takes three driver calls, and disturbs no running work.
+    /// what is missing is made anew. A move takes two driver calls or none, and disturbs no running work.
     ///
     /// With 1.0 the arena holds least, with [`f64::INFINITY`] no memory moves. Nothing moves where the
     /// [`reuse`](Self::reuse) policy forbids queries, nor where the arena takes blocks of another resource.

@@ -16,7 +16,7 @@ use crate::watchdog;
 
 const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
-const PIECE: usize = 32 * MIB;
+pub(super) const PIECE: usize = 32 * MIB;
 
 /// Blocks side by side, each full of its number.
 fn row(resource: &Resource, stream: &Stream, count: u8) -> Result<Vec<DeviceBuffer<u8>>> {
@@ -38,7 +38,7 @@ fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<Dev
     (only(freed), only(kept))
 }
 
-fn is_full_of(block: &DeviceBuffer<u8>, number: u8) -> Result<()> {
+pub(super) fn is_full_of(block: &DeviceBuffer<u8>, number: u8) -> Result<()> {
     let found = block.to_vec()?;
     ensure!(found == vec![number; found.len()], "not {number}");
     Ok(())

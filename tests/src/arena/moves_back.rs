@@ -5,10 +5,8 @@ use std::alloc::Layout;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, SleepContents, Stream};
 
+use super::moves::{PIECE, is_full_of};
 use crate::lab::Lab;
-
-/// Blocks of this size are pieces of physical memory of their own.
-const PIECE: usize = 32 << 20;
 
 /// Those that were freed are `None`.
 type Blocks = Vec<Option<DeviceBuffer<u8>>>;
@@ -30,8 +28,7 @@ fn look_at(blocks: &Blocks) -> Result<()> {
         let Some(block) = block else {
             continue;
         };
-        let found = block.to_vec()?;
-        ensure!(found == vec![number; found.len()], "block {number}");
+        is_full_of(block, number).with_context(|| format!("block {number}"))?;
     }
     Ok(())
 }
@@ -66,11 +63,8 @@ fn move_back(arena: &Arena, stream: &Stream, blocks: &mut Blocks) -> Result<()> 
     ensure!(after.reserved == before.reserved, "{before}; {after}");
     ensure!(after.moved == before.moved + 1, "{before:?}; {after:?}");
     look_at(blocks)?;
-    for (block, number) in [(&behind, 101), (&large, 102)] {
-        let found = block.to_vec()?;
-        ensure!(found == vec![number; found.len()], "not {number}");
-    }
-    Ok(())
+    is_full_of(&behind, 101)?;
+    is_full_of(&large, 102)
 }
 
 #[apply(case)]

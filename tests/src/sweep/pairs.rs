@@ -17,8 +17,8 @@ use crate::watchdog;
 /// The stride: every N-th pair is tried.
 const EVERY: &str = "CUDA_MEM_TEST_PAIRS";
 
-/// What cannot be kept from disturbing a capture, neither at the end of a buffer nor at that of its stream, waits until
-/// somebody waits for the context with the driver that the tour has loaded. Nobody does here.
+/// If this fails at the end of a buffer and again at the end of its stream, the memory stays queued until its context is
+/// synchronised through the driver that the tour loaded, which does not happen here.
 const CAPTURE_MODE: &str = "cuThreadExchangeStreamCaptureMode";
 
 /// The stride of a run of all tests.

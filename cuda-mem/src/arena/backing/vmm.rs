@@ -127,9 +127,13 @@ impl State {
         asleep.map(|(address, _)| *address).collect()
     }
 
-    /// Unmaps what was taken out of the account. It is there again if that fails.
-    fn unmap(&mut self, mapping: Mapping) -> Result<()> {
+    /// Unmaps what was taken out of the account, wherever the memory is mapped. It is there again if that fails.
+    fn unmap(&mut self, mapping: Mapping, vmm: &Vmm) -> Result<()> {
         let address = mapping.address();
+        if let Err(error) = self.aliases.end_of(mapping.memory(), vmm) {
+            self.chunks.insert(address, Piece::Mapped(mapping));
+            return Err(error);
+        }
         mapping.unmap().map_err(|failed| {
             if let Some(mapping) = failed.object {
                 self.chunks.insert(address, Piece::Mapped(mapping));
@@ -413,16 +417,11 @@ impl Vmm {
     /// As [`Backing::release`](super::Backing::release): then nothing uses the mapping, as its end asks (R145).
     pub(super) unsafe fn release(&self, chunk: Chunk) -> Result<()> {
         let mut state = self.state();
-        let Some(mapping) = state.mapped(chunk.address) else {
-            return Ok(());
-        };
-        let memory = mapping.memory().clone();
-        state.aliases.end_of(&memory, self)?;
         let Some(mapping) = state.take_mapped(chunk.address) else {
             return Ok(());
         };
         self.count(2);
-        state.unmap(mapping)?;
+        state.unmap(mapping, self)?;
         self.reserved.subtract(chunk.bytes);
         state.lower_frontier(chunk.address);
         Ok(())

@@ -68,9 +68,7 @@ impl Aliases {
 impl State {
     /// Memory is used again at an address that it is still mapped at. `false` if it is not.
     pub(super) fn switch(&mut self, chunk: Chunk, to: u64) -> bool {
-        let (Some(Piece::Mapped(now)), Some(alias)) =
-            (self.chunks.get(&chunk.address), self.aliases.0.get(&to))
-        else {
+        let (Some(now), Some(alias)) = (self.mapped(chunk.address), self.aliases.0.get(&to)) else {
             return false;
         };
         if now.memory().as_raw() != alias.memory().as_raw() {

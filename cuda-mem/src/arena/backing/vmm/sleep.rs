@@ -26,12 +26,7 @@ impl Vmm {
                 continue;
             };
             self.count(2);
-            let ended = state.aliases.end_of(mapping.memory(), self);
-            if let Err(error) = ended {
-                state.chunks.insert(address, Piece::Mapped(mapping));
-                return Err(error);
-            }
-            state.unmap(mapping)?;
+            state.unmap(mapping, self)?;
             let contents = kept.remove(&address);
             let asleep = Piece::Asleep(Asleep { bytes, contents });
             state.chunks.insert(address, asleep);
@@ -78,7 +73,7 @@ impl Vmm {
             // The contents are not there, so the memory is not either.
             let mut state = self.state();
             if let Some(mapping) = state.take_mapped(address) {
-                state.unmap(mapping)?;
+                state.unmap(mapping, self)?;
                 self.reserved.falls_asleep(bytes);
                 state.chunks.insert(address, Piece::Asleep(asleep));
             }
