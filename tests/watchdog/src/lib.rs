@@ -1,4 +1,5 @@
-//! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails.
+//! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails. Of one
+//! that is ended by a fault it prints the stack of the thread that had it.
 //!
 //! Programs of unit tests, whose harness says nothing of when a test begins, are watched as a whole
 //! ([`watch_program!`]).
@@ -81,6 +82,7 @@ pub fn watch(name: &'static str, patience: Duration) -> Watched {
         began: Instant::now(),
     });
     WATCH.call_once(|| {
+        say_where_it_faults();
         thread::spawn(move || look(patience));
     });
     Watched { number }
@@ -176,6 +178,28 @@ extern "C" fn print_own_stack(_: libc::c_int) {
     IS_PRINTED.store(true, Ordering::Release);
 }
 
+/// As [`print_own_stack`], where memory that is not there was touched, or a library gave up.
+extern "C" fn print_fault(signal: libc::c_int) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::alarm(LAST) };
+    print(&format!("\nsignal {signal}\n"));
+    print_own_stack(signal);
+}
+
+/// The signal ends the program all the same.
+fn say_where_it_faults() {
+    let handler: extern "C" fn(libc::c_int) = print_fault;
+    for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT] {
+        // SAFETY: all zero is a valid value: no flags, no mask.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as libc::sighandler_t;
+        // What faulted is done again when the handler returns, and ends the program then.
+        action.sa_flags = libc::SA_RESETHAND;
+        // SAFETY: the handler has the signature of one, and nobody wants to know what was there.
+        unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    }
+}
+
 fn print_stacks() {
     let mut silent = 0;
     let handler: extern "C" fn(libc::c_int) = print_own_stack;
@@ -251,6 +275,7 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
     use std::process::Command;
     use std::thread;
 
@@ -260,6 +285,8 @@ mod tests {
 
     const HANGS: &str = "CUDA_MEM_WATCHDOG_HANGS";
     const NAME: &str = "tests::a_program_of_unit_tests_that_hangs_ends_and_says_where";
+    const FAULTS: &str = "CUDA_MEM_WATCHDOG_FAULTS";
+    const NAME_OF_FAULT: &str = "tests::a_program_that_faults_says_where";
 
     #[inline(never)]
     fn waits_for_what_never_comes() {
@@ -283,6 +310,30 @@ mod tests {
         assert_eq!(output.status.code(), Some(HUNG), "{text}");
         assert!(text.contains("no end after 1 s: the program"), "{text}");
         assert!(text.contains("waits_for_what_never_comes"), "{text}");
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn touches_what_is_not_there() {
+        // SAFETY: no memory is passed. The signal is what a fault of memory sends.
+        unsafe { libc::raise(libc::SIGSEGV) };
+        // SAFETY: as above. It is sent once more, as by an instruction that is done again.
+        unsafe { libc::raise(libc::SIGSEGV) };
+    }
+
+    #[test]
+    fn a_program_that_faults_says_where() -> std::io::Result<()> {
+        // The test faults where it has started itself.
+        if std::env::var_os(FAULTS).is_some() {
+            touches_what_is_not_there();
+        }
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--exact", NAME_OF_FAULT])
+            .env(FAULTS, "1")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{text}");
+        assert!(text.contains("touches_what_is_not_there"), "{text}");
         Ok(())
     }
 }
