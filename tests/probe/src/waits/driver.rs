@@ -2,13 +2,13 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_driver_sys::*;
 
-use crate::options::{Events, Options};
+use crate::options::{Events, Options, Pools};
 
 /// Words of a piece of memory.
 pub(crate) const WORDS: usize = 64;
@@ -40,6 +40,12 @@ pub(crate) struct Piece {
     of_pool: bool,
 }
 
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pool(CUmemoryPool);
+
+// SAFETY: a pool may be used by any thread.
+unsafe impl Send for Pool {}
+
 #[derive(Debug)]
 struct Event(CUevent);
 
@@ -51,7 +57,13 @@ pub(crate) struct Driver<'a> {
     table: &'static DriverTable,
     pub(crate) options: &'a Options,
     context: CUcontext,
-    pool: CUmemoryPool,
+    pool: Pool,
+    /// Those that nobody uses any more.
+    ended: Mutex<Vec<Pool>>,
+    /// Of these nothing is outstanding.
+    quiet: Mutex<Vec<Pool>>,
+    /// Held by calls during which no pool is destroyed.
+    gate: RwLock<()>,
     events: Mutex<Vec<Event>>,
 }
 
@@ -73,42 +85,131 @@ unsafe extern "C" fn nap(_: *mut c_void) {
     std::thread::sleep(NAP);
 }
 
+fn create_pool(table: &DriverTable, options: &Options) -> Result<Pool> {
+    let props = CUmemPoolProps {
+        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: CUmemLocation {
+            type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let mut pool = null_mut();
+    cu!(table, cuMemPoolCreate(&raw mut pool, &raw const props));
+    for policy in [
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    ] {
+        let mut value = i32::from(options.reuse);
+        cu!(
+            table,
+            cuMemPoolSetAttribute(pool, policy, (&raw mut value).cast())
+        );
+    }
+    Ok(Pool(pool))
+}
+
 impl<'a> Driver<'a> {
     pub(crate) fn open(options: &'a Options) -> Result<Self> {
         let table = load()?.table();
         cu!(table, cuInit(0));
         let mut context = null_mut();
         cu!(table, cuDevicePrimaryCtxRetain(&raw mut context, 0));
-        let props = CUmemPoolProps {
-            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: CUmemLocation {
-                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                ..Default::default()
-            },
-            ..Default::default()
-        };
-        let mut pool = null_mut();
-        cu!(table, cuMemPoolCreate(&raw mut pool, &raw const props));
-        for policy in [
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-        ] {
-            let mut value = i32::from(options.reuse);
-            cu!(
-                table,
-                cuMemPoolSetAttribute(pool, policy, (&raw mut value).cast())
-            );
-        }
         let driver = Self {
             table,
             options,
             context,
-            pool,
+            pool: create_pool(table, options)?,
+            ended: Mutex::default(),
+            quiet: Mutex::default(),
+            gate: RwLock::default(),
             events: Mutex::default(),
         };
         driver.bind()?;
         Ok(driver)
+    }
+
+    /// For one use.
+    pub(crate) fn pool(&self) -> Result<Pool> {
+        match self.options.pools {
+            Pools::Kept => Ok(self.pool),
+            Pools::Again => match self.quiet().pop() {
+                Some(pool) => Ok(pool),
+                None => create_pool(self.table, self.options),
+            },
+            Pools::Quiet | Pools::Gated | Pools::GatedAll | Pools::Synced | Pools::Never => {
+                create_pool(self.table, self.options)
+            }
+        }
+    }
+
+    /// The use is over.
+    pub(crate) fn end_pool(&self, pool: Pool) -> Result<()> {
+        if !matches!(self.options.pools, Pools::Kept) {
+            self.ended().push(pool);
+        }
+        self.look_at_pools()
+    }
+
+    /// Without waiting for anything.
+    fn look_at_pools(&self) -> Result<()> {
+        match self.options.pools {
+            Pools::Kept | Pools::Synced => Ok(()),
+            _ => self.destroy_pools(),
+        }
+    }
+
+    /// Waits for everything, and destroys the pools that ended.
+    pub(crate) fn settle(&self) -> Result<()> {
+        if matches!(self.options.pools, Pools::Synced) {
+            cu!(self.table, cuCtxSynchronize());
+            self.destroy_pools()?;
+        }
+        Ok(())
+    }
+
+    /// Those of which nothing is outstanding, unless they are kept.
+    fn destroy_pools(&self) -> Result<()> {
+        // Nobody else must ask about one of them meanwhile.
+        let mut ended = self.ended();
+        let _gate = match (self.options.pools, self.gate.try_write()) {
+            (Pools::Gated | Pools::GatedAll, Err(_)) => return Ok(()),
+            (_, gate) => gate,
+        };
+        for pool in std::mem::take(&mut *ended) {
+            cu!(self.table, cuMemPoolTrimTo(pool.0, 0));
+            let mut reserved = 0u64;
+            let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            let place = (&raw mut reserved).cast();
+            cu!(self.table, cuMemPoolGetAttribute(pool.0, attribute, place));
+            match self.options.pools {
+                _ if reserved > 0 => ended.push(pool),
+                Pools::Never | Pools::Again => self.quiet().push(pool),
+                _ => {
+                    cu!(self.table, cuMemPoolDestroy(pool.0));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn in_wait(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let is_gated = matches!(self.options.pools, Pools::Gated | Pools::GatedAll);
+        is_gated.then(|| self.gate.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn in_call(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let is_gated = matches!(self.options.pools, Pools::GatedAll);
+        is_gated.then(|| self.gate.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn quiet(&self) -> std::sync::MutexGuard<'_, Vec<Pool>> {
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self) -> std::sync::MutexGuard<'_, Vec<Pool>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current to the calling thread.
@@ -125,17 +226,20 @@ impl<'a> Driver<'a> {
     }
 
     pub(crate) fn destroy(&self, stream: Stream) -> Result<()> {
+        let _gate = self.in_call();
         cu!(self.table, cuStreamDestroy_v2(stream.0));
         Ok(())
     }
 
     pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _gate = self.in_wait();
         cu!(self.table, cuStreamSynchronize(stream.0));
         Ok(())
     }
 
     /// Holds the stream back for a moment.
     pub(crate) fn nap(&self, stream: Stream) -> Result<()> {
+        let _gate = self.in_call();
         cu!(
             self.table,
             cuLaunchHostFunc(stream.0, Some(nap), null_mut())
@@ -145,6 +249,7 @@ impl<'a> Driver<'a> {
 
     /// Makes what comes to `later` wait for what is in `earlier`.
     pub(crate) fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
+        let _gate = self.in_call();
         if earlier == later {
             return Ok(());
         }
@@ -187,32 +292,49 @@ impl<'a> Driver<'a> {
     }
 
     /// From the pool, or piece `number` of `plain`.
-    pub(crate) fn alloc(&self, stream: Stream, plain: &Memory, number: u32) -> Result<Piece> {
-        self.piece(self.options.pool, stream, plain, number)
+    pub(crate) fn alloc(
+        &self,
+        stream: Stream,
+        pool: Pool,
+        plain: &Memory,
+        number: u32,
+    ) -> Result<Piece> {
+        self.piece(self.options.pool.then_some(pool), stream, plain, number)
     }
 
     /// As [`alloc`](Self::alloc), for what goes on beside.
     pub(crate) fn alloc_beside(
         &self,
         stream: Stream,
+        pool: Pool,
         plain: &Memory,
         number: u32,
     ) -> Result<Piece> {
-        self.piece(self.options.pool_beside, stream, plain, number)
+        let pool = self.options.pool_beside.then_some(pool);
+        self.piece(pool, stream, plain, number)
     }
 
-    fn piece(&self, of_pool: bool, stream: Stream, plain: &Memory, number: u32) -> Result<Piece> {
+    fn piece(
+        &self,
+        pool: Option<Pool>,
+        stream: Stream,
+        plain: &Memory,
+        number: u32,
+    ) -> Result<Piece> {
+        let _gate = self.in_call();
         let mut address = plain.0 + u64::from(number) * BYTES as u64;
-        if of_pool {
+        if let Some(pool) = pool {
             cu!(
                 self.table,
-                cuMemAllocFromPoolAsync(&raw mut address, BYTES, self.pool, stream.0)
+                cuMemAllocFromPoolAsync(&raw mut address, BYTES, pool.0, stream.0)
             );
         }
+        let of_pool = pool.is_some();
         Ok(Piece { address, of_pool })
     }
 
     pub(crate) fn free(&self, stream: Stream, piece: Piece) -> Result<()> {
+        let _gate = self.in_call();
         if piece.of_pool {
             cu!(self.table, cuMemFreeAsync(piece.address, stream.0));
         }
@@ -220,6 +342,7 @@ impl<'a> Driver<'a> {
     }
 
     pub(crate) fn fill(&self, stream: Stream, piece: Piece, word: u32) -> Result<()> {
+        let _gate = self.in_call();
         cu!(
             self.table,
             cuMemsetD32Async(piece.address, word, WORDS, stream.0)
@@ -228,6 +351,7 @@ impl<'a> Driver<'a> {
     }
 
     pub(crate) fn copy(&self, stream: Stream, to: Piece, from: Piece) -> Result<()> {
+        let _gate = self.in_call();
         cu!(
             self.table,
             cuMemcpyDtoDAsync_v2(to.address, from.address, BYTES, stream.0)
@@ -237,11 +361,14 @@ impl<'a> Driver<'a> {
 
     pub(crate) fn read(&self, stream: Stream, from: Piece) -> Result<[u32; WORDS]> {
         let mut words = [0; WORDS];
+        let gate = self.in_call();
         cu!(
             self.table,
             cuMemcpyDtoHAsync_v2(words.as_mut_ptr().cast(), from.address, BYTES, stream.0)
         );
+        drop(gate);
         self.synchronize(stream)?;
+        self.look_at_pools()?;
         Ok(words)
     }
 }

@@ -7,10 +7,13 @@
 //! ```text
 //! waits [seconds=20] [memory=pool|plain] [beside=all|streams|threads|none] [beside-memory=pool|plain]
 //!       [events=kept|fresh|own-fresh] [reuse=on|off] [end=at-once|waits]
+//!       [pools=kept|quiet|synced|never|again]
 //! ```
 //!
 //! The defaults come first. `events=own-fresh` uses no event again that was recorded in a thread's own stream; with
-//! `end=waits` a thread waits for its own stream before it ends; `reuse=off` takes every reuse policy from the pool.
+//! `end=waits` a thread waits for its own stream before it ends; `reuse=off` takes every reuse policy from the pool. `pools` other than `kept` makes one for
+//! each use, and destroys it when the driver says that nothing of it is outstanding (`quiet`), or when in addition the
+//! whole context was waited for (`synced`); or does not destroy it (`never`), or uses it again then (`again`).
 
 mod driver;
 mod options;
@@ -88,6 +91,7 @@ fn run(options: &Options, start: Instant, passes: &AtomicU64) -> Result<()> {
                 .into_iter()
                 .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a panic"))?)
         })?;
+        driver.settle()?;
         passes.fetch_add(1, Ordering::Relaxed);
         if start.elapsed() >= options.duration {
             return Ok(());
@@ -104,9 +108,15 @@ fn write_and_read(
     pass: u32,
 ) -> Result<()> {
     driver.bind()?;
-    let own = driver.stream()?;
+    let (own, pool) = (driver.stream()?, driver.pool()?);
+    let own_streams = if driver.options.own_streams {
+        Some([driver.stream()?, driver.stream()?, driver.stream()?])
+    } else {
+        None
+    };
+    let streams = own_streams.as_ref().unwrap_or(streams);
     let mut home = own;
-    let memory = driver.alloc(own, plain, ROUNDS)?;
+    let memory = driver.alloc(own, pool, plain, ROUNDS)?;
     let first = (3 * pass + thread + 1).wrapping_mul(2 * ROUNDS);
     let mut copies = Vec::new();
     for round in 0..ROUNDS {
@@ -118,7 +128,7 @@ fn write_and_read(
         }
         driver.order(home, writer)?;
         driver.fill(writer, memory, word)?;
-        let copy = driver.alloc(writer, plain, round)?;
+        let copy = driver.alloc(writer, pool, plain, round)?;
         driver.copy(writer, copy, memory)?;
         copies.push((writer, copy, word));
         driver.order(writer, reader)?;
@@ -138,7 +148,11 @@ fn write_and_read(
         driver.free(stream, copy)?;
     }
     driver.free(home, memory)?;
-    driver.destroy(own)
+    driver.destroy(own)?;
+    for stream in own_streams.into_iter().flatten() {
+        driver.destroy(stream)?;
+    }
+    driver.end_pool(pool)
 }
 
 fn make_streams(driver: &Driver, streams: &[Stream; 3], spare: &Memory) -> Result<()> {
@@ -174,7 +188,8 @@ fn pass_by(
     round: u32,
 ) -> Result<()> {
     ensure!(round < ROUNDS, "the spare memory has {ROUNDS} parts");
-    let memory = driver.alloc_beside(own, spare, round)?;
+    let pool = driver.pool()?;
+    let memory = driver.alloc_beside(own, pool, spare, round)?;
     if round.is_multiple_of(4) {
         driver.nap(own)?;
     }
@@ -183,5 +198,6 @@ fn pass_by(
         driver.order(own, *stream)?;
         driver.order(*stream, own)?;
     }
-    driver.free(own, memory)
+    driver.free(own, memory)?;
+    driver.end_pool(pool)
 }

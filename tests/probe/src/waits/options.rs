@@ -25,6 +25,25 @@ pub(crate) enum Events {
     OwnFresh,
 }
 
+/// Which pools there are, and when they are destroyed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pools {
+    /// One, at the end.
+    Kept,
+    /// One for each use, as soon as the driver says that nothing of it is outstanding.
+    Quiet,
+    /// As `Quiet`, but not while another thread waits for a stream.
+    Gated,
+    /// As `Quiet`, but not while another thread is in a call that names a stream.
+    GatedAll,
+    /// One for each use, when in addition the whole context was waited for.
+    Synced,
+    /// One for each use, never.
+    Never,
+    /// One for each use, never: once nothing of it is outstanding it serves another.
+    Again,
+}
+
 #[derive(Debug)]
 pub(crate) struct Options {
     /// As they were given.
@@ -32,9 +51,12 @@ pub(crate) struct Options {
     pub(crate) duration: Duration,
     pub(crate) beside: Beside,
     pub(crate) events: Events,
+    pub(crate) pools: Pools,
     pub(crate) pool: bool,
     pub(crate) pool_beside: bool,
     pub(crate) reuse: bool,
+    /// Each thread that writes and reads does so in streams that no other thread uses.
+    pub(crate) own_streams: bool,
     pub(crate) thread_waits: bool,
 }
 
@@ -45,9 +67,11 @@ impl Options {
             duration: Duration::from_secs(20),
             beside: Beside::All,
             events: Events::Kept,
+            pools: Pools::Kept,
             pool: true,
             pool_beside: true,
             reuse: true,
+            own_streams: false,
             thread_waits: false,
         };
         for word in words {
@@ -67,7 +91,15 @@ impl Options {
                 Some(("events", "kept")) => options.events = Events::Kept,
                 Some(("events", "fresh")) => options.events = Events::Fresh,
                 Some(("events", "own-fresh")) => options.events = Events::OwnFresh,
+                Some(("pools", "kept")) => options.pools = Pools::Kept,
+                Some(("pools", "quiet")) => options.pools = Pools::Quiet,
+                Some(("pools", "gated")) => options.pools = Pools::Gated,
+                Some(("pools", "gated-all")) => options.pools = Pools::GatedAll,
+                Some(("pools", "synced")) => options.pools = Pools::Synced,
+                Some(("pools", "never")) => options.pools = Pools::Never,
+                Some(("pools", "again")) => options.pools = Pools::Again,
                 Some(("reuse", kind @ ("on" | "off"))) => options.reuse = kind == "on",
+                Some(("streams", kind @ ("shared" | "own"))) => options.own_streams = kind == "own",
                 Some(("end", kind @ ("at-once" | "waits"))) => {
                     options.thread_waits = kind == "waits";
                 }
