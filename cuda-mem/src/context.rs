@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::lock::Lock;
 use crate::stage::Stage;
-use crate::{after_wait, deferred, raw, report};
+use crate::{after_wait, deferred, raw, report, waits};
 
 /// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
 /// else made ([`Driver::context_from_raw`]).
@@ -265,6 +265,7 @@ impl Context {
         let epoch = epoch::take();
         {
             let _current = self.bind()?;
+            let _waits = waits::begin();
             // SAFETY: this context is current.
             unsafe { raw::context::synchronize(self.driver().table()) }?;
         }
@@ -319,14 +320,6 @@ impl Context {
             return;
         }
         drop(events);
-        self.end_event(event);
-    }
-
-    /// As [`give_event`](Self::give_event), of an event that is not to be used again.
-    pub(crate) fn end_event(&self, event: CUevent) {
-        if report::is_forked() {
-            return;
-        }
         let table = self.driver().table();
         // SAFETY: the event came from `take_event` and its owner is done with it.
         report::release("event", || unsafe { raw::event::destroy(table, event) });

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
-use crate::{after_wait, deferred, raw, report};
+use crate::{after_wait, deferred, raw, report, waits};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -158,8 +158,11 @@ impl Event {
     /// As the driver answers, including faults of earlier asynchronous work.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event is live.
-        unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
+        {
+            let _waits = waits::begin();
+            // SAFETY: the event is live.
+            unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
+        }
         deferred::poll();
         after_wait::tell();
         Ok(())

@@ -89,8 +89,7 @@ fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
     driver.require_same(later.context().driver(), format_args!("the two streams"))
 }
 
-/// A point of a stream that others can be made to wait for. The event goes back to the cache, unless the stream is a
-/// thread's own.
+/// A point of a stream that others can be made to wait for. The event goes back to the cache.
 struct Mark<'a> {
     stream: StreamRef<'a>,
     event: CUevent,
@@ -118,13 +117,6 @@ impl<'a> Mark<'a> {
 
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
-        let context = self.stream.context();
-        // The driver ends a thread's own stream with the thread, and other streams may not do well with an event that was
-        // recorded in one that has ended.
-        if self.stream.is_threads_own() {
-            context.end_event(self.event);
-        } else {
-            context.give_event(self.event);
-        }
+        self.stream.context().give_event(self.event);
     }
 }

@@ -91,6 +91,7 @@ mod table;
 mod traffic;
 mod visible;
 mod vmm;
+mod waits;
 mod window;
 
 pub use adaptor::{

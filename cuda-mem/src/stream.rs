@@ -24,7 +24,7 @@ use crate::device::Device;
 use crate::epoch::{self, Progress};
 use crate::error::Result;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::{after_wait, deferred, raw, report};
+use crate::{after_wait, deferred, raw, report, waits};
 
 /// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
 /// and any buffer that was allocated on it.
@@ -476,6 +476,7 @@ impl<'a> StreamRef<'a> {
     /// As [`synchronize`](Self::synchronize), and releases nothing.
     pub(crate) fn wait(&self) -> Result<()> {
         let open = self.ask()?;
+        let _waits = waits::begin();
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(open.queue()) }
     }

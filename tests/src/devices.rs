@@ -66,6 +66,8 @@ mod strangers {
             .accessible_from(&devices[1])
             .build();
         ensure!(built.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
+        // SAFETY: this is the only thread.
+        unsafe { MemoryPool::destroy_spares() }?;
         ensure!(
             lab.control()?.live().pools == 1,
             "the half-made pool is gone"

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::sys::CudaVersion;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::case::{Kind, Test};
@@ -78,6 +79,14 @@ pub fn main(suite: &Suite) -> ExitCode {
     let drops = cuda_mem::drop_counts();
     if drops.failures > 0 && !suite.drops_fail {
         eprintln!("{} destructors failed", drops.failures);
+        return ExitCode::FAILURE;
+    }
+    // What a driver takes without a word. Before 11.3 none says when a pool can end.
+    if let Ok(control) = lab.control()
+        && lab.driver.version() >= CudaVersion::new(11, 3)
+        && control.report_count() > 0
+    {
+        eprintln!("the simulated driver reports {:#?}", control.reports());
         return ExitCode::FAILURE;
     }
     if is_watched && let Err(error) = untouched::note_calls(lab) {

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::join::order;
 use crate::pool;
 use crate::stream::Stream;
-use crate::{raw, recording};
+use crate::{raw, recording, waits};
 
 /// The imported pools, by handle.
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
@@ -186,11 +186,14 @@ impl UnusedImport {
         if !pools[index].frees.iter().all(|free| free.is_in(seen)) {
             return (Ok(()), None);
         }
+        let Some(_nobody) = waits::nobody() else {
+            return (Ok(()), None);
+        };
         let entry = pools.swap_remove(index);
         let pool = std::ptr::without_provenance_mut(entry.pool);
         let ends = (0..entry.imports).map(|_| {
             // SAFETY: nobody uses the pool any more, its frees are carried out, the driver counts
-            // one import less each time, and no other pool ends meanwhile. The exporter's memory
+            // one import less each time, no other pool ends meanwhile, and nobody waits. The exporter's memory
             // is not touched (R59).
             unsafe { raw::pool::destroy(self.driver.table(), pool) }
         });

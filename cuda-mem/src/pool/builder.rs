@@ -3,7 +3,8 @@
 use cuda_driver_sys::{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS, CUmemAllocationHandleType};
 use cuda_driver_sys::{CUmemPoolProps, CUmemoryPool, CudaVersion};
 
-use super::{Access, MemoryPool, ReleaseThreshold, ReusePolicy};
+use super::{Access, MemoryPool, ReleaseThreshold, ReusePolicy, spare};
+use crate::deferred;
 use crate::device::{Device, HandleTypes};
 use crate::driver::Driver;
 use crate::error::{Bytes, Error, Result};
@@ -19,7 +20,7 @@ pub struct PoolBuilder {
     pub(super) allocation_type: AllocationType,
     release_threshold: ReleaseThreshold,
     reuse: Option<ReusePolicy>,
-    max_size: Option<u64>,
+    pub(super) max_size: Option<u64>,
     pub(super) handle_types: HandleTypes,
     pub(super) hw_decompress: bool,
     access: Vec<Device>,
@@ -130,14 +131,20 @@ impl PoolBuilder {
     #[doc(alias = "cuMemPoolCreate")]
     #[track_caller]
     pub fn build(self) -> Result<MemoryPool> {
-        let raw = self.create()?;
-        // Owned from here, so that a failure below destroys the pool.
-        let place = (self.location, self.allocation_type);
-        let pool = MemoryPool::own(self.driver, place, self.handle_types, raw);
+        // What ends now may serve as this one.
+        deferred::poll();
+        let spare = self.kind().and_then(spare::take);
+        let raw = spare.map_or_else(|| self.create(), Ok)?;
+        // Owned from here, so that a failure below ends the pool.
+        let pool = MemoryPool::own(&self, raw);
         pool.set_release_threshold(self.release_threshold)?;
         let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
-        if reuse != ReusePolicy::DRIVER_DEFAULT {
+        if reuse != ReusePolicy::DRIVER_DEFAULT || spare.is_some() {
             pool.set_reuse_policy(reuse)?;
+        }
+        // Drivers that keep no such marks are older than 11.3.
+        if spare.is_some() && self.driver.version() >= CudaVersion::new(11, 3) {
+            pool.reset_high_marks()?;
         }
         let access: Vec<_> = self
             .access

@@ -1,20 +1,29 @@
-//! The end of a pool.
+//! The end of a pool, after which it is kept for another, or destroyed ([`spare`]).
 //!
 //! NVIDIA documents that a pool may be destroyed at any time, and that its memory goes when the last
 //! allocation is freed. On an H200 with driver 580 that corrupts the driver: destroying a pool while a
 //! block of it is alive, or while a free of it has not been carried out, ends the process by a signal
-//! some pools later (R26, measured). So a pool without a handle is only destroyed once the driver says
+//! some pools later (R26, measured). So a pool without a handle ends only once the driver says
 //! that nothing of it is outstanding; until then it waits.
 
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
-use super::{access, default, sharing};
+use super::{access, default, sharing, spare};
 use crate::deferred::{self, Deferred, Outcome};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{ErrorKind, Result};
 use crate::location::{AllocationType, Location};
-use crate::{raw, recording};
+use crate::{raw, recording, waits};
+
+/// How an end went.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Well, or the access of other devices could not be taken back before.
+    Ended(Result<()>),
+    /// A thread waits.
+    NotYet,
+}
 
 /// What is left of a pool without handles.
 #[derive(Debug)]
@@ -24,6 +33,8 @@ pub(super) struct EndedPool {
     pub(super) raw: CUmemoryPool,
     /// Those that were given access by us.
     pub(super) granted: Vec<Device>,
+    /// It can serve as another of this kind.
+    pub(super) kind: Option<spare::Kind>,
     /// The driver would not say whether anything is outstanding.
     pub(super) has_failed: bool,
     /// It is not the current pool of its place.
@@ -45,15 +56,29 @@ impl EndedPool {
         unsafe { is_quiet(self.driver, self.raw) }
     }
 
-    /// Only of a pool that is quiet. The inner result says whether the access of other devices was
-    /// taken back before.
-    pub(super) fn destroy(&self) -> Result<Result<()>> {
+    /// Only of a pool that is quiet.
+    pub(super) fn end(&self) -> Result<End> {
+        let nobody = match self.kind {
+            Some(_) => None,
+            None => match waits::nobody() {
+                None => return Ok(End::NotYet),
+                nobody => nobody,
+            },
+        };
         let withdrawn = access::withdraw(self);
-        // SAFETY: nobody has a handle, and nothing of the pool is outstanding.
+        if let (Ok(()), Some(kind)) = (&withdrawn, self.kind) {
+            spare::keep(kind, self.raw)?;
+            return Ok(End::Ended(withdrawn));
+        }
+        // A pool that other devices still reach serves as no other. Where a thread waits it is left.
+        let Some(_nobody) = nobody.or_else(waits::nobody) else {
+            return Ok(End::Ended(withdrawn));
+        };
+        // SAFETY: nobody has a handle, nothing of the pool is outstanding, and nobody waits.
         unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
-        Ok(withdrawn)
+        Ok(End::Ended(withdrawn))
     }
 
     /// Whether nothing is outstanding, and nobody can get anything any more: the pool is not current
@@ -66,7 +91,7 @@ impl EndedPool {
         self.is_quiet()
     }
 
-    /// Destroys the pool, now or when its memory has come back.
+    /// Ends the pool, now or when its memory has come back.
     pub(super) fn lay_down(mut self) -> Result<()> {
         // Asking would spoil the capture.
         if recording::any() {
@@ -74,7 +99,10 @@ impl EndedPool {
             return Ok(());
         }
         let outcome = match self.is_at_rest() {
-            Ok(true) => return self.destroy().and_then(|withdrawn| withdrawn),
+            Ok(true) => match self.end()? {
+                End::Ended(withdrawn) => return withdrawn,
+                End::NotYet => Ok(()),
+            },
             Ok(false) => Ok(()),
             Err(error) => Err(error),
         };
@@ -114,9 +142,10 @@ impl Deferred for EndedPool {
             return Outcome::NotYet;
         }
         match self.is_at_rest() {
-            Ok(true) => match self.destroy().and_then(|withdrawn| withdrawn) {
-                Ok(()) => Outcome::Done,
-                Err(error) => Outcome::GivenUp(error),
+            Ok(true) => match self.end() {
+                Ok(End::Ended(Ok(()))) => Outcome::Done,
+                Ok(End::NotYet) => Outcome::NotYet,
+                Ok(End::Ended(Err(error))) | Err(error) => Outcome::GivenUp(error),
             },
             Ok(false) => Outcome::NotYet,
             Err(error) if self.has_failed => Outcome::GivenUp(error),

@@ -7,6 +7,7 @@ mod grave;
 mod properties;
 mod settings;
 mod sharing;
+mod spare;
 mod support;
 mod threshold;
 
@@ -14,6 +15,7 @@ pub use access::Access;
 pub(crate) use access::list_of;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
+use grave::End;
 pub use properties::PoolProperties;
 #[cfg(target_os = "linux")]
 pub(crate) use sharing::no_pool_ends;
@@ -29,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
 
 use crate::deferred;
-use crate::device::{Device, HandleTypes};
+use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Failed, Result};
 use crate::ledger::{self, Item, LedgerKind};
@@ -48,9 +50,11 @@ pub struct Pool(Arc<Inner>);
 
 /// A memory pool that this process owns.
 ///
-/// A handle that can be cloned. Buffers stay valid when the last handle is gone: the pool is destroyed
-/// once all its memory has come back, at the next call of this crate that synchronises, makes a pool, or
-/// ends a stream or a context. What can be done with a pool is mostly in [`Pool`].
+/// A handle that can be cloned. Buffers stay valid when the last handle is gone: the pool ends once all its memory has
+/// come back, at the next call of this crate that synchronises, makes a pool, or ends a stream or a context. It gives
+/// all memory back to the driver then, and serves the next pool with the same properties: drivers crash where pools are
+/// destroyed while threads wait ([`destroy_spares`](MemoryPool::destroy_spares)). Those that can be shared with other
+/// processes are destroyed. What can be done with a pool is mostly in [`Pool`].
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
@@ -96,6 +100,8 @@ struct Inner {
     scopes: Lock<threshold::Scopes>,
     /// What is known of its sharing with other processes.
     sharing: sharing::Sharing,
+    /// It may serve as another of this kind when it has ended.
+    kind: Option<spare::Kind>,
 }
 
 /// Who destroys the pool.
@@ -142,6 +148,7 @@ impl Inner {
             access_is_fixed: AtomicBool::new(false),
             scopes: Lock::default(),
             sharing: sharing::Sharing::default(),
+            kind: None,
         }
     }
 
@@ -155,13 +162,14 @@ impl Inner {
             .on(device)
     }
 
-    /// What has to be destroyed.
+    /// What has to be ended.
     fn remains(&mut self) -> grave::EndedPool {
         grave::EndedPool {
             driver: self.driver,
             place: (self.location, self.allocation_type),
             raw: self.raw,
             granted: self.granted.get_mut().clone(),
+            kind: self.kind,
             has_failed: false,
             has_stepped_down: false,
         }
@@ -205,15 +213,11 @@ impl MemoryPool {
 
     /// Takes over a pool that the driver made.
     #[track_caller]
-    fn own(
-        driver: Driver,
-        place: (Location, AllocationType),
-        handle_types: HandleTypes,
-        raw: CUmemoryPool,
-    ) -> Self {
-        deferred::poll();
-        let mut inner = Inner::new(driver, place, raw, Owner::Us);
-        inner.sharing.handle_types = handle_types;
+    fn own(as_built: &PoolBuilder, raw: CUmemoryPool) -> Self {
+        let place = (as_built.location, as_built.allocation_type);
+        let mut inner = Inner::new(as_built.driver, place, raw, Owner::Us);
+        inner.sharing.handle_types = as_built.handle_types;
+        inner.kind = as_built.kind();
         ledger::born(inner.item());
         Self::share(inner)
     }
@@ -229,8 +233,8 @@ impl MemoryPool {
         Self(Pool(inner))
     }
 
-    /// Destroys the pool now and says how it went, where dropping the last handle waits for the memory
-    /// and only reports.
+    /// Ends the pool now and says how it went, where dropping the last handle waits for the memory
+    /// and only reports. All memory has gone back to the driver then.
     ///
     /// # Errors
     ///
@@ -273,8 +277,8 @@ impl MemoryPool {
             Ok(true) => remains.is_at_rest(),
             other => other,
         };
-        let destroyed = match quiet {
-            Ok(true) => remains.destroy(),
+        let ended_well = match quiet {
+            Ok(true) => remains.end(),
             Ok(false) => Err(Error::memory_in_use()),
             Err(error) => {
                 ledger::again(&item, ended);
@@ -282,10 +286,16 @@ impl MemoryPool {
                 return Err(Failed::new(error, pool));
             }
         };
-        match destroyed {
-            Ok(withdrawn) => {
+        match ended_well {
+            Ok(end) => {
                 inner.owner = Owner::Nobody;
-                withdrawn.map_err(Failed::lost)
+                match end {
+                    End::Ended(withdrawn) => withdrawn.map_err(Failed::lost),
+                    End::NotYet => {
+                        deferred::defer(Box::new(remains));
+                        Ok(())
+                    }
+                }
             }
             Err(error) if error.had_no_effect() => {
                 ledger::again(&item, ended);

@@ -266,12 +266,6 @@ impl<'a> StreamRef<'a> {
         self.context.synchronize()
     }
 
-    /// Whether it is the own stream of a thread, this one or another.
-    #[inline]
-    pub(crate) fn is_threads_own(&self) -> bool {
-        self.thread.is_some()
-    }
-
     #[inline]
     pub(crate) fn is_elsewhere(&self) -> bool {
         /// Seldom asked: only default streams are a thread's own.

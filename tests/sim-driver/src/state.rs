@@ -40,6 +40,8 @@ pub(crate) struct State {
     /// Handles of contexts that are gone; a primary one may be there again.
     pub(crate) ended_contexts: HashSet<ContextId>,
     pub(crate) streams: HashMap<StreamId, Stream>,
+    /// Threads wait for these, each as often as there are such threads.
+    pub(crate) waited_for: Vec<StreamId>,
     pub(crate) clocks: Clocks,
     pub(crate) events: HashMap<EventId, Event>,
     pub(crate) pools: BTreeMap<PoolId, Pool>,
@@ -75,6 +77,7 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         contexts: BTreeMap::new(),
         ended_contexts: HashSet::new(),
         streams: HashMap::new(),
+        waited_for: Vec::new(),
         clocks: Clocks::default(),
         events: HashMap::new(),
         pools: BTreeMap::new(),

@@ -303,14 +303,20 @@ impl State {
 
 /// Waits for a stream without holding the state, and lets the host have seen it.
 pub(crate) fn synchronise(handle: CUstream, call: Call) -> Answer {
-    let (marks, pasts) = {
+    let (id, (marks, pasts)) = {
         let mut state = state()?;
         let id = state.resolve(handle, call)?;
         state.refuse_on_recorded(id)?;
-        state.ends(&state.with_blocking(id)?)
+        let ends = state.ends(&state.with_blocking(id)?);
+        state.waited_for.push(id);
+        (id, ends)
     };
     marks.iter().for_each(Mark::wait);
-    state()?.observe(&pasts);
+    let mut state = state()?;
+    if let Some(place) = state.waited_for.iter().position(|waited| *waited == id) {
+        state.waited_for.swap_remove(place);
+    }
+    state.observe(&pasts);
     Ok(())
 }
 

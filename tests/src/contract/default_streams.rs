@@ -204,17 +204,3 @@ fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
     stream.synchronize()?;
     Ok(())
 }
-
-/// The driver ends the stream with its thread; other streams get none of its events.
-#[apply(case_of_sim_alone)]
-fn an_event_of_a_threads_own_stream_is_not_used_again(lab: &Lab) -> Result<()> {
-    let (control, context) = (lab.control()?, lab.context()?);
-    let (stream, other) = (context.stream()?, context.stream()?);
-    stream.wait_for(&other)?;
-    let kept = control.live().events;
-    stream.wait_for(&context.per_thread_stream())?;
-    ensure!(control.live().events == kept - 1, "the event that was kept");
-    stream.wait_for(&other)?;
-    ensure!(control.live().events == kept, "a new one");
-    Ok(())
-}

@@ -4,7 +4,7 @@ use std::mem::forget;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{CaptureMode, RegisterFlags};
+use cuda_mem::{CaptureMode, MemoryPool, RegisterFlags};
 
 use super::pattern;
 use super::registered::end;
@@ -205,6 +205,8 @@ fn nothing_is_left(lab: &Lab) -> Result<()> {
         drop((pool, stream, context));
         drop((pinned, boxed, registered));
     }
+    // SAFETY: this is the only thread.
+    unsafe { MemoryPool::destroy_spares() }?;
     ensure!(control.live() == before, "{:?}", control.live());
     ensure!(control.reports().is_empty(), "{:?}", control.reports());
     Ok(())

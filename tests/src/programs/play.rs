@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_sim::control::Live;
+use cuda_mem::MemoryPool;
+use cuda_sim::control::{Control, Live};
 
 use super::graphs::GraphValue;
 use super::site::Site;
@@ -240,8 +241,8 @@ impl Before {
         };
         // A program that failed may have left reports, and more; what of that ends late is not this one's.
         control.reset();
-        eventually(|| Ok(Some(lasting(control.live())) == ground.live))?;
-        let live = Some(lasting(control.live()));
+        eventually(|| Ok(Some(lasting(control)?) == ground.live))?;
+        let live = Some(lasting(control)?);
         Ok(Self { live, failures })
     }
 
@@ -264,10 +265,10 @@ impl Before {
         // An arena's own thread ends after the last handle.
         let is_over = eventually(|| {
             ground.context.synchronize()?;
-            let live = Some(lasting(control.live()));
+            let live = Some(lasting(control)?);
             Ok(live == self.live || live == ground.live)
         })?;
-        let live = lasting(control.live());
+        let live = lasting(control)?;
         ensure!(is_over, "left over: {live:?}, before {:?}", self.live);
         Ok(())
     }
@@ -287,7 +288,12 @@ pub(super) fn eventually(mut is_so: impl FnMut() -> Result<bool>) -> Result<bool
     }
 }
 
-/// Without what is kept for the next time: events for waits.
-pub(super) fn lasting(live: Live) -> Live {
-    Live { events: 0, ..live }
+/// What there is, without what is kept for the next time: events for waits, and pools that have ended.
+pub(super) fn lasting(control: &Control) -> Result<Live> {
+    // SAFETY: no program runs, and no other test of this suite.
+    unsafe { MemoryPool::destroy_spares() }?;
+    Ok(Live {
+        events: 0,
+        ..control.live()
+    })
 }

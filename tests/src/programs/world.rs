@@ -63,7 +63,7 @@ impl Ground {
             log,
             sabotage,
             last_word: AtomicU32::new(1 << 20),
-            live: control.map(|control| lasting(control.live())),
+            live: control.map(lasting).transpose()?,
         })
     }
 }

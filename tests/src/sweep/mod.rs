@@ -7,7 +7,7 @@ use std::panic::catch_unwind;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, DropCounts, Error};
+use cuda_mem::{Driver, DropCounts, Error, MemoryPool};
 use cuda_sim::control::Control;
 
 use crate::lab::{Lab, sim_path};
@@ -193,6 +193,9 @@ fn waiting_at_last(lab: &Lab, few: u64) -> Result<u64> {
             break;
         }
     }
+    // Pools that ended are no leaks, and would spare the next walk the calls that make them.
+    // SAFETY: the tour is over, and its threads have ended.
+    unsafe { MemoryPool::destroy_spares() }?;
     Ok(cuda_mem::drop_counts().waiting)
 }
 

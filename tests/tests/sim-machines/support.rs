@@ -59,6 +59,8 @@ fn describe(lab: &Lab) -> Result<()> {
             (support, Ok(_)) => bail!("{name}: {support}, and a pool was made"),
             (support, Err(error)) => bail!("{name}: {support}, but {error}"),
         }
+        // SAFETY: this is the only thread.
+        unsafe { MemoryPool::destroy_spares() }?;
         println!("{name}: {support}");
     }
     Ok(())

@@ -152,11 +152,18 @@ impl State {
         }
         pool.is_destroyed = true;
         let outstanding = pool.space.outstanding();
+        let users = pool.users.clone();
         let id: PoolId = from_handle(handle);
         if outstanding > 0 {
             // Documented as fine. An H200 answers SUCCESS, and crashes some pools later.
             self.reports.add(format!(
                 "early end: pool {id:#x} is destroyed with {outstanding} blocks alive or to be freed"
+            ));
+        }
+        if self.waited_for.iter().any(|stream| users.contains(stream)) {
+            // Nowhere documented. An H100 answers SUCCESS, and the thread that waits crashes or hangs.
+            self.reports.add(format!(
+                "end beside a wait: pool {id:#x} is destroyed while a thread waits for a stream that used it"
             ));
         }
         for device in &mut self.devices {

@@ -1,6 +1,8 @@
 //! Which pools can be made, which is current, how one ends, and who may touch it.
 
 use std::ffi::c_void;
+use std::thread;
+use std::time::Duration;
 
 use cuda_driver_sys::*;
 
@@ -122,6 +124,32 @@ fn a_destroyed_pool_lives_until_its_last_block_is_freed() {
     let reports = control().reports();
     assert_eq!(reports.len(), 1);
     assert!(reports[0].starts_with("early end"), "{reports:?}");
+}
+
+#[test]
+fn a_pool_that_ends_beside_a_wait_is_reported() {
+    let f = Fixture::new();
+    let gate = Gate::hold(f.stream);
+    // Raw handles are no business of other threads as far as the compiler knows.
+    let stream = f.stream as usize;
+    let waits = thread::spawn(move || synchronise(stream as CUstream));
+    let is_reported = || {
+        let reports = control().reports();
+        let mut found = reports
+            .iter()
+            .filter(|line| line.starts_with("end beside a wait"));
+        found.next().is_some()
+    };
+    // Whether the thread waits yet cannot be asked.
+    while !is_reported() {
+        assert!(!waits.is_finished());
+        let other = pool(&props());
+        free(alloc(other, 4096, f.stream), f.stream);
+        assert_eq!(cu!(cuMemPoolDestroy(other)), OK);
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(gate);
+    waits.join().expect("no panic");
 }
 
 fn try_alloc_code(pool: CUmemoryPool, stream: CUstream) -> CUresult {
