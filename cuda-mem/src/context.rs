@@ -265,7 +265,7 @@ impl Context {
         let epoch = epoch::take();
         {
             let _current = self.bind()?;
-            let _waits = waits::begin();
+            let _waits = waits::begin()?;
             // SAFETY: this context is current.
             unsafe { raw::context::synchronize(self.driver().table()) }?;
         }
@@ -320,6 +320,14 @@ impl Context {
             return;
         }
         drop(events);
+        self.end_event(event);
+    }
+
+    /// As [`give_event`](Self::give_event), of an event that is not to be used again.
+    pub(crate) fn end_event(&self, event: CUevent) {
+        if report::is_forked() {
+            return;
+        }
         let table = self.driver().table();
         // SAFETY: the event came from `take_event` and its owner is done with it.
         report::release("event", || unsafe { raw::event::destroy(table, event) });

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{Stream, StreamRef};
-use crate::{after_wait, deferred, raw, report, waits};
+use crate::{after_wait, deferred, launches, raw, report, waits};
 
 /// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
 ///
@@ -159,7 +159,7 @@ impl Event {
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         {
-            let _waits = waits::begin();
+            let _waits = waits::begin()?;
             // SAFETY: the event is live.
             unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
         }
@@ -235,6 +235,7 @@ impl StreamRef<'_> {
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         event.check_driver(*self)?;
         let open = self.submit()?;
+        let _turn = launches::wait(self.as_raw())?;
         // SAFETY: both handles are live and of one driver.
         unsafe { raw::stream::wait(open.queue(), event.raw) }
     }

@@ -3,8 +3,8 @@
 use cuda_driver_sys::CUevent;
 
 use crate::error::Result;
-use crate::raw;
 use crate::stream::{Stream, StreamRef};
+use crate::{launches, raw};
 
 impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
@@ -89,7 +89,7 @@ fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
     driver.require_same(later.context().driver(), format_args!("the two streams"))
 }
 
-/// A point of a stream that others can be made to wait for. The event goes back to the cache.
+/// A point of a stream that others can be made to wait for. The event goes back to the cache, until graphs are launched.
 struct Mark<'a> {
     stream: StreamRef<'a>,
     event: CUevent,
@@ -109,14 +109,20 @@ impl<'a> Mark<'a> {
     fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
         let open = later.submit()?;
+        let _turn = launches::wait(later.as_raw())?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
-        // recording at this call, so the event may be used again at once.
+        // recording at this call, so the event may be used again at once, unless a graph is launched (R179).
         unsafe { raw::stream::wait(open.queue(), self.event) }
     }
 }
 
 impl Drop for Mark<'_> {
     fn drop(&mut self) {
-        self.stream.context().give_event(self.event);
+        let context = self.stream.context();
+        if launches::have_been() {
+            context.end_event(self.event);
+        } else {
+            context.give_event(self.event);
+        }
     }
 }

@@ -68,6 +68,7 @@ mod host;
 #[cfg(target_os = "linux")]
 mod ipc;
 mod join;
+mod launches;
 mod ledger;
 mod location;
 mod lock;

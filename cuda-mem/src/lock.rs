@@ -6,7 +6,9 @@
 //!
 //! A panic of a thread that holds one does not poison it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 use once_cell::sync::OnceCell;
 
@@ -71,6 +73,18 @@ impl<T> SharedLock<T> {
             return Err(Error::forked());
         }
         Ok(self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The lock, if nobody has it now. [`Forked`](crate::error::ErrorKind::Forked) in a fork.
+    pub(crate) fn try_write(&self) -> Result<Option<RwLockWriteGuard<'_, T>>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        match self.0.try_write() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(TryLockError::Poisoned(guard)) => Ok(Some(guard.into_inner())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+        }
     }
 }
 

@@ -476,7 +476,7 @@ impl<'a> StreamRef<'a> {
     /// As [`synchronize`](Self::synchronize), and releases nothing.
     pub(crate) fn wait(&self) -> Result<()> {
         let open = self.ask()?;
-        let _waits = waits::begin();
+        let _waits = waits::begin()?;
         // SAFETY: the stream is live while the reference is.
         unsafe { raw::stream::synchronize(open.queue()) }
     }

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Failed, Result, took_effect};
 use crate::join::order;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::{OrderedRelease, Stream, StreamRef};
-use crate::{raw, report};
+use crate::{launches, raw, report};
 
 /// How to make an instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,9 +156,12 @@ impl GraphExec {
             .collect::<Result<_>>()?;
         self.parts.enter(stream)?;
         let open = stream.as_ref().submit_bound()?;
-        // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
-        // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
-        let launched = unsafe { raw::graph::launch(open.queue(), self.raw) };
+        let launched = {
+            let _turn = launches::launch(stream.as_raw())?;
+            // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
+            // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
+            unsafe { raw::graph::launch(open.queue(), self.raw) }
+        };
         // A code that reports an earlier fault does not say that nothing was launched.
         if took_effect(&launched) {
             self.parts.leave(stream);

@@ -60,7 +60,7 @@ impl EndedPool {
     pub(super) fn end(&self) -> Result<End> {
         let nobody = match self.kind {
             Some(_) => None,
-            None => match waits::nobody() {
+            None => match waits::nobody()? {
                 None => return Ok(End::NotYet),
                 nobody => nobody,
             },
@@ -71,7 +71,11 @@ impl EndedPool {
             return Ok(End::Ended(withdrawn));
         }
         // A pool that other devices still reach serves as no other. Where a thread waits it is left.
-        let Some(_nobody) = nobody.or_else(waits::nobody) else {
+        let nobody = match nobody {
+            None => waits::nobody()?,
+            nobody => nobody,
+        };
+        let Some(_nobody) = nobody else {
             return Ok(End::Ended(withdrawn));
         };
         // SAFETY: nobody has a handle, nothing of the pool is outstanding, and nobody waits.

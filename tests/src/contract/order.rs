@@ -3,15 +3,11 @@
 //! A held stream cannot get past its host function, so "does this wait for that" has an answer that
 //! does not depend on luck: while it is held, what waits for it is not done.
 
-use std::thread;
-use std::time::Duration;
+use anyhow::{Result, ensure};
+use cuda_mem::ErrorKind;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use cuda_mem::{ErrorKind, Stream};
-
-use crate::hold::{hold, hold_for};
+use crate::hold::hold;
 use crate::lab::Lab;
-use crate::settings;
 
 #[apply(case)]
 fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
@@ -85,132 +81,6 @@ fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
     third.synchronize()?;
     ensure!(first.is_done()?);
     Ok(())
-}
-
-/// Rounds of a thread between two looks at what it saw.
-const ROUNDS: usize = 64;
-
-/// In turns one stream writes and another, which waits for it, reads; the streams are all threads'.
-fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Result<()> {
-    let pool = lab.pool()?;
-    let own = lab.context()?.stream()?;
-    let mut memory = pool.alloc::<u32>(&own, 64)?;
-    let mut seen = Vec::new();
-    let first = (seed * 3 + thread as u64) as u32 * (2 * ROUNDS as u32);
-    for round in 0..ROUNDS {
-        let word = first + 2 * round as u32;
-        let [writer, reader] = [round, round + 1].map(|at| &streams[(at + thread) % streams.len()]);
-        let held = round
-            .is_multiple_of(8)
-            .then(|| hold_for(writer, Duration::from_micros(100)));
-        let held = held.transpose()?;
-        memory.set_stream(writer)?;
-        memory.fill(word)?;
-        let mut copy = pool.alloc::<u32>(writer, 64)?;
-        copy.copy_from_buffer(&memory)?;
-        seen.push(copy);
-        memory.set_stream(reader)?;
-        memory.fill(word + 1)?;
-        drop(held);
-    }
-    for (round, copy) in seen.iter().enumerate() {
-        let (word, found) = (first + 2 * round as u32, copy.to_vec()?);
-        ensure!(
-            found == [word; 64],
-            "round {round} of thread {thread}: {found:?} instead of {word}"
-        );
-    }
-    Ok(())
-}
-
-/// A stream that comes, waits and is waited for, and goes.
-fn pass_by(lab: &Lab, own: &Stream, streams: &[Stream], round: usize) -> Result<()> {
-    let mut memory = lab.pool()?.alloc::<u32>(own, 64)?;
-    let held = round
-        .is_multiple_of(4)
-        .then(|| hold_for(own, Duration::from_micros(100)));
-    let held = held.transpose()?;
-    memory.fill(round as u32)?;
-    for stream in streams {
-        stream.wait_for(own)?;
-        own.wait_for(stream)?;
-    }
-    drop((memory, held));
-    Ok(())
-}
-
-/// What goes on beside threads whose streams wait for each other.
-#[derive(Clone, Copy, Default)]
-struct Beside {
-    /// A thread makes streams and drops them.
-    streams: bool,
-    /// Threads use a stream of their own and end.
-    threads: bool,
-}
-
-fn waits_do_not_mix(lab: &Lab, beside: Beside) -> Result<()> {
-    let context = lab.context()?;
-    let streams: cuda_mem::Result<Vec<Stream>> = (0..3).map(|_| context.stream()).collect();
-    let streams = &streams?;
-    settings::each(4, |seed| {
-        thread::scope(|scope| {
-            let mut threads: Vec<_> = (0..3)
-                .map(|number| scope.spawn(move || write_and_read(lab, streams, number, seed)))
-                .collect();
-            if beside.streams {
-                let mut rounds = 0..ROUNDS / 4;
-                threads.push(scope.spawn(move || {
-                    rounds.try_for_each(|round| {
-                        pass_by(lab, &lab.context()?.stream()?, streams, round)
-                    })
-                }));
-            }
-            for round in 0..if beside.threads { 3 } else { 0 } {
-                threads.push(scope.spawn(move || {
-                    let context = lab.context()?;
-                    pass_by(lab, &context.per_thread_stream(), streams, round)
-                }));
-            }
-            threads.into_iter().try_for_each(|thread| {
-                let done = thread.join().map_err(|_| anyhow!("a panic"))?;
-                done.with_context(|| format!("with seed {seed}"))
-            })
-        })
-    })?;
-    Ok(())
-}
-
-#[apply(case_alone)]
-fn waits_of_several_threads_do_not_mix(lab: &Lab) -> Result<()> {
-    waits_do_not_mix(lab, Beside::default())
-}
-
-#[apply(case_alone)]
-fn waits_do_not_mix_while_streams_come_and_go(lab: &Lab) -> Result<()> {
-    let beside = Beside {
-        streams: true,
-        ..Beside::default()
-    };
-    waits_do_not_mix(lab, beside)
-}
-
-#[apply(case_alone)]
-fn waits_do_not_mix_while_threads_with_own_streams_end(lab: &Lab) -> Result<()> {
-    let beside = Beside {
-        threads: true,
-        ..Beside::default()
-    };
-    waits_do_not_mix(lab, beside)
-}
-
-/// Fails on an H100 within a minute (`docs/hardware/2026-11-25-h100-programs.txt`), for a reason that is not known.
-#[apply(case_alone)]
-fn waits_do_not_mix_while_streams_and_threads_come_and_go(lab: &Lab) -> Result<()> {
-    let beside = Beside {
-        streams: true,
-        threads: true,
-    };
-    waits_do_not_mix(lab, beside)
 }
 
 #[apply(case)]

@@ -1,10 +1,7 @@
 //! Pools: what they hold, what they give back, how they end.
 
-use std::thread;
-use std::time::Duration;
-
-use anyhow::{Context as _, Result, anyhow, ensure};
-use cuda_mem::{ErrorKind, HandleTypes, MemoryPool, ReleaseThreshold, ReusePolicy};
+use anyhow::{Context as _, Result, ensure};
+use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
 
 use crate::hold::hold;
 use crate::lab::Lab;
@@ -322,98 +319,6 @@ fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
         context.synchronize()?;
         let next = lab.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
         ensure!(next.to_vec()? == [0; 100]);
-    }
-    Ok(())
-}
-
-/// Returns when another thread of this process waits: then a pool for other processes cannot go at once.
-fn wait_for_a_wait(lab: &Lab) -> Result<()> {
-    let before = cuda_mem::drop_counts().waiting;
-    while cuda_mem::drop_counts().waiting == before {
-        thread::sleep(Duration::from_millis(1));
-        shareable_pool(lab)?.close()?;
-    }
-    Ok(())
-}
-
-fn shareable_pool(lab: &Lab) -> Result<MemoryPool> {
-    let builder = MemoryPool::builder(&lab.device()?);
-    let builder = builder.handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
-    Ok(builder.build()?)
-}
-
-/// Twenty pools that were used in a stream, end while another thread waits for it.
-fn end_beside_a_wait(
-    lab: &Lab,
-    pool: impl Fn() -> Result<MemoryPool>,
-    end: fn(MemoryPool) -> Result<()>,
-) -> Result<()> {
-    let stream = lab.stream()?;
-    let pools: Vec<MemoryPool> = (0..20).map(|_| pool()).collect::<Result<_>>()?;
-    for pool in &pools {
-        pool.alloc::<u8>(&stream, 4096)?.free()?;
-    }
-    stream.synchronize()?;
-    let held = hold(&stream)?;
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| stream.synchronize());
-        wait_for_a_wait(lab)?;
-        let ended = pools.into_iter().try_for_each(end);
-        ensure!(!waits.is_finished());
-        drop(held);
-        waits.join().map_err(|_| anyhow!("a panic"))??;
-        ended
-    })
-}
-
-/// Destroying it then crashes a driver (R178).
-#[apply(case_alone)]
-fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(lab: &Lab) -> Result<()> {
-    end_beside_a_wait(
-        lab,
-        || lab.pool(),
-        |pool| {
-            drop(pool);
-            Ok(())
-        },
-    )?;
-    end_beside_a_wait(lab, || lab.pool(), |pool| Ok(pool.close()?))
-}
-
-#[apply(case_alone)]
-fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(lab: &Lab) -> Result<()> {
-    let pool = || shareable_pool(lab);
-    end_beside_a_wait(lab, pool, |pool| {
-        let before = cuda_mem::drop_counts().waiting;
-        drop(pool);
-        ensure!(cuda_mem::drop_counts().waiting == before + 1);
-        Ok(())
-    })?;
-    lab.context()?.synchronize()?;
-    let waiting = cuda_mem::drop_counts().waiting;
-    ensure!(waiting == 0, "{waiting} things wait");
-    Ok(())
-}
-
-/// It may be one that has ended.
-#[apply(case)]
-fn a_pool_after_others_is_as_new(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    let fresh = lab.pool()?;
-    let (threshold, reuse) = (fresh.release_threshold()?, fresh.reuse_policy()?);
-    for _ in 0..3 {
-        let pool = MemoryPool::builder(&device)
-            .release_threshold(ReleaseThreshold::Bytes(1 << 20))
-            .reuse(ReusePolicy::DETERMINISTIC)
-            .build()?;
-        drop(pool.alloc::<u8>(&stream, 5000)?);
-        stream.synchronize()?;
-        pool.close()?;
-        let next = lab.pool()?;
-        ensure!(next.stats()? == cuda_mem::PoolStats::default());
-        ensure!((next.release_threshold()?, next.reuse_policy()?) == (threshold, reuse));
     }
     Ok(())
 }

@@ -102,6 +102,14 @@ pub const FREED_LATER: Answer = Answer {
 /// What could not be ordered behind a launch is remembered, and ordered before its next use.
 pub const ORDERED_LATER: Answer = ever(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
 
+/// The same of what makes an event for it: the context, at these calls of the tour.
+pub const fn ordered_later_behind(calls: usize) -> Answer {
+    Answer {
+        functions: &["cuCtxGetCurrent", "cuCtxSetCurrent"],
+        when: When::Behind(calls),
+    }
+}
+
 /// What may be left behind where a failure was reported.
 #[derive(Clone, Copy, Debug)]
 pub struct Left {

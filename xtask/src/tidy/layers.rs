@@ -8,7 +8,7 @@ use super::Finding;
 use super::source::{Rust, Text};
 
 /// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 47] = [
+const LAYERS: [&str; 49] = [
     "error",
     "report",
     "barrier",
@@ -20,6 +20,8 @@ const LAYERS: [&str; 47] = [
     "epoch",
     "deferred",
     "after_wait",
+    "waits",
+    "launches",
     "raw",
     "recording",
     "driver",

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cuda_driver_sys::*;
 
-use crate::options::{Events, Options, Pools};
+use crate::options::{Apart, Events, Options, Pools};
 
 /// Words of a piece of memory.
 pub(crate) const WORDS: usize = 64;
@@ -46,6 +46,13 @@ pub(crate) struct Pool(CUmemoryPool);
 // SAFETY: a pool may be used by any thread.
 unsafe impl Send for Pool {}
 
+/// Fills and copies memory that nobody looks at.
+#[derive(Debug)]
+pub(crate) struct Graph(CUgraphExec);
+
+// SAFETY: one thread at a time has it.
+unsafe impl Sync for Graph {}
+
 #[derive(Debug)]
 struct Event(CUevent);
 
@@ -64,6 +71,8 @@ pub(crate) struct Driver<'a> {
     quiet: Mutex<Vec<Pool>>,
     /// Held by calls during which no pool is destroyed.
     gate: RwLock<()>,
+    /// Held by calls during which no graph is launched.
+    launches: RwLock<()>,
     events: Mutex<Vec<Event>>,
 }
 
@@ -124,6 +133,7 @@ impl<'a> Driver<'a> {
             ended: Mutex::default(),
             quiet: Mutex::default(),
             gate: RwLock::default(),
+            launches: RwLock::default(),
             events: Mutex::default(),
         };
         driver.bind()?;
@@ -199,9 +209,51 @@ impl<'a> Driver<'a> {
         is_gated.then(|| self.gate.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn in_call(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    fn in_call(&self) -> [Option<RwLockReadGuard<'_, ()>>; 2] {
+        fn read(gate: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+            gate.read().unwrap_or_else(PoisonError::into_inner)
+        }
         let is_gated = matches!(self.options.pools, Pools::GatedAll);
-        is_gated.then(|| self.gate.read().unwrap_or_else(PoisonError::into_inner))
+        let is_apart = matches!(self.options.apart, Apart::Calls);
+        [
+            is_gated.then(|| read(&self.gate)),
+            is_apart.then(|| read(&self.launches)),
+        ]
+    }
+
+    fn apart(&self, from: &[Apart]) -> Option<RwLockReadGuard<'_, ()>> {
+        let is_apart = from.contains(&self.options.apart);
+        is_apart.then(|| self.launches.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Fills memory, copies it and fills it again.
+    pub(crate) fn graph(&self, memory: &Memory) -> Result<Graph> {
+        let stream = self.stream()?;
+        let [first, second] = [0, 1].map(|number| Piece {
+            address: memory.0 + number * BYTES as u64,
+            of_pool: false,
+        });
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        cu!(self.table, cuStreamBeginCapture_v2(stream.0, mode));
+        self.fill(stream, first, 1)?;
+        self.copy(stream, second, first)?;
+        self.fill(stream, first, 2)?;
+        let (mut graph, mut exec) = (null_mut(), null_mut());
+        cu!(self.table, cuStreamEndCapture(stream.0, &raw mut graph));
+        cu!(
+            self.table,
+            cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)
+        );
+        Ok(Graph(exec))
+    }
+
+    pub(crate) fn launch(&self, graph: &Graph, stream: Stream) -> Result<()> {
+        let _apart = match self.options.apart {
+            Apart::Nothing => None,
+            _ => Some(self.launches.write()),
+        };
+        cu!(self.table, cuGraphLaunch(graph.0, stream.0));
+        Ok(())
     }
 
     fn quiet(&self) -> std::sync::MutexGuard<'_, Vec<Pool>> {
@@ -253,13 +305,16 @@ impl<'a> Driver<'a> {
         if earlier == later {
             return Ok(());
         }
+        let _apart = self.apart(&[Apart::Orders]);
         let kept = match self.options.events {
             Events::Fresh => None,
             Events::Kept | Events::OwnFresh => self.kept().pop(),
         };
         let event = kept.map_or_else(|| self.event(), Ok)?;
-        cu!(self.table, cuEventRecord(event.0, earlier.0));
+        self.record(&event, earlier)?;
+        let apart = self.apart(&[Apart::Waits]);
         cu!(self.table, cuStreamWaitEvent(later.0, event.0, 0));
+        drop(apart);
         let keeps = match self.options.events {
             Events::Fresh => false,
             Events::Kept => true,
@@ -270,6 +325,12 @@ impl<'a> Driver<'a> {
         } else {
             cu!(self.table, cuEventDestroy_v2(event.0));
         }
+        Ok(())
+    }
+
+    fn record(&self, event: &Event, stream: Stream) -> Result<()> {
+        let _apart = self.apart(&[Apart::Records]);
+        cu!(self.table, cuEventRecord(event.0, stream.0));
         Ok(())
     }
 

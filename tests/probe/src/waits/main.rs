@@ -7,13 +7,17 @@
 //! ```text
 //! waits [seconds=20] [memory=pool|plain] [beside=all|streams|threads|none] [beside-memory=pool|plain]
 //!       [events=kept|fresh|own-fresh] [reuse=on|off] [end=at-once|waits]
-//!       [pools=kept|quiet|synced|never|again]
+//!       [pools=kept|quiet|gated|gated-all|synced|never|again] [streams=shared|own]
+//!       [graphs=none|shared|own] [apart=nothing|orders|records|waits|calls]
 //! ```
 //!
 //! The defaults come first. `events=own-fresh` uses no event again that was recorded in a thread's own stream; with
-//! `end=waits` a thread waits for its own stream before it ends; `reuse=off` takes every reuse policy from the pool. `pools` other than `kept` makes one for
-//! each use, and destroys it when the driver says that nothing of it is outstanding (`quiet`), or when in addition the
-//! whole context was waited for (`synced`); or does not destroy it (`never`), or uses it again then (`again`).
+//! `end=waits` a thread waits for its own stream before it ends; `reuse=off` takes every reuse policy from the pool.
+//! `pools` other than `kept` makes one for each use, and destroys it when the driver says that nothing of it is
+//! outstanding (`quiet`), when no thread waits or is in a call besides (`gated`, `gated-all`), or when the whole context
+//! was waited for (`synced`); or does not destroy it (`never`), or uses it again then (`again`). `streams=own` gives each
+//! thread three of its own. `graphs` are launched in the three streams, or in one of their own, while other threads make no streams wait
+//! (`apart=orders`), do not do one half of that, or name no stream (`apart=calls`).
 
 mod driver;
 mod options;
@@ -24,8 +28,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
 
-use driver::{Driver, Memory, OWN_STREAM, Stream, WORDS};
-use options::{Beside, Options};
+use driver::{Driver, Graph, Memory, OWN_STREAM, Stream, WORDS};
+use options::{Beside, Graphs, Options};
 
 /// Words that a thread writes in a pass.
 const ROUNDS: u32 = 64;
@@ -66,10 +70,11 @@ fn run(options: &Options, start: Instant, passes: &AtomicU64) -> Result<()> {
     let streams = [driver.stream()?, driver.stream()?, driver.stream()?];
     let works = [driver.memory()?, driver.memory()?, driver.memory()?];
     let spare = driver.memory()?;
+    let graph = driver.graph(&driver.memory()?)?;
     // One at least.
     loop {
         let pass = passes.load(Ordering::Relaxed) as u32;
-        let (driver, streams, spare) = (&driver, &streams, &spare);
+        let (driver, streams, spare, graph) = (&driver, &streams, &spare, &graph);
         thread::scope(|scope| {
             let mut threads = Vec::new();
             for (number, memory) in (0..).zip(&works) {
@@ -86,6 +91,9 @@ fn run(options: &Options, start: Instant, passes: &AtomicU64) -> Result<()> {
             for round in rounds {
                 let work = move || use_own_stream(driver, streams, spare, round);
                 threads.push(scope.spawn(work));
+            }
+            if !matches!(options.graphs, Graphs::Nowhere) {
+                threads.push(scope.spawn(|| launch(driver, streams, graph)));
             }
             threads
                 .into_iter()
@@ -153,6 +161,20 @@ fn write_and_read(
         driver.destroy(stream)?;
     }
     driver.end_pool(pool)
+}
+
+fn launch(driver: &Driver, streams: &[Stream; 3], graph: &Graph) -> Result<()> {
+    driver.bind()?;
+    let own = driver.stream()?;
+    for round in 0..ROUNDS as usize {
+        let stream = match driver.options.graphs {
+            Graphs::Own => own,
+            Graphs::Nowhere | Graphs::Shared => streams[round % 3],
+        };
+        driver.launch(graph, stream)?;
+        thread::yield_now();
+    }
+    driver.destroy(own)
 }
 
 fn make_streams(driver: &Driver, streams: &[Stream; 3], spare: &Memory) -> Result<()> {

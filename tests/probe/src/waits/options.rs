@@ -44,6 +44,30 @@ pub(crate) enum Pools {
     Again,
 }
 
+/// Where graphs are launched beside the threads that write and read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Graphs {
+    Nowhere,
+    /// In the three streams.
+    Shared,
+    /// In a stream that nobody else uses.
+    Own,
+}
+
+/// What other threads do not do while a graph is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Apart {
+    Nothing,
+    /// Making streams wait.
+    Orders,
+    /// The first half of that: recording an event.
+    Records,
+    /// The second half.
+    Waits,
+    /// Any call that names a stream.
+    Calls,
+}
+
 #[derive(Debug)]
 pub(crate) struct Options {
     /// As they were given.
@@ -52,6 +76,8 @@ pub(crate) struct Options {
     pub(crate) beside: Beside,
     pub(crate) events: Events,
     pub(crate) pools: Pools,
+    pub(crate) graphs: Graphs,
+    pub(crate) apart: Apart,
     pub(crate) pool: bool,
     pub(crate) pool_beside: bool,
     pub(crate) reuse: bool,
@@ -68,6 +94,8 @@ impl Options {
             beside: Beside::All,
             events: Events::Kept,
             pools: Pools::Kept,
+            graphs: Graphs::Nowhere,
+            apart: Apart::Nothing,
             pool: true,
             pool_beside: true,
             reuse: true,
@@ -98,6 +126,14 @@ impl Options {
                 Some(("pools", "synced")) => options.pools = Pools::Synced,
                 Some(("pools", "never")) => options.pools = Pools::Never,
                 Some(("pools", "again")) => options.pools = Pools::Again,
+                Some(("graphs", "none")) => options.graphs = Graphs::Nowhere,
+                Some(("graphs", "shared")) => options.graphs = Graphs::Shared,
+                Some(("graphs", "own")) => options.graphs = Graphs::Own,
+                Some(("apart", "nothing")) => options.apart = Apart::Nothing,
+                Some(("apart", "orders")) => options.apart = Apart::Orders,
+                Some(("apart", "records")) => options.apart = Apart::Records,
+                Some(("apart", "waits")) => options.apart = Apart::Waits,
+                Some(("apart", "calls")) => options.apart = Apart::Calls,
                 Some(("reuse", kind @ ("on" | "off"))) => options.reuse = kind == "on",
                 Some(("streams", kind @ ("shared" | "own"))) => options.own_streams = kind == "own",
                 Some(("end", kind @ ("at-once" | "waits"))) => {
