@@ -89,7 +89,8 @@ fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
     driver.require_same(later.context().driver(), format_args!("the two streams"))
 }
 
-/// A point of a stream that others can be made to wait for. The event goes back to the cache, until graphs are launched.
+/// A point of a stream that others can be made to wait for. The event goes back to the cache, but not once a graph
+/// was launched.
 struct Mark<'a> {
     stream: StreamRef<'a>,
     event: CUevent,

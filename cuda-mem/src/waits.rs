@@ -2,7 +2,7 @@
 //!
 //! A driver crashes, hangs or loses waits if a pool is destroyed while a thread waits for a stream that has used it (R178,
 //! measured). Pools that may be kept are not destroyed at all; for the others this is what can be done. Waits of other
-//! libraries are not known.
+//! libraries are not known, nor those inside of calls that free host memory or release a context.
 
 #![forbid(unsafe_code)]
 

@@ -81,7 +81,7 @@ pub fn main(suite: &Suite) -> ExitCode {
         eprintln!("{} destructors failed", drops.failures);
         return ExitCode::FAILURE;
     }
-    // What a driver takes without a word. Before 11.3 none says when a pool can end.
+    // A real driver would not say anything. Before 11.3 none tells when a pool can end.
     if let Ok(control) = lab.control()
         && lab.driver.version() >= CudaVersion::new(11, 3)
         && control.report_count() > 0

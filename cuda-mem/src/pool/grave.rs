@@ -14,14 +14,14 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{ErrorKind, Result};
 use crate::location::{AllocationType, Location};
-use crate::{raw, recording, waits};
+use crate::{raw, recording};
 
 /// How an end went.
 #[derive(Debug)]
 pub(super) enum End {
-    /// Well, or the access of other devices could not be taken back before.
+    /// The pool has ended. An error if the access of other devices could not be taken back before.
     Ended(Result<()>),
-    /// A thread waits.
+    /// A thread waits through this crate, so that the pool could not be destroyed.
     NotYet,
 }
 
@@ -58,31 +58,46 @@ impl EndedPool {
 
     /// Only of a pool that is quiet.
     pub(super) fn end(&self) -> Result<End> {
-        let nobody = match self.kind {
-            Some(_) => None,
-            None => match waits::nobody()? {
-                None => return Ok(End::NotYet),
-                nobody => nobody,
-            },
-        };
+        let mut alone = None;
+        if self.kind.is_none() {
+            alone = sharing::alone()?;
+            if alone.is_none() {
+                return Ok(End::NotYet);
+            }
+        }
         let withdrawn = access::withdraw(self);
         if let (Ok(()), Some(kind)) = (&withdrawn, self.kind) {
+            self.give_back_later()?;
             spare::keep(kind, self.raw)?;
             return Ok(End::Ended(withdrawn));
         }
-        // A pool that other devices still reach serves as no other. Where a thread waits it is left.
-        let nobody = match nobody {
-            None => waits::nobody()?,
-            nobody => nobody,
-        };
-        let Some(_nobody) = nobody else {
+        // Other devices can still reach the memory of this pool, so it serves as no other. It cannot be destroyed
+        // beside a wait either; then it is lost.
+        if alone.is_none() {
+            alone = sharing::alone()?;
+        }
+        let Some(_alone) = alone else {
             return Ok(End::Ended(withdrawn));
         };
-        // SAFETY: nobody has a handle, nothing of the pool is outstanding, and nobody waits.
-        unsafe { sharing::destroy(self.driver, self.raw) }.map_err(|error| {
+        // SAFETY: nobody has a handle, nothing of the pool is outstanding, no memory is shared with other processes at
+        // this moment, and no thread waits through this crate.
+        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;
         Ok(End::Ended(withdrawn))
+    }
+
+    /// Before 11.3 it is not known whether blocks are alive. What is freed later goes back to the driver.
+    fn give_back_later(&self) -> Result<()> {
+        if self.driver.version() >= CudaVersion::new(11, 3) {
+            return Ok(());
+        }
+        let table = self.driver.table();
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        unsafe { raw::pool::set_wide_attribute(table, self.raw, threshold, 0) }?;
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(table, self.raw, 0) }
     }
 
     /// Whether nothing is outstanding, and nobody can get anything any more: the pool is not current

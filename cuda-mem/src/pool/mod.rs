@@ -169,7 +169,7 @@ impl Inner {
             place: (self.location, self.allocation_type),
             raw: self.raw,
             granted: self.granted.get_mut().clone(),
-            kind: self.kind,
+            kind: self.kind.filter(|_| !*self.sharing.has_failed.get_mut()),
             has_failed: false,
             has_stepped_down: false,
         }
@@ -234,7 +234,8 @@ impl MemoryPool {
     }
 
     /// Ends the pool now and says how it went, where dropping the last handle waits for the memory
-    /// and only reports. All memory has gone back to the driver then.
+    /// and only reports. All memory has gone back to the driver then. A pool that can be shared with other processes
+    /// is destroyed, later if a thread waits at this moment, and a failure of that is only reported.
     ///
     /// # Errors
     ///

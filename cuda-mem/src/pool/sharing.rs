@@ -1,7 +1,7 @@
 //! What a pool knows of being shared with other processes.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{MutexGuard, RwLockWriteGuard};
 
 use cuda_driver_sys::CUmemoryPool;
 
@@ -10,7 +10,7 @@ use crate::device::HandleTypes;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::lock::Lock;
-use crate::raw;
+use crate::{raw, waits};
 
 /// Part of a pool.
 #[derive(Debug)]
@@ -39,6 +39,15 @@ pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
     ENDS.lock()
 }
 
+/// While this lives no memory is shared between processes, and no thread waits through this crate. `None` if one does.
+pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
+    // In this order, as where imports end: whoever has the second lock lets no wait begin, and waits for nobody.
+    let ends = no_pool_ends()?;
+    Ok(waits::nobody()?.map(|nobody| (ends, nobody)))
+}
+
+/// For pools that no stream has used, or if it is known that nobody waits (R178).
+///
 /// # Safety
 /// As [`raw::pool::destroy`].
 pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {

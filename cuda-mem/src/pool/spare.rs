@@ -62,14 +62,15 @@ pub(super) fn take(kind: Kind) -> Option<CUmemoryPool> {
 impl MemoryPool {
     /// Destroys the pools that have ended and are kept for the next ones like them. Returns how many there were.
     ///
-    /// A pool that has ended holds no memory. It is kept because drivers crash if a pool is destroyed while another
+    /// A pool that has ended holds no memory, as far as the driver can tell. It is kept because drivers crash if a pool is destroyed while another
     /// thread waits for a stream that has used it (measured with driver 580). Programs need this function only if they
     /// want nothing to be left of a pool, as checks for leaks do.
     ///
     /// # Safety
     ///
     /// While this runs, no other thread may wait for a stream, an event or a context, neither through this crate nor
-    /// otherwise.
+    /// otherwise; copies that wait, `cuMemFree` and the end of a context count as well. Before CUDA 11.3 all memory of
+    /// pools that have ended must be freed, and its streams waited for.
     ///
     /// # Errors
     ///

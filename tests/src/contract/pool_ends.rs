@@ -4,25 +4,20 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::{HandleTypes, MemoryPool, ReleaseThreshold, ReusePolicy};
+use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
+use super::ipc::shared_pool;
 use crate::hold::hold;
 use crate::lab::Lab;
 
 /// Returns when another thread of this process waits: then a pool for other processes cannot go at once.
 fn wait_for_a_wait(lab: &Lab) -> Result<()> {
     let before = cuda_mem::drop_counts().waiting;
-    while cuda_mem::drop_counts().waiting == before {
+    while cuda_mem::drop_counts().waiting <= before {
         thread::sleep(Duration::from_millis(1));
-        shareable_pool(lab)?.close()?;
+        shared_pool(lab)?.close()?;
     }
     Ok(())
-}
-
-fn shareable_pool(lab: &Lab) -> Result<MemoryPool> {
-    let builder = MemoryPool::builder(&lab.device()?);
-    let builder = builder.handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
-    Ok(builder.build()?)
 }
 
 /// Twenty pools that were used in a stream, end while another thread waits for it.
@@ -65,7 +60,7 @@ fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(lab: &Lab) -> R
 
 #[apply(case_alone)]
 fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(lab: &Lab) -> Result<()> {
-    let pool = || shareable_pool(lab);
+    let pool = || shared_pool(lab);
     end_beside_a_wait(lab, pool, |pool| {
         let before = cuda_mem::drop_counts().waiting;
         drop(pool);
@@ -98,5 +93,21 @@ fn a_pool_after_others_is_as_new(lab: &Lab) -> Result<()> {
         ensure!(next.stats()? == cuda_mem::PoolStats::default());
         ensure!((next.release_threshold()?, next.reuse_policy()?) == (threshold, reuse));
     }
+    Ok(())
+}
+
+#[apply(case_of_sim_alone)]
+fn a_pool_that_has_ended_serves_as_the_next_of_its_kind(lab: &Lab) -> Result<()> {
+    let (device, control) = (lab.device()?, lab.control()?);
+    let small = || MemoryPool::builder(&device).max_size(64 << 20).build();
+    let (first, other) = (lab.pool()?, small()?);
+    let (handle, small_handle) = (first.as_raw(), other.as_raw());
+    first.close()?;
+    drop(other);
+    ensure!(small()?.as_raw() == small_handle && lab.pool()?.as_raw() == handle);
+    ensure!(control.live().pools == 2);
+    // SAFETY: this is the only thread.
+    ensure!(unsafe { MemoryPool::destroy_spares() }? == 2);
+    ensure!(control.live().pools == 0);
     Ok(())
 }

@@ -102,7 +102,7 @@ pub const FREED_LATER: Answer = Answer {
 /// What could not be ordered behind a launch is remembered, and ordered before its next use.
 pub const ORDERED_LATER: Answer = ever(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
 
-/// The same of what makes an event for it: the context, at these calls of the tour.
+/// The same where the context could not be made current to make the event for it: calls behind so many of the tour.
 pub const fn ordered_later_behind(calls: usize) -> Answer {
     Answer {
         functions: &["cuCtxGetCurrent", "cuCtxSetCurrent"],
