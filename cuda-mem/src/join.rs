@@ -10,7 +10,10 @@ impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
     /// The host does not wait. Nothing happens if both are the same stream.
     ///
-    /// Two driver calls; the event comes from a cache.
+    /// Two driver calls; the event comes from a cache. Four once this process has launched a graph through this crate:
+    /// drivers lose waits whose event is used again while another thread launches a graph in the stream that waits
+    /// (measured), so each wait has an event of its own then. Do not make a stream wait while another library launches
+    /// a graph in it on another thread.
     ///
     /// # Errors
     ///
