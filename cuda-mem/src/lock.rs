@@ -75,7 +75,7 @@ impl<T> SharedLock<T> {
         Ok(self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The lock, if nobody has it now. [`Forked`](crate::error::ErrorKind::Forked) in a fork.
+    /// Takes the lock for writing if it is free. Does not wait. [`Forked`](crate::error::ErrorKind::Forked) in a fork.
     pub(crate) fn try_write(&self) -> Result<Option<RwLockWriteGuard<'_, T>>> {
         if report::is_forked() {
             return Err(Error::forked());

@@ -13,13 +13,13 @@ use crate::lock::SharedLock;
 
 static WAITS: SharedLock<()> = SharedLock::new(());
 
-/// This thread waits as long as it has this. Such waits are not nested.
+/// To be held by the calling thread during a wait. Waits do not nest.
 pub(crate) fn begin() -> Result<RwLockReadGuard<'static, ()>> {
     WAITS.read()
 }
 
-/// Nobody waits as long as this lives. `None` if somebody does now; whoever asks has to try again later, because a wait
-/// may last for as long as it likes.
+/// Holds off all waits. `None` if a thread waits now: the caller tries again later, because a wait may take arbitrarily
+/// long.
 pub(crate) fn nobody() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
     WAITS.try_write()
 }

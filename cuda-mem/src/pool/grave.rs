@@ -79,8 +79,8 @@ impl EndedPool {
         let Some(_alone) = alone else {
             return Ok(End::Ended(withdrawn));
         };
-        // SAFETY: nobody has a handle, nothing of the pool is outstanding, no memory is shared with other processes at
-        // this moment, and no thread waits through this crate.
+        // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is shared between processes now (R28),
+        // and no thread waits through this crate (R178).
         unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
             error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
         })?;

@@ -39,9 +39,9 @@ pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
     ENDS.lock()
 }
 
-/// While this lives no memory is shared between processes, and no thread waits through this crate. `None` if one does.
+/// Holds off sharing between processes and waits of this crate. `None` if a thread waits now.
 pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
-    // In this order, as where imports end: whoever has the second lock lets no wait begin, and waits for nobody.
+    // The lock order of `ipc::registry`. The second lock blocks every wait of this crate, so it is taken last.
     let ends = no_pool_ends()?;
     Ok(waits::nobody()?.map(|nobody| (ends, nobody)))
 }

@@ -62,9 +62,9 @@ pub(super) fn take(kind: Kind) -> Option<CUmemoryPool> {
 impl MemoryPool {
     /// Destroys the pools that have ended and are kept for the next ones like them. Returns how many there were.
     ///
-    /// A pool that has ended holds no memory, as far as the driver can tell. It is kept because drivers crash if a pool is destroyed while another
-    /// thread waits for a stream that has used it (measured with driver 580). Programs need this function only if they
-    /// want nothing to be left of a pool, as checks for leaks do.
+    /// A pool that has ended holds no memory, as far as the driver can tell. It is kept because drivers crash if a pool
+    /// is destroyed while another thread waits for a stream that has used it (measured with driver 580). Only programs
+    /// that check for leaks need this function.
     ///
     /// # Safety
     ///

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -94,6 +94,14 @@ unsafe extern "C" fn nap(_: *mut c_void) {
     std::thread::sleep(NAP);
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read(gate: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+    gate.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn create_pool(table: &DriverTable, options: &Options) -> Result<Pool> {
     let props = CUmemPoolProps {
         allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -144,7 +152,7 @@ impl<'a> Driver<'a> {
     pub(crate) fn pool(&self) -> Result<Pool> {
         match self.options.pools {
             Pools::Kept => Ok(self.pool),
-            Pools::Again => match self.quiet().pop() {
+            Pools::Again => match lock(&self.quiet).pop() {
                 Some(pool) => Ok(pool),
                 None => create_pool(self.table, self.options),
             },
@@ -157,7 +165,7 @@ impl<'a> Driver<'a> {
     /// The use is over.
     pub(crate) fn end_pool(&self, pool: Pool) -> Result<()> {
         if !matches!(self.options.pools, Pools::Kept) {
-            self.ended().push(pool);
+            lock(&self.ended).push(pool);
         }
         self.look_at_pools()
     }
@@ -182,7 +190,7 @@ impl<'a> Driver<'a> {
     /// Those of which nothing is outstanding, unless they are kept.
     fn destroy_pools(&self) -> Result<()> {
         // Nobody else must ask about one of them meanwhile.
-        let mut ended = self.ended();
+        let mut ended = lock(&self.ended);
         let _gate = match (self.options.pools, self.gate.try_write()) {
             (Pools::Gated | Pools::GatedAll, Err(_)) => return Ok(()),
             (_, gate) => gate,
@@ -195,7 +203,7 @@ impl<'a> Driver<'a> {
             cu!(self.table, cuMemPoolGetAttribute(pool.0, attribute, place));
             match self.options.pools {
                 _ if reserved > 0 => ended.push(pool),
-                Pools::Never | Pools::Again => self.quiet().push(pool),
+                Pools::Never | Pools::Again => lock(&self.quiet).push(pool),
                 _ => {
                     cu!(self.table, cuMemPoolDestroy(pool.0));
                 }
@@ -206,24 +214,17 @@ impl<'a> Driver<'a> {
 
     fn in_wait(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let is_gated = matches!(self.options.pools, Pools::Gated | Pools::GatedAll);
-        is_gated.then(|| self.gate.read().unwrap_or_else(PoisonError::into_inner))
+        is_gated.then(|| read(&self.gate))
     }
 
     fn in_call(&self) -> [Option<RwLockReadGuard<'_, ()>>; 2] {
-        fn read(gate: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
-            gate.read().unwrap_or_else(PoisonError::into_inner)
-        }
         let is_gated = matches!(self.options.pools, Pools::GatedAll);
-        let is_apart = matches!(self.options.apart, Apart::Calls);
-        [
-            is_gated.then(|| read(&self.gate)),
-            is_apart.then(|| read(&self.launches)),
-        ]
+        [is_gated.then(|| read(&self.gate)), self.apart(Apart::Calls)]
     }
 
-    fn apart(&self, from: &[Apart]) -> Option<RwLockReadGuard<'_, ()>> {
-        let is_apart = from.contains(&self.options.apart);
-        is_apart.then(|| self.launches.read().unwrap_or_else(PoisonError::into_inner))
+    /// Keeps launches out of these calls, if that was asked for.
+    fn apart(&self, calls: Apart) -> Option<RwLockReadGuard<'_, ()>> {
+        (self.options.apart == calls).then(|| read(&self.launches))
     }
 
     /// Fills memory, copies it and fills it again.
@@ -254,14 +255,6 @@ impl<'a> Driver<'a> {
         };
         cu!(self.table, cuGraphLaunch(graph.0, stream.0));
         Ok(())
-    }
-
-    fn quiet(&self) -> std::sync::MutexGuard<'_, Vec<Pool>> {
-        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ended(&self) -> std::sync::MutexGuard<'_, Vec<Pool>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the context current to the calling thread.
@@ -305,14 +298,14 @@ impl<'a> Driver<'a> {
         if earlier == later {
             return Ok(());
         }
-        let _apart = self.apart(&[Apart::Orders]);
+        let _apart = self.apart(Apart::Orders);
         let kept = match self.options.events {
             Events::Fresh => None,
-            Events::Kept | Events::OwnFresh => self.kept().pop(),
+            Events::Kept | Events::OwnFresh => lock(&self.events).pop(),
         };
         let event = kept.map_or_else(|| self.event(), Ok)?;
         self.record(&event, earlier)?;
-        let apart = self.apart(&[Apart::Waits]);
+        let apart = self.apart(Apart::Waits);
         cu!(self.table, cuStreamWaitEvent(later.0, event.0, 0));
         drop(apart);
         let keeps = match self.options.events {
@@ -321,7 +314,7 @@ impl<'a> Driver<'a> {
             Events::OwnFresh => earlier != OWN_STREAM,
         };
         if keeps {
-            self.kept().push(event);
+            lock(&self.events).push(event);
         } else {
             cu!(self.table, cuEventDestroy_v2(event.0));
         }
@@ -329,7 +322,7 @@ impl<'a> Driver<'a> {
     }
 
     fn record(&self, event: &Event, stream: Stream) -> Result<()> {
-        let _apart = self.apart(&[Apart::Records]);
+        let _apart = self.apart(Apart::Records);
         cu!(self.table, cuEventRecord(event.0, stream.0));
         Ok(())
     }
@@ -341,10 +334,6 @@ impl<'a> Driver<'a> {
         Ok(Event(event))
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Memory of 65 pieces that is never freed.
     pub(crate) fn memory(&self) -> Result<Memory> {
         let mut address = 0;
@@ -352,33 +341,11 @@ impl<'a> Driver<'a> {
         Ok(Memory(address))
     }
 
-    /// From the pool, or piece `number` of `plain`.
+    /// From the pool if there is one, else piece `number` of `plain`.
     pub(crate) fn alloc(
         &self,
         stream: Stream,
-        pool: Pool,
-        plain: &Memory,
-        number: u32,
-    ) -> Result<Piece> {
-        self.piece(self.options.pool.then_some(pool), stream, plain, number)
-    }
-
-    /// As [`alloc`](Self::alloc), for what goes on beside.
-    pub(crate) fn alloc_beside(
-        &self,
-        stream: Stream,
-        pool: Pool,
-        plain: &Memory,
-        number: u32,
-    ) -> Result<Piece> {
-        let pool = self.options.pool_beside.then_some(pool);
-        self.piece(pool, stream, plain, number)
-    }
-
-    fn piece(
-        &self,
         pool: Option<Pool>,
-        stream: Stream,
         plain: &Memory,
         number: u32,
     ) -> Result<Piece> {

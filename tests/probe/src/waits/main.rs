@@ -117,6 +117,7 @@ fn write_and_read(
 ) -> Result<()> {
     driver.bind()?;
     let (own, pool) = (driver.stream()?, driver.pool()?);
+    let source = driver.options.pool.then_some(pool);
     let own_streams = if driver.options.own_streams {
         Some([driver.stream()?, driver.stream()?, driver.stream()?])
     } else {
@@ -124,7 +125,7 @@ fn write_and_read(
     };
     let streams = own_streams.as_ref().unwrap_or(streams);
     let mut home = own;
-    let memory = driver.alloc(own, pool, plain, ROUNDS)?;
+    let memory = driver.alloc(own, source, plain, ROUNDS)?;
     let first = (3 * pass + thread + 1).wrapping_mul(2 * ROUNDS);
     let mut copies = Vec::new();
     for round in 0..ROUNDS {
@@ -136,7 +137,7 @@ fn write_and_read(
         }
         driver.order(home, writer)?;
         driver.fill(writer, memory, word)?;
-        let copy = driver.alloc(writer, pool, plain, round)?;
+        let copy = driver.alloc(writer, source, plain, round)?;
         driver.copy(writer, copy, memory)?;
         copies.push((writer, copy, word));
         driver.order(writer, reader)?;
@@ -211,7 +212,8 @@ fn pass_by(
 ) -> Result<()> {
     ensure!(round < ROUNDS, "the spare memory has {ROUNDS} parts");
     let pool = driver.pool()?;
-    let memory = driver.alloc_beside(own, pool, spare, round)?;
+    let source = driver.options.pool_beside.then_some(pool);
+    let memory = driver.alloc(own, source, spare, round)?;
     if round.is_multiple_of(4) {
         driver.nap(own)?;
     }
