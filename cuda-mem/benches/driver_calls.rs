@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{CUresult, DriverTable};
-use cuda_mem::{Driver, MemoryPool, Stream};
+use cuda_mem::{CaptureMode, Driver, Instantiate, MemoryPool, Stream};
 use serde_json::json;
 
 use common::{cpu, middle, open};
@@ -37,12 +37,17 @@ fn main() -> Result<()> {
     }
     let other = stream.context().stream()?;
     let mut buffer = pool.alloc::<u8>(&stream, 4096)?;
-    let lend = median(|| {
-        for _ in 0..PAIRS {
-            drop(black_box(buffer.on(&other)?));
-        }
-        Ok(())
-    })?;
+    let mut lend = || {
+        median(|| {
+            for _ in 0..PAIRS {
+                drop(black_box(buffer.on(&other)?));
+            }
+            Ok(())
+        })
+    };
+    let lend_before = lend()?;
+    launch_a_graph(&stream)?;
+    let lend_after = lend()?;
     let stats = median(|| {
         for _ in 0..PAIRS {
             black_box(pool.stats()?);
@@ -65,7 +70,8 @@ fn main() -> Result<()> {
             "cpu": cpu(),
             "method": method(),
             "allocate_and_drop": pairs,
-            "lend_and_return_ns": lend,
+            "lend_and_return_ns": lend_before,
+            "lend_and_return_after_a_graph_ns": lend_after,
             "stats_ns": stats,
             "open": { "dlopen_us": opening.dlopen, "fill_us": opening.fill, "functions": opening.functions },
         });
@@ -81,7 +87,8 @@ fn main() -> Result<()> {
             pair.raw, pair.ours, pair.ratio
         );
     }
-    println!("\nlend to another stream and back: {lend:.0} ns");
+    println!("\nlend to another stream and back: {lend_before:.0} ns");
+    println!("the same once a graph was launched: {lend_after:.0} ns");
     println!("stats of a pool: {stats:.0} ns");
     println!(
         "opening the driver: dlopen {:.0} us, table of {} functions {:.0} us",
@@ -95,6 +102,16 @@ fn method() -> String {
         "medians of {ROUNDS} rounds of {PAIRS} after {WARM_UP} rounds of warm-up; raw and crate \
          rounds take turns, and the ratio is the median of the rounds' ratios"
     )
+}
+
+/// From now on an event serves one wait.
+fn launch_a_graph(stream: &Stream) -> Result<()> {
+    let (graph, ()) = stream.capture(CaptureMode::default(), |capture| {
+        capture.alloc::<u8>(4096)?.fill(1)
+    })?;
+    let mut exec = graph.instantiate(Instantiate::default())?;
+    exec.launch(stream)?;
+    Ok(stream.synchronize()?)
 }
 
 struct Pair {

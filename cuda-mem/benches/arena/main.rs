@@ -8,7 +8,7 @@
 //! `-- --footprint [--first CELL] [--last CELL]` measures what both hold when streams are busy, in about 60 kinds of
 //! programs; with `--slack RATIO`, where an arena of that slack holds more than it says. `-- --growth [--operations N]`
 //! measures whether that grows with the operations, and `-- --calls [--operations N]` the driver calls of a warm arena by the
-//! number of streams.
+//! number of streams. `-- --caps` looks for the least `max_bytes` under which each workload runs.
 
 #[path = "../common/busy/mod.rs"]
 mod busy;
@@ -24,6 +24,7 @@ mod mix;
 mod subjects;
 
 mod calls;
+mod caps;
 mod footprint;
 mod pairs;
 mod replay;
@@ -71,7 +72,10 @@ fn main() -> Result<()> {
     let device = driver.device(0)?;
     let stream = device.primary_context()?.stream()?;
     let cores = std::thread::available_parallelism()?.get();
-    if has("--footprint") || has("--growth") || has("--calls") {
+    if ["--footprint", "--growth", "--calls", "--caps"]
+        .into_iter()
+        .any(has)
+    {
         println!("{backend}, {}, {}, {cores} cores", device.name()?, cpu());
         if has("--footprint") {
             let first = number("--first")?.unwrap_or(0);
@@ -86,6 +90,9 @@ fn main() -> Result<()> {
         }
         if has("--calls") {
             calls::measure(&device, number("--operations")?.unwrap_or(20_000))?;
+        }
+        if has("--caps") {
+            caps::measure(&device)?;
         }
         return Ok(());
     }

@@ -126,12 +126,12 @@ fn ran() -> Option<u64> {
 }
 
 /// An operation with all that is known before, so that the loop adds as little as it can.
-enum Step {
+pub(crate) enum Step {
     Allocate(usize, Layout, usize),
     Free(usize, usize),
 }
 
-fn steps(workload: &Workload) -> Result<Vec<Step>> {
+pub(crate) fn steps(workload: &Workload) -> Result<Vec<Step>> {
     let step = |op: &Op| -> Result<Step> {
         Ok(match *op {
             Op::Allocate {
@@ -146,7 +146,12 @@ fn steps(workload: &Workload) -> Result<Vec<Step>> {
 }
 
 /// Nanoseconds an operation.
-fn pass(resource: &Subject, streams: &[Stream], steps: &[Step], slots: usize) -> Result<f64> {
+pub(crate) fn pass(
+    resource: &Subject,
+    streams: &[Stream],
+    steps: &[Step],
+    slots: usize,
+) -> Result<f64> {
     let elapsed = replay(resource, streams, steps, slots, &mut ())?;
     Ok(elapsed.as_nanos() as f64 / steps.len() as f64)
 }
@@ -209,6 +214,24 @@ fn replay(
     watch: &mut impl Watch,
 ) -> Result<Duration> {
     let mut live = vec![(0_u64, layout(0)?, 0_usize); slots];
+    let elapsed = run(resource, streams, steps, &mut live, watch);
+    for (address, layout, stream) in live {
+        // SAFETY: allocated as this layout, and nothing uses it.
+        unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
+    }
+    let context = streams.first().context("no stream")?.context();
+    context.synchronize()?;
+    elapsed
+}
+
+/// What is left alive at the end, or at a failure, is in `live`.
+fn run(
+    resource: &Subject,
+    streams: &[Stream],
+    steps: &[Step],
+    live: &mut [(u64, Layout, usize)],
+    watch: &mut impl Watch,
+) -> Result<Duration> {
     let start = Instant::now();
     for step in steps {
         watch.operation();
@@ -225,14 +248,7 @@ fn replay(
             }
         }
     }
-    let elapsed = start.elapsed();
-    for (address, layout, stream) in live {
-        // SAFETY: as above.
-        unsafe { resource.deallocate(address, layout, &streams[stream]) }?;
-    }
-    let context = streams.first().context("no stream")?.context();
-    context.synchronize()?;
-    Ok(elapsed)
+    Ok(start.elapsed())
 }
 
 pub(crate) fn json(runs: &[Run]) -> Value {
