@@ -270,6 +270,7 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::MutexGuard;
     use std::sync::atomic::AtomicBool;
 
@@ -357,8 +358,8 @@ mod tests {
                 thread.join().expect("no panic")
             })
         };
-        let first = desk();
-        // Other tests may take one in between, but there are not so many of them.
-        assert!((0..64).any(|_| desk() == first));
+        // Other tests may take the one that was given back, and keep it; but not that often.
+        let desks: HashSet<usize> = (0..64).map(|_| desk()).collect();
+        assert!(desks.len() < 64);
     }
 }
