@@ -187,6 +187,7 @@ impl GraphExec {
         self.check_driver(stream)?;
         self.parts.require_reach(self.context(), stream)?;
         let open = stream.as_ref().submit_bound()?;
+        let _turn = launches::launch(stream.as_raw())?;
         // SAFETY: the instance and the stream are live.
         unsafe { raw::graph::upload(open.queue(), self.raw) }
     }

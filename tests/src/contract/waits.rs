@@ -69,8 +69,8 @@ struct Beside {
     streams: bool,
     /// Threads use a stream of their own and end.
     threads: bool,
-    /// A thread launches a graph in the streams.
-    graphs: bool,
+    /// A thread does so with a graph, in each of the streams in turn.
+    graphs: Option<fn(&mut GraphExec, &Stream) -> cuda_mem::Result<()>>,
 }
 
 /// A graph that fills memory which nobody looks at.
@@ -88,22 +88,15 @@ fn filling(lab: &Lab) -> Result<GraphExec> {
     Ok(graph.instantiate(Instantiate::Plain)?)
 }
 
-fn launch_everywhere(graph: &mut GraphExec, streams: &[Stream]) -> Result<()> {
-    for round in 0..ROUNDS {
-        graph.launch(&streams[round % streams.len()])?;
-        thread::yield_now();
-    }
-    Ok(())
-}
-
 fn waits_do_not_mix(lab: &Lab, beside: Beside) -> Result<()> {
     let context = lab.context()?;
     let streams: cuda_mem::Result<Vec<Stream>> = (0..3).map(|_| context.stream()).collect();
     let streams = &streams?;
-    let mut graph = beside.graphs.then(|| filling(lab)).transpose()?;
+    let with_graph = beside.graphs.map(|call| anyhow::Ok((filling(lab)?, call)));
+    let mut with_graph = with_graph.transpose()?;
     settings::each(4, |seed| {
         watchdog::next_part();
-        let graph = &mut graph;
+        let with_graph = &mut with_graph;
         thread::scope(|scope| {
             let mut threads: Vec<_> = (0..3)
                 .map(|number| scope.spawn(move || write_and_read(lab, streams, number, seed)))
@@ -122,8 +115,13 @@ fn waits_do_not_mix(lab: &Lab, beside: Beside) -> Result<()> {
                     pass_by(lab, &context.per_thread_stream(), streams, round)
                 }));
             }
-            if let Some(graph) = graph {
-                threads.push(scope.spawn(move || launch_everywhere(graph, streams)));
+            if let Some((graph, call)) = with_graph {
+                threads.push(scope.spawn(move || {
+                    (0..ROUNDS).try_for_each(|round| {
+                        thread::yield_now();
+                        Ok(call(graph, &streams[round % streams.len()])?)
+                    })
+                }));
             }
             threads.into_iter().try_for_each(|thread| {
                 let done = thread.join().map_err(|_| anyhow!("a panic"))?;
@@ -173,7 +171,18 @@ fn waits_do_not_mix_while_streams_and_threads_come_and_go(lab: &Lab) -> Result<(
 fn waits_do_not_mix_while_graphs_are_launched(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let beside = Beside {
-        graphs: true,
+        graphs: Some(GraphExec::launch),
+        ..Beside::default()
+    };
+    waits_do_not_mix(lab, beside)
+}
+
+/// As above.
+#[apply(case_alone)]
+fn waits_do_not_mix_while_graphs_are_uploaded(lab: &Lab) -> Result<()> {
+    lab.need(11, 4)?;
+    let beside = Beside {
+        graphs: Some(GraphExec::upload),
         ..Beside::default()
     };
     waits_do_not_mix(lab, beside)

@@ -117,7 +117,10 @@ fn clear(out: &Path) -> Result<()> {
 fn add(artifact: &Artifact, bin: &Path) -> Result<()> {
     let target = bin.join(&artifact.name);
     let mut strip = Command::new("strip");
-    strip.args(["--strip-debug", "-o"]).arg(&target).arg(&artifact.file);
+    strip
+        .args(["--strip-debug", "-o"])
+        .arg(&target)
+        .arg(&artifact.file);
     workspace::run(&mut strip).context(
         "strip is part of binutils; install it (Debian and Ubuntu: apt-get install binutils)",
     )?;

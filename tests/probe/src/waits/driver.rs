@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cuda_driver_sys::*;
 
-use crate::options::{Apart, Events, Options, Pools};
+use crate::options::{Apart, Events, Graphs, Options, Pools};
 
 /// Words of a piece of memory.
 pub(crate) const WORDS: usize = 64;
@@ -253,7 +253,11 @@ impl<'a> Driver<'a> {
             Apart::Nothing => None,
             _ => Some(self.launches.write()),
         };
-        cu!(self.table, cuGraphLaunch(graph.0, stream.0));
+        if matches!(self.options.graphs, Graphs::Uploaded) {
+            cu!(self.table, cuGraphUpload(graph.0, stream.0));
+        } else {
+            cu!(self.table, cuGraphLaunch(graph.0, stream.0));
+        }
         Ok(())
     }
 

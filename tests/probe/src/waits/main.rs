@@ -8,7 +8,7 @@
 //! waits [seconds=20] [memory=pool|plain] [beside=all|streams|threads|none] [beside-memory=pool|plain]
 //!       [events=kept|fresh|own-fresh] [reuse=on|off] [end=at-once|waits]
 //!       [pools=kept|quiet|gated|gated-all|synced|never|again] [streams=shared|own]
-//!       [graphs=none|shared|own] [apart=nothing|orders|records|waits|calls]
+//!       [graphs=none|shared|own|uploaded] [apart=nothing|orders|records|waits|calls]
 //! ```
 //!
 //! The defaults come first. `events=own-fresh` uses no event again that was recorded in a thread's own stream; with
@@ -16,7 +16,7 @@
 //! `pools` other than `kept` makes one for each use, and destroys it when the driver says that nothing of it is
 //! outstanding (`quiet`), when no thread waits or is in a call besides (`gated`, `gated-all`), or when the whole context
 //! was waited for (`synced`); or does not destroy it (`never`), or uses it again then (`again`). `streams=own` gives each
-//! thread three of its own. `graphs` are launched in the three streams, or in one of their own, while other threads make no streams wait
+//! thread three of its own. `graphs` are launched in the three streams, or in one of their own, or uploaded in the three, while other threads make no streams wait
 //! (`apart=orders`), do not do one half of that, or name no stream (`apart=calls`).
 
 mod driver;
@@ -170,7 +170,7 @@ fn launch(driver: &Driver, streams: &[Stream; 3], graph: &Graph) -> Result<()> {
     for round in 0..ROUNDS as usize {
         let stream = match driver.options.graphs {
             Graphs::Own => own,
-            Graphs::Nowhere | Graphs::Shared => streams[round % 3],
+            Graphs::Nowhere | Graphs::Shared | Graphs::Uploaded => streams[round % 3],
         };
         driver.launch(graph, stream)?;
         thread::yield_now();

@@ -52,6 +52,8 @@ pub(crate) enum Graphs {
     Shared,
     /// In a stream that nobody else uses.
     Own,
+    /// In the three streams, but uploaded only.
+    Uploaded,
 }
 
 /// What other threads do not do while a graph is launched.
@@ -129,6 +131,7 @@ impl Options {
                 Some(("graphs", "none")) => options.graphs = Graphs::Nowhere,
                 Some(("graphs", "shared")) => options.graphs = Graphs::Shared,
                 Some(("graphs", "own")) => options.graphs = Graphs::Own,
+                Some(("graphs", "uploaded")) => options.graphs = Graphs::Uploaded,
                 Some(("apart", "nothing")) => options.apart = Apart::Nothing,
                 Some(("apart", "orders")) => options.apart = Apart::Orders,
                 Some(("apart", "records")) => options.apart = Apart::Records,
