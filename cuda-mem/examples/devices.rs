@@ -38,7 +38,8 @@ fn run(args: &Args) -> Result<()> {
     let nvml = match nvml {
         Ok(nvml) => Some(nvml),
         Err(error) => {
-            say!("memory in use is not known without NVML: {error}")?;
+            say!("memory in use is not known without NVML")?;
+            eprintln!("NVML: {error}");
             None
         }
     };

@@ -194,10 +194,12 @@ fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
     let kept = arena.free_space().kept;
     ensure!(kept >= 64 * MIB, "{kept}");
     drop(blocks);
-    streams[0].synchronize()?;
+    for stream in &streams {
+        stream.synchronize()?;
+    }
     let before = arena.stats();
     let third = lab.stream()?;
-    let elsewhere = alloc(&third, (before.reserved / MIB) as usize - 1)?;
+    let elsewhere = alloc(&third, (kept / MIB) as usize)?;
     let after = arena.stats();
     ensure!(after.reserved == before.reserved, "{before}; {after}");
     drop(elsewhere);

@@ -95,11 +95,11 @@ impl Kept {
     }
 }
 
-#[apply(case)]
+/// Alone, because waits for other streams may give back, too: a pool may have served them before.
+#[apply(case_alone)]
 fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
     // Statistics of pools.
     lab.need(11, 3)?;
-    let _calm = lab.calm();
     for kept in Kept::both(lab)? {
         let resource = kept.resource();
         let context = lab.context()?;

@@ -24,7 +24,7 @@ pub(crate) const PATIENT: Suite = Suite::made_of("patient", |test| {
 .sim_only();
 
 /// Their stacks are more than fits into a pipe that nobody reads.
-const THREADS: usize = 100;
+const THREADS: usize = 200;
 const PIPE: usize = 65_536;
 
 mod hung {
