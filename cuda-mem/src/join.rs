@@ -11,7 +11,7 @@ impl Stream {
     /// The host does not wait. Nothing happens if both are the same stream.
     ///
     /// Two driver calls; the event comes from a cache. Four once this process has launched a graph through this crate:
-    /// drivers lose waits whose event is used again while another thread launches a graph in the stream that waits
+    /// drivers lose waits whose event is used again while another thread launches or uploads a graph in the stream that waits
     /// (measured), so each wait has an event of its own then. Do not make a stream wait while another library launches
     /// a graph in it on another thread.
     ///
@@ -115,7 +115,7 @@ impl<'a> Mark<'a> {
         let open = later.submit()?;
         let _turn = launches::wait(later.as_raw())?;
         // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
-        // recording at this call, so the event may be used again at once, unless a graph is launched (R179).
+        // recording at this call, so the event may be used again at once, unless a graph is launched or uploaded (R179).
         unsafe { raw::stream::wait(open.queue(), self.event) }
     }
 }

@@ -1,8 +1,8 @@
-//! Launches of graphs, and waits for events beside them.
+//! Launches and uploads of graphs, and waits for events beside them.
 //!
-//! If a thread makes a stream wait for an event while another thread launches a graph in that stream, and the event is
-//! recorded again afterwards, the wait may be lost (R179, measured). So in one stream launches and waits take turns, and
-//! once a graph was launched no event is used for a second wait. Graphs that other libraries launch are not known.
+//! If a thread makes a stream wait for an event while another thread launches or uploads a graph in that stream, and the
+//! event is recorded again afterwards, the wait may be lost (R179, measured). So in one stream waits take turns with both,
+//! and once there was one no event is used for a second wait. Graphs of other libraries are not known.
 
 #![forbid(unsafe_code)]
 
@@ -27,13 +27,13 @@ fn turns(stream: CUstream) -> &'static SharedLock<()> {
     &TURNS[(address ^ address >> 6 ^ address >> 12) % LOCKS]
 }
 
-/// Whether this crate has launched a graph in this process.
+/// Whether this crate has launched or uploaded a graph in this process.
 #[inline]
 pub(crate) fn have_been() -> bool {
     HAVE_BEEN.load(Ordering::SeqCst)
 }
 
-/// No graph is launched in the stream while this lives.
+/// No graph is launched or uploaded in the stream while this lives.
 pub(crate) fn wait(stream: CUstream) -> Result<RwLockReadGuard<'static, ()>> {
     turns(stream).read()
 }

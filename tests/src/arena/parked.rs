@@ -150,7 +150,7 @@ fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
 }
 
 /// The freeing stream is made to wait for one of two users. The other one cannot be waited for, and is done first.
-#[apply(case)]
+#[apply(case_alone)]
 fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
     let _calm = lab.calm();
     for bytes in SIZES {

@@ -162,7 +162,7 @@ fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, pool) = (lab.stream()?, lab.pool()?);

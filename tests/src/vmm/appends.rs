@@ -143,7 +143,7 @@ fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (stream, device) = (lab.stream()?, lab.device()?);

@@ -31,7 +31,7 @@ fn is_capturing<T>(result: Result<T, Error>) -> bool {
     result.is_err_and(|error| error.kind() == ErrorKind::Capturing)
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream, other) = (lab.device()?, lab.stream()?, lab.stream()?);
@@ -55,7 +55,7 @@ fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn a_buffer_of_the_captured_stream_ends_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
@@ -96,7 +96,7 @@ impl Drop for Owner {
     }
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);
@@ -117,7 +117,7 @@ fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
     let (device, stream) = (lab.device()?, lab.stream()?);

@@ -113,7 +113,7 @@ fn preferences_are_kept(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[apply(case)]
+#[apply(case_alone)]
 fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let mut host = memory::<u32>(&other, WindowKind::HostMapped, 100)?;
