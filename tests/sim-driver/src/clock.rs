@@ -4,7 +4,9 @@
 //! The host may know that work is done, from a query or a copy that returned. The driver counts
 //! only synchronisation: that, and not what the host knows, makes freed memory anybody's.
 
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+
+use std::collections::BTreeMap;
 
 /// A stream, also after its destruction. Never used twice.
 pub(crate) type StreamId = u64;
@@ -58,7 +60,7 @@ struct Track {
 /// The clocks of all streams.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
-    tracks: HashMap<StreamId, Track>,
+    tracks: FxHashMap<StreamId, Track>,
     /// Changes whenever the host synchronises with something new, so that others can tell cheaply.
     epoch: u64,
 }

@@ -1,11 +1,11 @@
 //! Contexts: the primary one of each device, others that a program makes, and which is current.
 
-use std::collections::{HashMap, HashSet};
 use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{CUcontext, CUctxCreateParams, CUresult};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::StreamId;
 use crate::export::{Answer, INVALID_VALUE, Out, exports};
@@ -33,9 +33,9 @@ pub(crate) struct Context {
     /// What `cuCtxGetId` answers: never that of another context, though handles come again.
     unique_id: u64,
     pub(crate) legacy: Option<StreamId>,
-    pub(crate) per_thread: HashMap<u64, StreamId>,
+    pub(crate) per_thread: FxHashMap<u64, StreamId>,
     /// Contexts whose memory it may touch.
-    pub(crate) peers: HashSet<ContextId>,
+    pub(crate) peers: FxHashSet<ContextId>,
     /// Held by the host function that runs.
     pub(crate) host_turn: Arc<Mutex<()>>,
 }
@@ -52,8 +52,8 @@ impl State {
             flags,
             unique_id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             legacy: None,
-            per_thread: HashMap::new(),
-            peers: HashSet::new(),
+            per_thread: FxHashMap::default(),
+            peers: FxHashSet::default(),
             host_turn: Arc::default(),
         };
         self.contexts.insert(id, context);

@@ -1,11 +1,12 @@
 //! Everything the driver knows, behind one lock.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_driver_sys::CUresult;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::alloc::Allocation;
 use crate::clock::{Clocks, StreamId};
@@ -28,8 +29,8 @@ use crate::stream::Stream;
 use crate::vmm::Vmm;
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
-/// The process that called `cuInit`: a forked child inherits the memory but not the driver.
-static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Whether this process was forked from the one that called `cuInit`: it inherits the memory but not the driver.
+static IS_FORK: AtomicBool = AtomicBool::new(false);
 
 /// The state of the driver. Never held while something blocks or the program's code runs.
 #[derive(Debug)]
@@ -38,12 +39,12 @@ pub(crate) struct State {
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: BTreeMap<ContextId, Context>,
     /// Handles of contexts that are gone; a primary one may be there again.
-    pub(crate) ended_contexts: HashSet<ContextId>,
-    pub(crate) streams: HashMap<StreamId, Stream>,
+    pub(crate) ended_contexts: FxHashSet<ContextId>,
+    pub(crate) streams: FxHashMap<StreamId, Stream>,
     /// Threads wait for these, each as often as there are such threads.
     pub(crate) waited_for: Vec<StreamId>,
     pub(crate) clocks: Clocks,
-    pub(crate) events: HashMap<EventId, Event>,
+    pub(crate) events: FxHashMap<EventId, Event>,
     pub(crate) pools: BTreeMap<PoolId, Pool>,
     /// Pools that are not a device's: the default ones, and those set as current.
     pub(crate) default_at: BTreeMap<Place, PoolId>,
@@ -75,11 +76,11 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         knobs,
         devices,
         contexts: BTreeMap::new(),
-        ended_contexts: HashSet::new(),
-        streams: HashMap::new(),
+        ended_contexts: FxHashSet::default(),
+        streams: FxHashMap::default(),
         waited_for: Vec::new(),
         clocks: Clocks::default(),
-        events: HashMap::new(),
+        events: FxHashMap::default(),
         pools: BTreeMap::new(),
         default_at: BTreeMap::new(),
         current_at: BTreeMap::new(),
@@ -98,8 +99,17 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         next_handle: 0,
     };
     if STATE.set(Mutex::new(state)).is_ok() {
-        OWNER.store(std::process::id(), Ordering::Release);
+        watch_forks();
     }
+}
+
+/// Every call asks whether this is a fork, and process ids would cost it a system call.
+fn watch_forks() {
+    extern "C" fn mark() {
+        IS_FORK.store(true, Ordering::Release);
+    }
+    // SAFETY: `mark` only stores to an atomic, which a fork handler may do, and lives as long as this library.
+    unsafe { libc::pthread_atfork(None, None, Some(mark)) };
 }
 
 /// Whether `cuInit` has run here, or in the process this one was forked from.
@@ -109,7 +119,7 @@ pub(crate) fn is_initialised() -> bool {
 
 /// Refuses calls before `cuInit` and in a forked child.
 pub(crate) fn check_initialised() -> Answer {
-    if is_initialised() && OWNER.load(Ordering::Acquire) == std::process::id() {
+    if is_initialised() && !IS_FORK.load(Ordering::Acquire) {
         Ok(())
     } else {
         Err(CUresult::CUDA_ERROR_NOT_INITIALIZED)

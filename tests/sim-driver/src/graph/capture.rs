@@ -1,9 +1,10 @@
 //! Recording streams: who is recorded, and which calls must not come meanwhile.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use cuda_driver_sys::{CUgraph, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use rustc_hash::FxHashMap;
 
 use super::{Graph, GraphId, NodeId, Op};
 use crate::clock::StreamId;
@@ -29,9 +30,9 @@ thread_local! {
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
     active: BTreeMap<CaptureId, Capture>,
-    members: HashMap<StreamId, Member>,
+    members: FxHashMap<StreamId, Member>,
     /// Events that were recorded in a capture.
-    events: HashMap<EventId, (CaptureId, Vec<NodeId>)>,
+    events: FxHashMap<EventId, (CaptureId, Vec<NodeId>)>,
     next: CaptureId,
 }
 

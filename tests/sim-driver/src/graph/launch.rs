@@ -1,9 +1,10 @@
 //! Instances of graphs, and launching them.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::ffi::c_ulonglong;
 
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUresult, CUstream, cuuint64_t};
+use rustc_hash::FxHashSet;
 
 use super::{ExecId, GraphId, Op};
 use crate::clock::{Past, StreamId};
@@ -36,7 +37,7 @@ impl Exec {
     }
 
     /// Blocks that it frees and does not allocate.
-    fn freed_for_others(&self) -> HashSet<u64> {
+    fn freed_for_others(&self) -> FxHashSet<u64> {
         let own = self.allocated();
         let freed = self.ops.iter().filter_map(|op| match op {
             Op::Free { address } => Some(*address),

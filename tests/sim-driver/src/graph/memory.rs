@@ -1,10 +1,11 @@
 //! Graph memory: addresses that are fixed when a node is made, and what a device holds behind
 //! them from the first launch on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 
 use cuda_driver_sys::{CUgraphMem_attribute, CUresult};
+use rustc_hash::FxHashSet;
 
 use super::{ExecId, GraphId, NodeId};
 use crate::clock::{Point, StreamId};
@@ -143,7 +144,7 @@ impl State {
         graph: GraphId,
         size: u64,
         device: usize,
-        before: &HashSet<NodeId>,
+        before: &FxHashSet<NodeId>,
     ) -> Answer<u64> {
         if size == 0 {
             return Err(INVALID_VALUE);
@@ -331,7 +332,7 @@ impl State {
     /// Gives addresses back that nothing can name any more.
     pub(super) fn forget_graph_memory(&mut self) {
         let graphs = &self.graphs;
-        let used: HashSet<GraphId> = graphs
+        let used: FxHashSet<GraphId> = graphs
             .execs
             .values()
             .flat_map(|exec| exec.graphs.iter().copied())

@@ -7,9 +7,10 @@ mod memory;
 mod nodes;
 mod order;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
+use rustc_hash::FxHashSet;
 
 use crate::export::{Answer, Export, INVALID_VALUE};
 use crate::module::Work;
@@ -102,8 +103,8 @@ impl Graph {
     }
 
     /// These nodes and all that come before them.
-    fn with_ancestors(&self, nodes: &[NodeId]) -> HashSet<NodeId> {
-        let mut all = HashSet::new();
+    fn with_ancestors(&self, nodes: &[NodeId]) -> FxHashSet<NodeId> {
+        let mut all = FxHashSet::default();
         let mut rest = nodes.to_vec();
         while let Some(id) = rest.pop() {
             if all.insert(id)

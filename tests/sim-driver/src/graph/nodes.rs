@@ -51,7 +51,7 @@ exports! {
         state.refuse_with_memory(id)?;
         let nodes = state.graph(id)?.nodes.clone();
         let mut clone = Graph::default();
-        let mut names = std::collections::HashMap::new();
+        let mut names = rustc_hash::FxHashMap::default();
         for mut node in nodes {
             if let Op::Child(_) = node.op {
                 return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);

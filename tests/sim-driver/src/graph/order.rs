@@ -1,7 +1,7 @@
 //! The order sanitizer inside a graph: every use of a block of the graph's own memory lies between
 //! its allocation and its free, by the edges alone. No real driver checks that.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::{Graph, GraphId, NodeId, Op};
 use crate::state::State;
@@ -22,8 +22,8 @@ fn uses(op: &Op) -> Vec<(&'static str, u64)> {
 
 /// What is wrong with the order of one graph.
 fn check(graph: &Graph, start_of: impl Fn(u64) -> Option<u64>) -> Vec<String> {
-    let mut allocs: HashMap<u64, Vec<NodeId>> = HashMap::new();
-    let mut frees: HashMap<u64, Vec<NodeId>> = HashMap::new();
+    let mut allocs: FxHashMap<u64, Vec<NodeId>> = FxHashMap::default();
+    let mut frees: FxHashMap<u64, Vec<NodeId>> = FxHashMap::default();
     for node in &graph.nodes {
         match node.op {
             Op::Alloc { address, .. } => allocs.entry(address).or_default().push(node.id),

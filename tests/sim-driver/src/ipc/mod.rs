@@ -9,7 +9,9 @@ mod legacy;
 mod pointer;
 mod pool;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::context::ContextId;
 use crate::export::Export;
@@ -32,8 +34,8 @@ pub(crate) static EXPORTS: [&[&Export]; 4] = [
 pub(crate) struct Sharing {
     pub(crate) imported: BTreeMap<PoolId, Imported>,
     /// Imported pools that are gone: measured, to destroy one again is no error.
-    ended: HashSet<PoolId>,
-    events: HashMap<ContextId, event::Slots>,
+    ended: FxHashSet<PoolId>,
+    events: FxHashMap<ContextId, event::Slots>,
 }
 
 impl Sharing {

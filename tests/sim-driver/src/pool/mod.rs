@@ -11,10 +11,11 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 
 use cuda_driver_sys::{CUmemoryPool, CUresult};
+use rustc_hash::FxHashSet;
 
 use crate::clock::{Past, StreamId};
 use crate::export::{Answer, Export, INVALID_VALUE};
@@ -60,7 +61,7 @@ pub(crate) struct Pool {
     pub(crate) reuse: [bool; 3],
     pub(crate) threshold: u64,
     /// The streams that allocated or freed here: their synchronisation lets the pool shrink.
-    pub(crate) users: HashSet<StreamId>,
+    pub(crate) users: FxHashSet<StreamId>,
     /// Access of devices, other than what every pool of this kind has.
     access: BTreeMap<usize, u32>,
     /// What the pool says of the host's.
@@ -128,7 +129,7 @@ impl State {
             mapping,
             reuse: [true; 3],
             threshold: 0,
-            users: HashSet::new(),
+            users: FxHashSet::default(),
             access: BTreeMap::new(),
             host_access,
         };
@@ -227,7 +228,7 @@ impl State {
     /// What a synchronise does to the pools above their threshold that a synchronised stream has
     /// used.
     pub(crate) fn shrink_pools(&mut self, pasts: &[Past]) {
-        let streams: HashSet<StreamId> = pasts.iter().flat_map(Past::streams).collect();
+        let streams: FxHashSet<StreamId> = pasts.iter().flat_map(Past::streams).collect();
         self.shrink_pools_if(|pool| !pool.users.is_disjoint(&streams));
     }
 

@@ -1,7 +1,9 @@
 //! The bookkeeping of one pool: one growing range, what lives in it, what was freed when, and
 //! which chunks have memory behind them. No driver, no memory, no unsafe.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustc_hash::FxHashMap;
 
 use super::fit::Plan;
 use super::runs::Runs;
@@ -95,7 +97,7 @@ pub(crate) struct Space {
     pub(super) backed: Vec<bool>,
     live: BTreeMap<u64, Block>,
     pub(super) pending: BTreeMap<u64, Freed>,
-    pub(super) own: HashMap<StreamId, Own>,
+    pub(super) own: FxHashMap<StreamId, Own>,
     pub(super) idle: Runs,
     settled: u64,
     pub(crate) reserved: Level,
@@ -116,7 +118,7 @@ impl Space {
             backed: Vec::new(),
             live: BTreeMap::new(),
             pending: BTreeMap::new(),
-            own: HashMap::new(),
+            own: FxHashMap::default(),
             idle: Runs::default(),
             settled: 0,
             reserved: Level::default(),
