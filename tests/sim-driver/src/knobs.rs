@@ -58,6 +58,8 @@ pub(crate) struct Knobs {
     pub(crate) granule: u64,
     /// Pools take memory from the device in steps of this.
     pub(crate) chunk: u64,
+    /// Physical memory comes in multiples of this.
+    pub(crate) granularity: u64,
 }
 
 /// Who drives a device.
@@ -99,6 +101,8 @@ impl Default for Knobs {
             stub: false,
             granule: 512,
             chunk: 32 << 20,
+            // Measured: the least that can be mapped, and what is recommended.
+            granularity: 2 << 20,
         }
     }
 }
@@ -174,6 +178,7 @@ impl Knobs {
             stub: read("CUDA_SIM_STUB", 0, 0..=1) == 1,
             granule: read("CUDA_SIM_POOL_GRANULE", default.granule, 1..=1 << 30),
             chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
+            granularity: read("CUDA_SIM_GRANULARITY", default.granularity, 4096..=1 << 30),
         };
         if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
             match pairs(&text, '-') {
@@ -213,6 +218,11 @@ impl Knobs {
         for (name, value, default) in [
             ("CUDA_SIM_POOL_GRANULE", &mut knobs.granule, default.granule),
             ("CUDA_SIM_POOL_CHUNK", &mut knobs.chunk, default.chunk),
+            (
+                "CUDA_SIM_GRANULARITY",
+                &mut knobs.granularity,
+                default.granularity,
+            ),
         ] {
             if !value.is_power_of_two() {
                 complaints.push(format!(

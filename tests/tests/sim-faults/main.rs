@@ -22,7 +22,12 @@ use cuda_mem_tests::suite::{self, Suite};
 fn main() -> ExitCode {
     // One at a time: what fails fails for the whole process.
     suite::main(&[
-        Suite::of("sim_faults").serial().drops_fail().sim_only(),
+        Suite::of("sim_faults")
+            .serial()
+            .drops_fail()
+            .sim_only()
+            // Pieces of memory are copied thousands of times.
+            .with("CUDA_SIM_GRANULARITY", "64K"),
         sweep::PAIRS,
         managed::REFUSED,
     ])

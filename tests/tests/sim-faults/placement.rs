@@ -45,7 +45,7 @@ fn places(driver: Driver) -> Result<(), Error> {
         assert_eq!(placed.to_vec()?[99], 8);
         // At the end, because a fill of so many elements takes its time on the simulator.
         if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
-            buffer.resize_uninit(600_000)?;
+            buffer.resize_uninit(20_000)?;
         }
     }
     stream.synchronize()

@@ -36,11 +36,11 @@ fn memory(driver: Driver) -> Result<(), Error> {
     let buffer = memory.into_buffer::<u32>(&stream, 10);
     let mut buffer = buffer.map_err(|failed| failed.error)?;
     buffer.fill(7)?;
-    buffer.resize_zeroed(600_000)?;
+    buffer.resize_zeroed(20_000)?;
     buffer.resize_uninit(5)?;
     buffer.extend_from_slice(&[])?;
     buffer.shrink_to_fit()?;
-    buffer.extend_from_slice(&[8; 600_000])?;
+    buffer.extend_from_slice(&[8; 20_000])?;
     buffer.resize_uninit(5)?;
     buffer.shrink_to_fit()?;
     buffer.move_memory_to(Location::HostNuma(0))?;

@@ -15,6 +15,7 @@ use cuda_driver_sys::{CUmemAllocationProp, CUresult};
 
 use crate::clock::Point;
 use crate::export::{Answer, Export, INVALID_VALUE};
+use crate::knobs::Knobs;
 use crate::pieces::Pieces;
 use crate::state::State;
 
@@ -25,8 +26,10 @@ use space::pause;
 use space::{Addresses, Bytes, Memory};
 pub(crate) use touch::report_unmapped;
 
-/// Measured: of a device's memory, the least that can be mapped and what is recommended are the same.
-const GRANULARITY: u64 = 2 << 20;
+/// Of a device's memory, the least that can be mapped and what is recommended are the same.
+fn granularity() -> u64 {
+    Knobs::get().granularity
+}
 
 /// Kinds of handle by which memory can be shared.
 const DESCRIPTOR: u32 = 1;

@@ -8,7 +8,7 @@ use cuda_driver_sys::{
 };
 
 use super::{
-    Bytes, DESCRIPTOR, FABRIC, GRANULARITY, Memory, Physical, PhysicalId, Place, Properties,
+    Bytes, DESCRIPTOR, FABRIC, Memory, Physical, PhysicalId, Place, Properties, granularity,
 };
 use crate::alloc::{Kind, TOO_LARGE};
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
@@ -41,7 +41,7 @@ impl State {
     fn create(&mut self, size: usize, prop: CUmemAllocationProp) -> Answer<PhysicalId> {
         let place = self.check(&prop)?;
         let size = size as u64;
-        if size == 0 || !size.is_multiple_of(GRANULARITY) {
+        if size == 0 || !size.is_multiple_of(granularity()) {
             return Err(INVALID_VALUE);
         }
         match place.device() {
@@ -115,7 +115,7 @@ exports! {
         if option.0 > 1 {
             return Err(INVALID_VALUE);
         }
-        out.write(GRANULARITY as usize)
+        out.write(granularity() as usize)
     }
 
     plain fn cuMemCreate(

@@ -8,7 +8,7 @@ use cuda_driver_sys::{
 };
 
 use super::place::is_host;
-use super::{Addresses, Bytes, GRANULARITY, PhysicalId, Place, READ, READ_AND_WRITE, View};
+use super::{Addresses, Bytes, PhysicalId, Place, READ, READ_AND_WRITE, View, granularity};
 use crate::direct;
 use crate::export::{Answer, INVALID_VALUE, In, Out, exports};
 use crate::state::{State, state};
@@ -23,7 +23,7 @@ const TOO_LARGE: u64 = 1 << 47;
 fn whole_granules(start: u64, len: usize) -> Answer<u64> {
     let len = len as u64;
     let end = start.checked_add(len).ok_or(INVALID_VALUE)?;
-    let is_whole = start.is_multiple_of(GRANULARITY) && len.is_multiple_of(GRANULARITY);
+    let is_whole = start.is_multiple_of(granularity()) && len.is_multiple_of(granularity());
     if is_whole && len > 0 {
         Ok(end)
     } else {
@@ -34,14 +34,14 @@ fn whole_granules(start: u64, len: usize) -> Answer<u64> {
 impl State {
     fn reserve(&mut self, len: usize, align: usize, hint: u64) -> Answer<u64> {
         let (len, align) = (len as u64, align as u64);
-        let is_aligned = len.is_multiple_of(GRANULARITY) && hint.is_multiple_of(PAGE);
+        let is_aligned = len.is_multiple_of(granularity()) && hint.is_multiple_of(PAGE);
         if len == 0 || !is_aligned || align != 0 && !align.is_power_of_two() {
             return Err(INVALID_VALUE);
         }
         if len.max(align) >= TOO_LARGE {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let addresses = Addresses::reserve(len, align.max(GRANULARITY), hint)?;
+        let addresses = Addresses::reserve(len, align.max(granularity()), hint)?;
         let base = addresses.base();
         self.vmm.reservations.insert(base, addresses);
         Ok(base)
