@@ -16,6 +16,7 @@ mod program;
 mod rules;
 mod sleep;
 mod slow_upstream;
+mod spots;
 mod streams;
 mod threads;
 mod upstream;

@@ -9,6 +9,7 @@ use cuda_mem::{
 };
 use cuda_mem_trace::{Op, Trace, recorded};
 
+use super::spots;
 use crate::draws::Draws;
 use crate::hold::hold;
 use crate::lab::Lab;
@@ -18,11 +19,11 @@ const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
 pub(super) const PIECE: usize = 32 * MIB;
 
-/// Blocks side by side, each full of its number.
+/// Blocks side by side, each with its number.
 fn row(resource: &Resource, stream: &Stream, count: u8) -> Result<Vec<DeviceBuffer<u8>>> {
     let blocks = (0..count).map(|number| {
         let mut block = resource.alloc::<u8>(stream, PIECE)?;
-        block.fill(number)?;
+        spots::write(&mut block, number)?;
         Ok(block)
     });
     blocks.collect()
@@ -36,12 +37,6 @@ fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<Dev
         .partition(|(number, _)| number % 2 == 0);
     let only = |blocks: Vec<(usize, _)>| blocks.into_iter().map(|(_, block)| block).collect();
     (only(freed), only(kept))
-}
-
-pub(super) fn is_full_of(block: &DeviceBuffer<u8>, number: u8) -> Result<()> {
-    let found = block.to_vec()?;
-    ensure!(found == vec![number; found.len()], "not {number}");
-    Ok(())
 }
 
 fn arena(lab: &Lab, slack: f64) -> Result<(Arena, Resource)> {
@@ -62,14 +57,14 @@ fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
         stream.synchronize()?;
         let before = arena.stats();
         let mut large = resource.alloc::<u8>(&stream, 5 * PIECE)?;
-        large.fill(100)?;
+        spots::write(&mut large, 100)?;
         let after = arena.stats();
         ensure!(after.reserved == before.reserved, "{before}; {after}");
         ensure!(after.moved >= before.moved + 4, "{before:?}; {after:?}");
         for (number, block) in (1..).step_by(2).zip(&kept) {
-            is_full_of(block, number)?;
+            spots::have(block, number)?;
         }
-        is_full_of(&large, 100)?;
+        spots::have(&large, 100)?;
         drop((kept, large));
         stream.synchronize()?;
         arena.trim_to(0)?;
@@ -96,7 +91,7 @@ fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
     ensure!(after.reserved > before.reserved, "{before}; {after}");
     drop(held);
     for (number, block) in (1..).step_by(2).zip(&kept) {
-        is_full_of(block, number)?;
+        spots::have(block, number)?;
     }
     drop(large);
     Ok(())
@@ -167,7 +162,7 @@ fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
             let place = draws.next() as usize % live.len();
             let (block, number) = live.swap_remove(place);
             bytes -= block.len();
-            is_full_of(&block, number)?;
+            spots::have(&block, number)?;
         }
         // What is not done does not move.
         for stream in &streams {
@@ -175,14 +170,14 @@ fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
         }
         let megabytes = 10 + draws.next() as usize % 50;
         let mut block = resource.alloc::<u8>(stream, megabytes * MIB)?;
-        block.fill(turn as u8)?;
+        spots::write(&mut block, turn as u8)?;
         bytes += block.len();
         live.push((block, turn as u8));
     }
     let stats = arena.stats();
     ensure!(stats.moved > 2, "{stats:?}");
     for (block, number) in &live {
-        is_full_of(block, *number)?;
+        spots::have(block, *number)?;
     }
     Ok(())
 }
@@ -284,7 +279,7 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
                 let mark = round as u8;
                 large.on(peer)?.fill(mark)?;
                 if round.is_multiple_of(LOOKED_AT) {
-                    is_full_of(&large, mark)?;
+                    spots::have(&large, mark)?;
                 }
             }
             None => large.fill(0)?,
@@ -298,7 +293,7 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
                     block.on(peer)?.copy_to(&mut found)?;
                     ensure!(found == vec![*number; found.len()], "not {number}");
                 }
-                None => is_full_of(block, *number)?,
+                None => spots::have(block, *number)?,
             }
             looked_at += 1;
         }

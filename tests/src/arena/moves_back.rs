@@ -5,7 +5,8 @@ use std::alloc::Layout;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, SleepContents, Stream};
 
-use super::moves::{PIECE, is_full_of};
+use super::moves::PIECE;
+use super::spots;
 use crate::lab::Lab;
 
 /// Those that were freed are `None`.
@@ -18,17 +19,17 @@ fn block(
     number: u8,
 ) -> Result<DeviceBuffer<u8>> {
     let mut block = resource.alloc::<u8>(stream, pieces * PIECE)?;
-    block.fill(number)?;
+    spots::write(&mut block, number)?;
     Ok(block)
 }
 
-/// Each is full of its number still.
+/// Each has its number still.
 fn look_at(blocks: &Blocks) -> Result<()> {
     for (number, block) in (0_u8..).zip(blocks) {
         let Some(block) = block else {
             continue;
         };
-        is_full_of(block, number).with_context(|| format!("block {number}"))?;
+        spots::have(block, number).with_context(|| format!("block {number}"))?;
     }
     Ok(())
 }
@@ -63,8 +64,8 @@ fn move_back(arena: &Arena, stream: &Stream, blocks: &mut Blocks) -> Result<()> 
     ensure!(after.reserved == before.reserved, "{before}; {after}");
     ensure!(after.moved == before.moved + 1, "{before:?}; {after:?}");
     look_at(blocks)?;
-    is_full_of(&behind, 101)?;
-    is_full_of(&large, 102)
+    spots::have(&behind, 101)?;
+    spots::have(&large, 102)
 }
 
 #[apply(case)]

@@ -2,10 +2,11 @@
 
 use std::alloc::Layout;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
 use super::log::fill;
+use super::spots;
 use super::streams::borrowed;
 use crate::hold::hold;
 use crate::lab::Lab;
@@ -48,16 +49,14 @@ fn memory_of_several_streams_goes_to_nobody_before_they_are_done(lab: &Lab) -> R
         let mut others = Vec::new();
         for stream in [&own, &third, &user, &own] {
             let mut other = resource.alloc::<u8>(stream, bytes)?;
-            other.fill(9)?;
+            spots::write(&mut other, 9)?;
             others.push(other);
         }
         drop(held);
         for other in others {
-            let seen = other.to_vec()?;
-            ensure!(
-                seen.iter().all(|byte| *byte == 9),
-                "{policy:?}, {bytes} bytes: written by a stream that used it before"
-            );
+            spots::have(&other, 9).with_context(|| {
+                format!("{policy:?}, {bytes} bytes: written by a stream that used it before")
+            })?;
         }
     }
     Ok(())
@@ -175,16 +174,14 @@ fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
         let mut filled = Vec::new();
         for _ in 0..4 {
             let mut other = resource.alloc::<u8>(&third, bytes)?;
-            other.fill(9)?;
+            spots::write(&mut other, 9)?;
             filled.push(other);
         }
         drop(held);
         for other in filled {
-            let seen = other.to_vec()?;
-            ensure!(
-                seen.iter().all(|byte| *byte == 9),
-                "{bytes} bytes: written by a stream that used it before"
-            );
+            spots::have(&other, 9).with_context(|| {
+                format!("{bytes} bytes: written by a stream that used it before")
+            })?;
         }
     }
     Ok(())
