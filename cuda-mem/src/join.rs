@@ -10,7 +10,7 @@ impl Stream {
     /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
     /// The host does not wait. Nothing happens if both are the same stream.
     ///
-    /// Two driver calls; the event comes from a cache. Four once this process has launched a graph through this crate:
+    /// Two driver calls; the event comes from a cache. Four once this process has launched or uploaded a graph through this crate:
     /// drivers lose waits whose event is used again while another thread launches or uploads a graph in the stream that waits
     /// (measured), so each wait has an event of its own then. Do not make a stream wait while another library launches
     /// a graph in it on another thread.
@@ -93,7 +93,7 @@ fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
 }
 
 /// A point of a stream that others can be made to wait for. The event goes back to the cache, but not once a graph
-/// was launched.
+/// was launched or uploaded.
 struct Mark<'a> {
     stream: StreamRef<'a>,
     event: CUevent,

@@ -1,4 +1,4 @@
-//! The least limit under which a workload runs.
+//! About the least limit under which a workload runs. A lower one may do by accident.
 
 use anyhow::Result;
 use cuda_mem::{Arena, Device, ErrorKind, Stream};
@@ -8,7 +8,7 @@ use crate::replay::{pass, steps};
 use crate::subjects::Subject;
 use crate::workloads::all;
 
-const METHOD: &str = "the least max_bytes of a new arena under which two passes of a workload succeed, to 2 MiB, over the most \
+const METHOD: &str = "max_bytes of a new arena under which two passes of a workload succeed, and fail with 2 MiB less, over the most \
      bytes asked for at one moment; by bisection between once and twice those, streams synchronised between passes";
 
 const STEP: u64 = 2 << 20;
@@ -42,7 +42,10 @@ pub(crate) fn measure(device: &Device) -> Result<()> {
             }
             Ok(true)
         };
-        let (mut fails, mut runs) = (workload.peak / STEP, (2 * workload.peak).div_ceil(STEP));
+        let (mut fails, mut runs) = (
+            workload.peak.saturating_sub(1) / STEP,
+            (2 * workload.peak).div_ceil(STEP),
+        );
         if !runs_under(runs * STEP)? {
             println!(
                 "{:<30} {:>14.0} {:>14}",

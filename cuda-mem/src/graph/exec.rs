@@ -176,7 +176,7 @@ impl GraphExec {
     }
 
     /// Takes the device memory that a launch needs, so that the launch has not to. Does not
-    /// synchronise.
+    /// synchronise. From then on waits between streams cost more, see [`Stream::wait_for`].
     ///
     /// # Errors
     ///

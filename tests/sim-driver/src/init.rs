@@ -31,6 +31,7 @@ exports! {
         if devices.is_empty() {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
+        state::watch_forks()?;
         state::initialise(knobs, devices);
         Ok(())
     }

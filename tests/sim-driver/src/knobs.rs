@@ -178,7 +178,11 @@ impl Knobs {
             stub: read("CUDA_SIM_STUB", 0, 0..=1) == 1,
             granule: read("CUDA_SIM_POOL_GRANULE", default.granule, 1..=1 << 30),
             chunk: read("CUDA_SIM_POOL_CHUNK", default.chunk, step),
-            granularity: read("CUDA_SIM_GRANULARITY", default.granularity, 4096..=1 << 30),
+            granularity: read(
+                "CUDA_SIM_GRANULARITY",
+                default.granularity,
+                64 << 10..=1 << 30,
+            ),
         };
         if let Some(text) = look_up("CUDA_SIM_NO_PEERS") {
             match pairs(&text, '-') {
@@ -416,5 +420,18 @@ mod tests {
         let (knobs, complaints) = read(&[("CUDA_SIM_POOL_CHUNK", "3M")]);
         assert_eq!(knobs.chunk, 32 << 20);
         assert_eq!(complaints.len(), 1);
+    }
+
+    #[test]
+    fn pieces_of_memory_are_powers_of_two_from_64_kib_on() {
+        for (text, granularity, complaint) in [
+            ("64K", 64 << 10, 0),
+            ("96K", 2 << 20, 1),
+            ("32K", 2 << 20, 1),
+        ] {
+            let (knobs, complaints) = read(&[("CUDA_SIM_GRANULARITY", text)]);
+            let found = (knobs.granularity, complaints.len());
+            assert_eq!(found, (granularity, complaint), "{text}");
+        }
     }
 }

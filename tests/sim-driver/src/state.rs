@@ -98,18 +98,21 @@ pub(crate) fn initialise(knobs: &'static Knobs, devices: Vec<Device>) {
         graveyard: Vec::new(),
         next_handle: 0,
     };
-    if STATE.set(Mutex::new(state)).is_ok() {
-        watch_forks();
-    }
+    // Whoever comes second finds it initialised.
+    let _ = STATE.set(Mutex::new(state));
 }
 
-/// Every call asks whether this is a fork, and process ids would cost it a system call.
-fn watch_forks() {
+/// Every call asks whether this is a fork, and process ids would cost it a system call. Children that `clone` makes, and
+/// not `fork`, stay unnoticed.
+pub(crate) fn watch_forks() -> Answer {
     extern "C" fn mark() {
-        IS_FORK.store(true, Ordering::Release);
+        IS_FORK.store(is_initialised(), Ordering::Release);
     }
-    // SAFETY: `mark` only stores to an atomic, which a fork handler may do, and lives as long as this library.
-    unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    // SAFETY: `mark` reads an atomic and stores to one, which a fork handler may do, and lives as long as this library.
+    match unsafe { libc::pthread_atfork(None, None, Some(mark)) } {
+        0 => Ok(()),
+        _ => Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+    }
 }
 
 /// Whether `cuInit` has run here, or in the process this one was forked from.

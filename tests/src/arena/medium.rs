@@ -198,6 +198,8 @@ fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
         stream.synchronize()?;
     }
     let before = arena.stats();
+    // The rest would not do.
+    ensure!(before.reserved - kept < kept, "{before}, {kept} kept");
     let third = lab.stream()?;
     let elsewhere = alloc(&third, (kept / MIB) as usize)?;
     let after = arena.stats();

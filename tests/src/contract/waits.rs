@@ -62,6 +62,9 @@ fn pass_by(lab: &Lab, own: &Stream, streams: &[Stream], round: usize) -> Result<
     Ok(())
 }
 
+/// A launch or an upload.
+type CallOfGraph = fn(&mut GraphExec, &Stream) -> cuda_mem::Result<()>;
+
 /// What goes on beside threads whose streams wait for each other.
 #[derive(Clone, Copy, Default)]
 struct Beside {
@@ -69,8 +72,8 @@ struct Beside {
     streams: bool,
     /// Threads use a stream of their own and end.
     threads: bool,
-    /// A thread does so with a graph, in each of the streams in turn.
-    graphs: Option<fn(&mut GraphExec, &Stream) -> cuda_mem::Result<()>>,
+    /// A thread makes this call with a graph, in each of the streams in turn.
+    graphs: Option<CallOfGraph>,
 }
 
 /// A graph that fills memory which nobody looks at.
@@ -177,7 +180,7 @@ fn waits_do_not_mix_while_graphs_are_launched(lab: &Lab) -> Result<()> {
     waits_do_not_mix(lab, beside)
 }
 
-/// As above.
+/// The same of uploads (R179).
 #[apply(case_alone)]
 fn waits_do_not_mix_while_graphs_are_uploaded(lab: &Lab) -> Result<()> {
     lab.need(11, 4)?;
@@ -188,9 +191,8 @@ fn waits_do_not_mix_while_graphs_are_uploaded(lab: &Lab) -> Result<()> {
     waits_do_not_mix(lab, beside)
 }
 
-/// Once graphs are launched an event serves one wait (R179).
-#[apply(case_of_sim_alone)]
-fn an_event_serves_one_wait_once_graphs_are_launched(lab: &Lab) -> Result<()> {
+/// Once a graph was launched, or uploaded, an event serves one wait (R179).
+fn an_event_serves_one_wait_after(lab: &Lab, call: CallOfGraph) -> Result<()> {
     let control = lab.control()?;
     let (stream, other) = (lab.stream()?, lab.stream()?);
     let none = control.live().events;
@@ -198,10 +200,20 @@ fn an_event_serves_one_wait_once_graphs_are_launched(lab: &Lab) -> Result<()> {
     ensure!(control.live().events == none + 1, "an event is kept");
     stream.wait_for(&other)?;
     ensure!(control.live().events == none + 1, "it is used again");
-    filling(lab)?.launch(&stream)?;
+    call(&mut filling(lab)?, &stream)?;
     for _ in 0..5 {
         stream.wait_for(&other)?;
     }
     ensure!(control.live().events == none, "none is kept");
     Ok(())
+}
+
+#[apply(case_of_sim_alone)]
+fn an_event_serves_one_wait_once_graphs_are_launched(lab: &Lab) -> Result<()> {
+    an_event_serves_one_wait_after(lab, GraphExec::launch)
+}
+
+#[apply(case_of_sim_alone)]
+fn an_event_serves_one_wait_once_graphs_are_uploaded(lab: &Lab) -> Result<()> {
+    an_event_serves_one_wait_after(lab, GraphExec::upload)
 }

@@ -43,9 +43,9 @@ fn places(driver: Driver) -> Result<(), Error> {
         }
         placed.fill(8)?;
         assert_eq!(placed.to_vec()?[99], 8);
-        // At the end, because a fill of so many elements takes its time on the simulator.
+        // More than the piece that it has.
         if let (true, Some(buffer)) = (placement.growable, placed.growable()) {
-            buffer.resize_uninit(20_000)?;
+            buffer.resize_uninit((2 << 20) / 4 + 1)?;
         }
     }
     stream.synchronize()
