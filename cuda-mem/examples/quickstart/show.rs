@@ -125,12 +125,15 @@ impl Show {
         table.add_row(both("waste", &|served| bytes(waste(served))));
         table.add_row(both("reserved / asked", &ratio));
         self.print(format_args!("\n{table}"))?;
-        self.print(if backend.simulated {
-            "(simulated driver: neither times nor waste say anything about a GPU)"
-        } else {
-            "One thread replays the allocations of the run without its kernels. The times are what allocating costs that\n\
-             thread, not how much faster training gets; what is reserved is what other programs cannot have."
-        })
+        self.print(
+            "One thread replays the run's allocations, without its kernels. The times are the cost of\n\
+             allocation on that thread, not how much faster training gets. Reserved memory is not\n\
+             available to other programs.",
+        )?;
+        if backend.simulated {
+            self.print("(simulated driver: neither times nor waste say anything about a GPU)")?;
+        }
+        Ok(())
     }
 
     /// Prints the JSON object, if that is what was asked for.
