@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! #[apply(case)]
-//! fn a_buffer_keeps_its_bytes(lab: &Lab) -> Result<()> { … }
+//! fn a_buffer_keeps_its_bytes(env: &Environment) -> Result<()> { … }
 //! ```
 //!
 //! The body's modules are its name, and a [`Suite`](crate::suite::Suite) takes the bodies of its modules.
 
 use anyhow::Result;
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// What a body needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Test {
     #[doc(hidden)]
     pub path: &'static str,
     /// What is run.
-    pub body: fn(&Lab) -> Result<()>,
+    pub body: fn(&Environment) -> Result<()>,
     /// Whether it needs a process of its own: it looks at what the whole process has done.
     pub alone: bool,
     /// What it needs.

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::suite;
 
 mod simulated {
@@ -27,7 +27,7 @@ mod simulated {
 
     /// Also the contract, which must hold with a second device beside.
     #[apply(case_of_sim)]
-    fn everything_holds_with_two_devices(_: &Lab) -> Result<()> {
+    fn everything_holds_with_two_devices(_: &Environment) -> Result<()> {
         in_a_child(
             "two-devices",
             ("CUDA_SIM_PEERS", "1"),
@@ -36,7 +36,7 @@ mod simulated {
     }
 
     #[apply(case_of_sim)]
-    fn devices_that_are_no_peers_are_told(_: &Lab) -> Result<()> {
+    fn devices_that_are_no_peers_are_told(_: &Environment) -> Result<()> {
         in_a_child(
             "strangers",
             ("CUDA_SIM_PEERS", "0"),
@@ -49,8 +49,8 @@ mod strangers {
     use super::*;
 
     #[apply(case_staged)]
-    fn a_stranger_is_refused_before_anything_is_changed(lab: &Lab) -> Result<()> {
-        let devices = lab.driver.devices()?;
+    fn a_stranger_is_refused_before_anything_is_changed(env: &Environment) -> Result<()> {
+        let devices = env.driver.devices()?;
         ensure!(!devices[1].can_access_peer(&devices[0])?);
         let pool = MemoryPool::builder(&devices[0]).build()?;
         let Err(error) = pool.set_access(&[(devices[1], Access::ReadWrite)]) else {
@@ -69,15 +69,15 @@ mod strangers {
         // SAFETY: this is the only thread.
         unsafe { MemoryPool::destroy_spares() }?;
         ensure!(
-            lab.control()?.live().pools == 1,
+            env.control()?.live().pools == 1,
             "the half-made pool is gone"
         );
         Ok(())
     }
 
     #[apply(case_staged)]
-    fn strangers_copy_all_the_same(lab: &Lab) -> Result<()> {
-        let devices = lab.driver.devices()?;
+    fn strangers_copy_all_the_same(env: &Environment) -> Result<()> {
+        let devices = env.driver.devices()?;
         let here = devices[0].primary_context()?.stream()?;
         let there = devices[1].primary_context()?.stream()?;
         let source = MemoryPool::builder(&devices[0])
@@ -94,8 +94,8 @@ mod strangers {
     /// Whichever side the stranger is on: the stream of the launch, or a buffer that the graph has adopted. The driver
     /// hears of neither launch.
     #[apply(case_staged)]
-    fn a_graph_touches_no_memory_of_a_stranger(lab: &Lab) -> Result<()> {
-        let devices = lab.driver.devices()?;
+    fn a_graph_touches_no_memory_of_a_stranger(env: &Environment) -> Result<()> {
+        let devices = env.driver.devices()?;
         let contexts = [devices[0].primary_context()?, devices[1].primary_context()?];
         let [here, there] = [contexts[0].stream()?, contexts[1].stream()?];
         let pools = [&devices[0], &devices[1]].map(|device| MemoryPool::builder(device).build());
@@ -110,7 +110,7 @@ mod strangers {
             graph.free(memory, &[])?;
             Ok((graph.instantiate(Instantiate::Plain)?, target))
         };
-        let control = lab.control()?;
+        let control = env.control()?;
         let refused = |launched: cuda_mem::Result<()>| -> Result<()> {
             let Err(error) = launched else {
                 bail!("it was launched");
@@ -157,7 +157,7 @@ mod strangers {
         control.reset();
         refused(exec.launch(&there))?;
         ensure!(exec.left(&left).is_err());
-        ensure!(lab.control()?.reports().is_empty());
+        ensure!(env.control()?.reports().is_empty());
         Ok(())
     }
 }

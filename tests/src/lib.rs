@@ -1,9 +1,9 @@
 //! Tests of `cuda-mem` that run on more than one driver.
 //!
 //! [`contract`] holds bodies that are written once and hold on the simulated driver and on a GPU.
-//! [`lab`] chooses the driver, [`mod@case`] registers bodies, [`suite`] says which run together, and [`run`] runs them and
-//! says on what, how many, and which were skipped and why. What only the simulator can show (faults, counts, old drivers) and what only
-//! hardware can show lies beside the test programs, in `tests/`.
+//! [`environment`] chooses the driver, [`mod@case`] registers bodies, [`suite`] says which run together, and [`run`]
+//! runs them and says on what, how many, and which were skipped and why. What only the simulator can show (faults,
+//! counts, old drivers) and what only hardware can show lies beside the test programs, in `tests/`.
 
 #[macro_use(apply)]
 extern crate macro_rules_attribute;
@@ -17,11 +17,11 @@ pub mod contract;
 mod devices;
 #[path = "../../cuda-mem/benches/common/draws.rs"]
 mod draws;
+pub mod environment;
 mod foreign;
 mod forks;
 pub mod hold;
 pub mod host;
-pub mod lab;
 pub mod ledger;
 pub mod managed;
 pub mod modules;

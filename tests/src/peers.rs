@@ -7,8 +7,8 @@ mod taking;
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, MemoryPool, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// Two devices, each with its context and a stream.
 struct Pair {
@@ -17,8 +17,8 @@ struct Pair {
     streams: [Stream; 2],
 }
 
-fn pair(lab: &Lab) -> Result<Pair> {
-    let devices: [Device; 2] = lab.driver.devices()?[..2].try_into()?;
+fn pair(env: &Environment) -> Result<Pair> {
+    let devices: [Device; 2] = env.driver.devices()?[..2].try_into()?;
     let contexts = [devices[0].primary_context()?, devices[1].primary_context()?];
     let streams = [contexts[0].stream()?, contexts[1].stream()?];
     Ok(Pair {
@@ -41,8 +41,8 @@ mod access {
     use super::*;
 
     #[apply(case_of_two)]
-    fn a_new_pool_is_its_own_devices(lab: &Lab) -> Result<()> {
-        let Pair { devices, .. } = pair(lab)?;
+    fn a_new_pool_is_its_own_devices(env: &Environment) -> Result<()> {
+        let Pair { devices, .. } = pair(env)?;
         for (own, other) in [(0, 1), (1, 0)] {
             let pool = pool(&devices[own])?;
             ensure!(pool.access(&devices[own])? == Access::ReadWrite);
@@ -57,10 +57,10 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn what_is_given_holds_for_all_memory(lab: &Lab) -> Result<()> {
+    fn what_is_given_holds_for_all_memory(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = pool(&devices[0])?;
         let mut before = pool.alloc_zeroed::<u8>(&streams[0], 3 << 20)?;
         pool.set_access(&[
@@ -77,10 +77,10 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn what_is_taken_is_gone(lab: &Lab) -> Result<()> {
+    fn what_is_taken_is_gone(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = pool(&devices[0])?;
         pool.set_access(&[(devices[1], Access::ReadWrite)])?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
@@ -100,8 +100,8 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn the_owner_is_never_revoked_and_nothing_else_changes(lab: &Lab) -> Result<()> {
-        let Pair { devices, .. } = pair(lab)?;
+    fn the_owner_is_never_revoked_and_nothing_else_changes(env: &Environment) -> Result<()> {
+        let Pair { devices, .. } = pair(env)?;
         let pool = pool(&devices[0])?;
         for less in [Access::None, Access::Read] {
             let refused = pool.set_access(&[(devices[1], Access::ReadWrite), (devices[0], less)]);
@@ -122,8 +122,8 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn what_pools_do_not_know_is_refused(lab: &Lab) -> Result<()> {
-        let Pair { devices, .. } = pair(lab)?;
+    fn what_pools_do_not_know_is_refused(env: &Environment) -> Result<()> {
+        let Pair { devices, .. } = pair(env)?;
         let pool = pool(&devices[0])?;
         let reading = pool.set_access(&[(devices[1], Access::Read)]);
         ensure!(reading.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
@@ -135,10 +135,10 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn access_is_given_at_the_start(lab: &Lab) -> Result<()> {
+    fn access_is_given_at_the_start(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = MemoryPool::builder(&devices[0])
             .accessible_from(&devices[1])
             .accessible_from(&devices[0])
@@ -151,10 +151,10 @@ mod access {
 
     /// Destroyed pools whose handle comes again must leave nothing behind (R27).
     #[apply(case_of_two)]
-    fn a_new_pool_inherits_no_access(lab: &Lab) -> Result<()> {
+    fn a_new_pool_inherits_no_access(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         for _ in 0..20 {
             let open = open_pool(&devices[0], &devices[1])?;
             open.alloc::<u8>(&streams[0], 100)?.free_sync()?;
@@ -165,10 +165,10 @@ mod access {
     }
 
     #[apply(case_of_two)]
-    fn a_buffer_outlives_its_pool_on_both_devices(lab: &Lab) -> Result<()> {
+    fn a_buffer_outlives_its_pool_on_both_devices(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = open_pool(&devices[0], &devices[1])?;
         let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 1000)?;
         drop(pool);
@@ -182,10 +182,10 @@ mod streams {
     use super::*;
 
     #[apply(case_of_two)]
-    fn a_pool_wants_a_stream_that_reaches_it(lab: &Lab) -> Result<()> {
+    fn a_pool_wants_a_stream_that_reaches_it(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let Err(error) = pool(&devices[0])?.alloc::<u8>(&streams[1], 10) else {
             bail!("a stream of a device without access was taken");
         };
@@ -195,10 +195,10 @@ mod streams {
     }
 
     #[apply(case_of_two)]
-    fn a_stream_of_a_peer_allocates_and_frees(lab: &Lab) -> Result<()> {
+    fn a_stream_of_a_peer_allocates_and_frees(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = open_pool(&devices[0], &devices[1])?;
         let mut buffer = pool.alloc_from(&streams[1], &[1_u8; 100])?;
         buffer.fill(2)?;
@@ -212,10 +212,10 @@ mod streams {
     }
 
     #[apply(case_of_two)]
-    fn a_loan_wants_access(lab: &Lab) -> Result<()> {
+    fn a_loan_wants_access(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let mut buffer = pool(&devices[0])?.alloc_from(&streams[0], &[1_u8; 10])?;
         let written = buffer.on(&streams[1]).map(drop);
         ensure!(written.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
@@ -226,10 +226,10 @@ mod streams {
     }
 
     #[apply(case_of_two)]
-    fn streams_of_two_devices_wait_for_each_other(lab: &Lab) -> Result<()> {
+    fn streams_of_two_devices_wait_for_each_other(env: &Environment) -> Result<()> {
         let Pair {
             streams, contexts, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let held = hold(&streams[0])?;
         streams[1].wait_for(&streams[0])?;
         ensure!(!streams[1].is_done()?);
@@ -245,10 +245,10 @@ mod streams {
     }
 
     #[apply(case_of_two)]
-    fn a_threads_default_streams_are_of_their_device(lab: &Lab) -> Result<()> {
+    fn a_threads_default_streams_are_of_their_device(env: &Environment) -> Result<()> {
         let Pair {
             devices, contexts, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         // Whatever is current on the thread.
         let _current = contexts[0].bind()?;
         for stream in [contexts[1].legacy_stream(), contexts[1].per_thread_stream()] {
@@ -265,10 +265,10 @@ mod copies {
     use super::*;
 
     #[apply(case_of_two)]
-    fn bytes_are_copied_without_access(lab: &Lab) -> Result<()> {
+    fn bytes_are_copied_without_access(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let numbers: Vec<u32> = (0..100_000).collect();
         let near = pool(&devices[0])?.alloc_from(&streams[0], &numbers)?;
         let mut far = pool(&devices[1])?.alloc::<u32>(&streams[1], numbers.len())?;
@@ -280,10 +280,10 @@ mod copies {
     }
 
     #[apply(case_of_two)]
-    fn a_copy_orders_both_devices(lab: &Lab) -> Result<()> {
+    fn a_copy_orders_both_devices(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let mut source = pool(&devices[0])?.alloc_zeroed::<u8>(&streams[0], 1 << 20)?;
         let mut target = pool(&devices[1])?.alloc_zeroed::<u8>(&streams[1], 1 << 20)?;
         streams[1].synchronize()?;
@@ -300,10 +300,10 @@ mod copies {
 
     /// The stream that copies reaches the target, and nothing reaches the source.
     #[apply(case_of_two)]
-    fn a_closed_source_is_copied_on_a_peers_stream(lab: &Lab) -> Result<()> {
+    fn a_closed_source_is_copied_on_a_peers_stream(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let open = open_pool(&devices[0], &devices[1])?;
         let mut target = open.alloc_zeroed::<u8>(&streams[1], 500)?;
         let source = pool(&devices[0])?.alloc_from(&streams[0], &[6_u8; 500])?;
@@ -316,12 +316,12 @@ mod copies {
     }
 
     #[apply(case_of_two)]
-    fn a_copy_inside_the_other_device_needs_nothing(lab: &Lab) -> Result<()> {
+    fn a_copy_inside_the_other_device_needs_nothing(env: &Environment) -> Result<()> {
         let Pair {
             devices,
             contexts,
             streams,
-        } = pair(lab)?;
+        } = pair(env)?;
         let _current = contexts[0].bind()?;
         let pool = pool(&devices[1])?;
         let source = pool.alloc_from(&streams[1], &[8_u8; 77])?;
@@ -338,10 +338,10 @@ mod samples {
     /// What CUDA's sample streamOrderedAllocationP2P checks: memory of one device is written by its
     /// owner, changed by a peer, and read back by the owner, in one order.
     #[apply(case_of_two)]
-    fn a_peer_works_on_what_the_owner_made(lab: &Lab) -> Result<()> {
+    fn a_peer_works_on_what_the_owner_made(env: &Environment) -> Result<()> {
         let Pair {
             devices, streams, ..
-        } = pair(lab)?;
+        } = pair(env)?;
         let pool = open_pool(&devices[0], &devices[1])?;
         for round in 0..10_u32 {
             let mut buffer = pool.alloc::<u32>(&streams[0], 1 << 18)?;
@@ -363,8 +363,8 @@ mod places {
     use super::*;
 
     #[apply(case_of_two)]
-    fn a_current_pool_is_one_of_its_device(lab: &Lab) -> Result<()> {
-        let Pair { devices, .. } = pair(lab)?;
+    fn a_current_pool_is_one_of_its_device(env: &Environment) -> Result<()> {
+        let Pair { devices, .. } = pair(env)?;
         let pool = pool(&devices[0])?;
         let refused = devices[1].set_current_pool(&pool);
         ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
@@ -383,13 +383,13 @@ mod places {
 
     /// The plain call looks at the stream and not at what is current (R6).
     #[apply(case_of_two)]
-    fn plain_allocations_follow_the_stream(lab: &Lab) -> Result<()> {
+    fn plain_allocations_follow_the_stream(env: &Environment) -> Result<()> {
         let Pair {
             devices,
             contexts,
             streams,
-        } = pair(lab)?;
-        let table = lab.driver.table();
+        } = pair(env)?;
+        let table = env.driver.table();
         let allocate = table.cuMemAllocAsync.context("no cuMemAllocAsync")?;
         let _current = contexts[0].bind()?;
         let mut address = 0;
@@ -398,15 +398,15 @@ mod places {
         ensure!(code.0 == 0, "{code}");
         // SAFETY: allocated just now in this stream, and freed by nobody else.
         let buffer = unsafe { cuda_mem::DeviceBuffer::<u8>::from_raw(&streams[1], address, 5000) };
-        let info = lab.driver.pointer_info(buffer.as_raw())?;
+        let info = env.driver.pointer_info(buffer.as_raw())?;
         let device = info.context("the driver does not know it")?.device;
         ensure!(device == devices[1].as_raw(), "device {device}");
         Ok(())
     }
 
     #[apply(case_of_two)]
-    fn one_device_at_work_leaves_the_other_alone(lab: &Lab) -> Result<()> {
-        let devices = lab.driver.devices()?;
+    fn one_device_at_work_leaves_the_other_alone(env: &Environment) -> Result<()> {
+        let devices = env.driver.devices()?;
         if devices[..2]
             .iter()
             .any(|device| device.has_active_context().unwrap_or(true))

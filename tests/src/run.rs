@@ -16,7 +16,7 @@ use cuda_mem::sys::CudaVersion;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::case::{Kind, Test};
-use crate::lab::{Backend, Lab, Skip};
+use crate::environment::{Backend, Environment, Skip};
 use crate::suite::{self, Suite};
 use crate::{two, untouched, watchdog};
 
@@ -43,25 +43,25 @@ pub fn main(suite: &Suite) -> ExitCode {
         arguments.test_threads = Some(1);
     }
     let chosen = if suite.sim_only || calls.is_some() {
-        Lab::get_sim()
+        Environment::get_sim()
     } else {
-        Lab::get()
+        Environment::get()
     };
-    let lab = match chosen {
-        Ok(lab) => lab,
+    let env = match chosen {
+        Ok(env) => env,
         Err(error) => {
             eprintln!("no driver to test on: {error:#}");
             return ExitCode::FAILURE;
         }
     };
-    if lab.backend == Backend::Gpu {
+    if env.backend == Backend::Gpu {
         let most = arguments.test_threads.unwrap_or_else(cores);
         arguments.test_threads = Some(most.min(AT_A_TIME));
     }
-    let (tests, is_enough) = chosen_tests(suite, lab);
+    let (tests, is_enough) = chosen_tests(suite, env);
     // It asks the driver, which the tests did not.
     if !arguments.list && calls.is_none() {
-        announce(suite, lab);
+        announce(suite, env);
     }
     if !is_enough {
         println!(
@@ -70,11 +70,11 @@ pub fn main(suite: &Suite) -> ExitCode {
         );
     }
     let is_watched = suite.untouched && is_enough;
-    if is_watched && let Err(error) = untouched::start(lab) {
+    if is_watched && let Err(error) = untouched::start(env) {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
-    let trials = tests.iter().map(|test| trial(lab, *test, suite.untouched));
+    let trials = tests.iter().map(|test| trial(env, *test, suite.untouched));
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     let drops = cuda_mem::drop_counts();
     if drops.failures > 0 && !suite.drops_fail {
@@ -82,14 +82,14 @@ pub fn main(suite: &Suite) -> ExitCode {
         return ExitCode::FAILURE;
     }
     // A real driver would not say anything. Before 11.3 none tells when a pool can end.
-    if let Ok(control) = lab.control()
-        && lab.driver.version() >= CudaVersion::new(11, 3)
+    if let Ok(control) = env.control()
+        && env.driver.version() >= CudaVersion::new(11, 3)
         && control.report_count() > 0
     {
         eprintln!("the simulated driver reports {:#?}", control.reports());
         return ExitCode::FAILURE;
     }
-    if is_watched && let Err(error) = untouched::note_calls(lab) {
+    if is_watched && let Err(error) = untouched::note_calls(env) {
         eprintln!("{error:#}");
         return ExitCode::FAILURE;
     }
@@ -97,16 +97,16 @@ pub fn main(suite: &Suite) -> ExitCode {
 }
 
 /// Those of the suite that run on this driver, and whether it has the devices that they need.
-fn chosen_tests(suite: &Suite, lab: &Lab) -> (Vec<Test>, bool) {
+fn chosen_tests(suite: &Suite, env: &Environment) -> (Vec<Test>, bool) {
     // The other process of a test, which may have been started by another suite.
     if let Some(test) = two::other() {
         return (vec![test], true);
     }
     let mut tests = suite.tests();
-    if lab.backend == Backend::Gpu {
+    if env.backend == Backend::Gpu {
         tests.retain(|test| test.kind != Kind::Simulator);
     }
-    if suite.devices > 1 && lab.driver.device_count().unwrap_or(0) < suite.devices as usize {
+    if suite.devices > 1 && env.driver.device_count().unwrap_or(0) < suite.devices as usize {
         return (Vec::new(), false);
     }
     (tests, true)
@@ -116,18 +116,18 @@ fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn announce(suite: &Suite, lab: &Lab) {
-    let name = lab.device().and_then(|device| Ok(device.name()?));
+fn announce(suite: &Suite, env: &Environment) {
+    let name = env.device().and_then(|device| Ok(device.name()?));
     println!(
         "{}: back end: {:?}, CUDA {}, {}",
         suite.name,
-        lab.backend,
-        lab.driver.version(),
+        env.backend,
+        env.driver.version(),
         name.unwrap_or_else(|error| format!("no device name: {error}")),
     );
 }
 
-fn trial(lab: &'static Lab, test: Test, untouched: bool) -> Trial {
+fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
     let name = test.name();
     Trial::ignorable_test(name, move || {
         let calls = std::env::var_os(CALLS);
@@ -140,18 +140,18 @@ fn trial(lab: &'static Lab, test: Test, untouched: bool) -> Trial {
         let outcome = match calls {
             _ if !is_child && (test.alone || calls.is_some()) => spawn(name, None).map(drop),
             Some(file) => {
-                (test.body)(lab).and_then(|()| write_calls(lab, test.short_name(), &file))
+                (test.body)(env).and_then(|()| write_calls(env, test.short_name(), &file))
             }
-            None => (test.body)(lab),
+            None => (test.body)(env),
         };
         let outcome = match outcome {
-            Ok(()) if untouched => untouched::check(lab),
+            Ok(()) if untouched => untouched::check(env),
             outcome => outcome,
         };
         match outcome {
             Ok(()) => Ok(Completion::Completed),
             Err(error) => match error.downcast_ref::<Skip>() {
-                Some(skip) if lab.backend == Backend::Gpu && gpu_required() => Err(Failed::from(
+                Some(skip) if env.backend == Backend::Gpu && gpu_required() => Err(Failed::from(
                     format!("skipped although a GPU is required: {skip}"),
                 )),
                 Some(skip) => Ok(Completion::ignored_with(skip)),
@@ -170,11 +170,11 @@ pub(crate) fn calls_by_chance() {
 }
 
 /// Adds a line to `file`: the test, and every driver function that this process has called.
-fn write_calls(lab: &Lab, name: &str, file: &OsStr) -> Result<()> {
+fn write_calls(env: &Environment, name: &str, file: &OsStr) -> Result<()> {
     if IS_BY_CHANCE.load(Ordering::Relaxed) {
         return Ok(());
     }
-    let control = lab.control()?;
+    let control = env.control()?;
     let mut line = format!("{name}:");
     for symbol in &cuda_mem::sys::SYMBOLS {
         if control.calls(symbol.name()) > 0 {

@@ -20,7 +20,7 @@ pub struct Suite {
     pub name: &'static str,
     holds: Option<fn(&Test) -> bool>,
     is_staged: bool,
-    pub(crate) environment: Option<(&'static str, &'static str)>,
+    pub(crate) variable: Option<(&'static str, &'static str)>,
     pub(crate) serial: bool,
     pub(crate) drops_fail: bool,
     pub(crate) sim_only: bool,
@@ -36,7 +36,7 @@ impl Suite {
             name,
             holds: None,
             is_staged: false,
-            environment: None,
+            variable: None,
             serial: false,
             drops_fail: false,
             sim_only: false,
@@ -67,7 +67,7 @@ impl Suite {
     #[must_use]
     pub const fn with(self, name: &'static str, value: &'static str) -> Self {
         Self {
-            environment: Some((name, value)),
+            variable: Some((name, value)),
             ..self
         }
     }
@@ -204,7 +204,7 @@ pub fn main(suites: &[Suite]) -> ExitCode {
     match asked[..] {
         // Says that there is nothing to do.
         [] => suites.first().map_or(ExitCode::SUCCESS, own),
-        [suite] if suite.environment.is_none() => own(suite),
+        [suite] if suite.variable.is_none() => own(suite),
         _ => each(&asked),
     }
 }
@@ -252,7 +252,7 @@ fn process(suite: &Suite) -> Result<bool> {
     let mut command = command(suite.name)?;
     command
         .args(std::env::args_os().skip(1))
-        .envs(suite.environment);
+        .envs(suite.variable);
     let status = command.status().context("could not be started")?;
     Ok(status.success())
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::Channel;
 
 use crate::case::{self, Test};
-use crate::lab::{Lab, Skip};
+use crate::environment::{Environment, Skip};
 use crate::run::skip_in;
 use crate::suite;
 
@@ -142,14 +142,14 @@ pub fn go(channel: &Channel) -> Result<()> {
 ///
 /// If one of them fails.
 pub fn two_processes(
-    lab: &Lab,
+    env: &Environment,
     name: &str,
-    first: impl FnOnce(&Lab, &Other) -> Result<()>,
-    second: impl FnOnce(&Lab, &Channel) -> Result<()>,
+    first: impl FnOnce(&Environment, &Other) -> Result<()>,
+    second: impl FnOnce(&Environment, &Channel) -> Result<()>,
 ) -> Result<()> {
     if std::env::var(OTHER).is_ok_and(|other| other == name) {
         let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-        return second(lab, &Channel::from_fd(socket)?);
+        return second(env, &Channel::from_fd(socket)?);
     }
     let (channel, theirs) = Channel::pair()?;
     let mut child = command(name)?
@@ -163,7 +163,7 @@ pub fn two_processes(
         child: RefCell::new(child),
         is_gone: Cell::new(false),
     };
-    let outcome = first(lab, &other);
+    let outcome = first(env, &other);
     // The other end of its channel is closed: it does not wait any more.
     let (closed, _) = Channel::pair()?;
     drop(std::mem::replace(&mut other.channel, closed));

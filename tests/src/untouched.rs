@@ -10,7 +10,7 @@ use cuda_mem::Nvml;
 use cuda_mem::sys::SYMBOLS;
 
 use crate::case::Kind;
-use crate::lab::{Backend, DEVICE, Lab};
+use crate::environment::{Backend, DEVICE, Environment};
 use crate::suite::Suite;
 
 /// The name of the suite.
@@ -62,23 +62,23 @@ struct Seen {
 }
 
 /// The other devices as they were at the first look, if there is NVML. The machine must be nobody else's.
-fn at_first(lab: &Lab) -> Result<&'static [Seen]> {
+fn at_first(env: &Environment) -> Result<&'static [Seen]> {
     static FIRST: OnceLock<Vec<Seen>> = OnceLock::new();
     if let Some(first) = FIRST.get() {
         return Ok(first);
     }
-    let now = look(lab)?;
+    let now = look(env)?;
     Ok(FIRST.get_or_init(|| now))
 }
 
 /// Nothing on the simulator, whose NVML knows nothing of the simulated driver.
-fn look(lab: &Lab) -> Result<Vec<Seen>> {
-    if lab.backend == Backend::Sim {
+fn look(env: &Environment) -> Result<Vec<Seen>> {
+    if env.backend == Backend::Sim {
         return Ok(Vec::new());
     }
-    let (nvml, own) = (Nvml::load()?, lab.device()?);
+    let (nvml, own) = (Nvml::load()?, env.device()?);
     let mut seen = Vec::new();
-    for device in lab
+    for device in env
         .driver
         .devices()?
         .into_iter()
@@ -105,14 +105,14 @@ fn look(lab: &Lab) -> Result<Vec<Seen>> {
 /// # Errors
 ///
 /// As [`check`].
-pub fn start(lab: &Lab) -> Result<()> {
-    for seen in at_first(lab)? {
+pub fn start(env: &Environment) -> Result<()> {
+    for seen in at_first(env)? {
         println!(
             "another device: {} processes, {} bytes in use",
             seen.processes, seen.used
         );
     }
-    check(lab)
+    check(env)
 }
 
 /// An error if any device but the one under test has a context now, made by anybody in this process; or if NVML sees
@@ -121,15 +121,15 @@ pub fn start(lab: &Lab) -> Result<()> {
 /// # Errors
 ///
 /// Which device, and what.
-pub fn check(lab: &Lab) -> Result<()> {
-    let own = lab.device()?;
-    for device in lab.driver.devices()? {
+pub fn check(env: &Environment) -> Result<()> {
+    let own = env.device()?;
+    for device in env.driver.devices()? {
         ensure!(
             device == own || !device.has_active_context()?,
             "{device:?} has a context, and only {own:?} was used"
         );
     }
-    let (first, now) = (at_first(lab)?, look(lab)?);
+    let (first, now) = (at_first(env)?, look(env)?);
     ensure!(
         *first == *now,
         "other devices changed from {first:?} to {now:?}"
@@ -145,8 +145,8 @@ pub const CALLED: &str = "CUDA_MEM_TEST_UNTOUCHED_CALLS";
 /// # Errors
 ///
 /// If it cannot be written.
-pub fn note_calls(lab: &Lab) -> Result<()> {
-    let (Some(file), Ok(control)) = (std::env::var_os(CALLED), lab.control()) else {
+pub fn note_calls(env: &Environment) -> Result<()> {
+    let (Some(file), Ok(control)) = (std::env::var_os(CALLED), env.control()) else {
         return Ok(());
     };
     let mut text = String::new();

@@ -5,11 +5,11 @@ use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
 
-use crate::lab::{DEVICE, Lab};
+use crate::environment::{DEVICE, Environment};
 use crate::{run, suite, untouched};
 
 #[apply(case_of_sim)]
-fn other_devices_stay_untouched(_: &Lab) -> Result<()> {
+fn other_devices_stay_untouched(_: &Environment) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let calls = folder.path().join("calls");
     let mut texts = String::new();

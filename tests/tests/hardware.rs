@@ -10,11 +10,11 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{self, CUresult, SYMBOLS};
 use cuda_mem::{ErrorKind, Nvml};
-use cuda_mem_tests::lab::{Backend, Lab, Skip};
+use cuda_mem_tests::environment::{Backend, Environment, Skip};
 use cuda_mem_tests::suite::{self, Suite};
 
-fn need_gpu(lab: &Lab) -> Result<()> {
-    match lab.backend {
+fn need_gpu(env: &Environment) -> Result<()> {
+    match env.backend {
         Backend::Gpu => Ok(()),
         Backend::Sim => Err(Skip("needs a real driver".to_owned()).into()),
     }
@@ -22,9 +22,9 @@ fn need_gpu(lab: &Lab) -> Result<()> {
 
 /// The versions in our table are right if the driver has everything up to its own.
 #[apply(case)]
-fn the_driver_exports_every_public_symbol_of_its_version(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
-    let version = lab.driver.version();
+fn the_driver_exports_every_public_symbol_of_its_version(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
+    let version = env.driver.version();
     let absent: Vec<_> = SYMBOLS
         .iter()
         .filter(|symbol| symbol.since() <= version)
@@ -33,7 +33,7 @@ fn the_driver_exports_every_public_symbol_of_its_version(lab: &Lab) -> Result<()
                 .iter()
                 .any(|(_, name)| *name == symbol.name())
         })
-        .filter(|symbol| !lab.driver.has(symbol.name()))
+        .filter(|symbol| !env.driver.has(symbol.name()))
         .map(|symbol| format!("{} ({})", symbol.name(), symbol.since()))
         .collect();
     ensure!(absent.is_empty(), "{absent:?}");
@@ -43,12 +43,12 @@ fn the_driver_exports_every_public_symbol_of_its_version(lab: &Lab) -> Result<()
 /// Also the variants that the header keeps for internal use, or the table would be a promise
 /// that no driver keeps.
 #[apply(case)]
-fn the_driver_exports_the_older_variants_too(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
-    let version = lab.driver.version();
+fn the_driver_exports_the_older_variants_too(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
+    let version = env.driver.version();
     let absent: Vec<_> = SYMBOLS
         .iter()
-        .filter(|symbol| symbol.since() <= version && !lab.driver.has(symbol.name()))
+        .filter(|symbol| symbol.since() <= version && !env.driver.has(symbol.name()))
         .map(|symbol| format!("{} ({})", symbol.name(), symbol.since()))
         .collect();
     ensure!(absent.is_empty(), "{absent:?}");
@@ -58,9 +58,9 @@ fn the_driver_exports_the_older_variants_too(lab: &Lab) -> Result<()> {
 /// Error names come from a table, so that printing one never calls the driver. Here the driver
 /// is asked whether it agrees.
 #[apply(case)]
-fn the_driver_calls_its_codes_as_we_do(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
-    let name_of = lab
+fn the_driver_calls_its_codes_as_we_do(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
+    let name_of = env
         .driver
         .table()
         .cuGetErrorName
@@ -87,8 +87,8 @@ fn the_driver_calls_its_codes_as_we_do(lab: &Lab) -> Result<()> {
 
 /// The programs of other libraries must not see the simulator's symbols through ours.
 #[apply(case)]
-fn nothing_of_the_simulator_is_visible(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
+fn nothing_of_the_simulator_is_visible(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
     // SAFETY: looks a name up among what the program and its libraries export.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"simcuda_identify".as_ptr()) };
     ensure!(found.is_null());
@@ -97,15 +97,15 @@ fn nothing_of_the_simulator_is_visible(lab: &Lab) -> Result<()> {
 
 /// Nothing of the crate makes such a call, and the simulator does not know it (R65).
 #[apply(case)]
-fn a_batch_of_copies_is_refused_on_the_legacy_stream(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
-    lab.need(13, 0)?;
-    let batch = lab.driver.table().cuMemcpyBatchAsync_v2;
+fn a_batch_of_copies_is_refused_on_the_legacy_stream(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
+    env.need(13, 0)?;
+    let batch = env.driver.table().cuMemcpyBatchAsync_v2;
     let batch = batch.context("no cuMemcpyBatchAsync_v2")?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let source = pool.alloc_from(&stream, &[7_u8; 1000])?;
     let target = pool.alloc_zeroed::<u8>(&stream, 1000)?;
-    let context = lab.context()?;
+    let context = env.context()?;
     let _current = context.bind()?;
     let copy_on = |stream| {
         let (mut to, mut from) = (target.as_raw(), source.as_raw());
@@ -142,21 +142,21 @@ fn a_batch_of_copies_is_refused_on_the_legacy_stream(lab: &Lab) -> Result<()> {
 
 /// The structs of NVML are written by hand, so a real library has to fill them sensibly.
 #[apply(case)]
-fn nvml_and_the_driver_mean_the_same_devices(lab: &Lab) -> Result<()> {
-    need_gpu(lab)?;
+fn nvml_and_the_driver_mean_the_same_devices(env: &Environment) -> Result<()> {
+    need_gpu(env)?;
     let nvml = match Nvml::load() {
         Err(error) if error.kind() == ErrorKind::NvmlMissing => {
             return Err(Skip(error.to_string()).into());
         }
         nvml => nvml?,
     };
-    ensure!(nvml.cuda_version()? == lab.driver.version());
+    ensure!(nvml.cuda_version()? == env.driver.version());
     ensure!(nvml.driver_version()?.contains('.'));
-    for device in lab.driver.devices()? {
+    for device in env.driver.devices()? {
         let seen = device.nvml(&nvml)?;
         ensure!(seen.uuid()? == device.uuid()?, "{seen:?}");
         ensure!(seen.pci_id()? == device.pci_id()?, "{seen:?}");
-        ensure!(lab.driver.device_by_uuid(&seen.uuid()?)? == device);
+        ensure!(env.driver.device_by_uuid(&seen.uuid()?)? == device);
         let memory = seen.memory()?;
         ensure!(memory.total >= device.total_memory()?, "{memory:?}");
         let reserved = memory.reserved.unwrap_or(0);

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_void};
 use anyhow::{Result, ensure};
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, OK, cu, name};
+use crate::environment::{Environment, OK, cu, name};
 
 /// The text without the zero that ends it for the driver.
 pub(crate) const PTX: &str = include_str!("../../data/kernels.ptx");
@@ -15,25 +15,25 @@ pub(crate) fn ended(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-pub(crate) fn try_load(lab: &Lab, image: &[u8]) -> (CUresult, CUmodule) {
+pub(crate) fn try_load(env: &Environment, image: &[u8]) -> (CUresult, CUmodule) {
     let mut module = std::ptr::null_mut();
     let code = cu!(
-        lab,
+        env,
         cuModuleLoadData(&raw mut module, image.as_ptr().cast())
     );
     (code, module)
 }
 
-pub(crate) fn load(lab: &Lab) -> Result<CUmodule> {
-    let (code, module) = try_load(lab, &ended(PTX));
-    lab.fine("cuModuleLoadData", code)?;
+pub(crate) fn load(env: &Environment) -> Result<CUmodule> {
+    let (code, module) = try_load(env, &ended(PTX));
+    env.fine("cuModuleLoadData", code)?;
     Ok(module)
 }
 
-pub(crate) fn try_load_library(lab: &Lab, image: &[u8]) -> (CUresult, CUlibrary) {
+pub(crate) fn try_load_library(env: &Environment, image: &[u8]) -> (CUresult, CUlibrary) {
     let (mut library, null) = (std::ptr::null_mut(), std::ptr::null_mut());
     let code = cu!(
-        lab,
+        env,
         cuLibraryLoadData(
             &raw mut library,
             image.as_ptr().cast(),
@@ -48,52 +48,56 @@ pub(crate) fn try_load_library(lab: &Lab, image: &[u8]) -> (CUresult, CUlibrary)
     (code, library)
 }
 
-pub(crate) fn load_library(lab: &Lab) -> Result<CUlibrary> {
-    let (code, library) = try_load_library(lab, &ended(PTX));
-    lab.fine("cuLibraryLoadData", code)?;
+pub(crate) fn load_library(env: &Environment) -> Result<CUlibrary> {
+    let (code, library) = try_load_library(env, &ended(PTX));
+    env.fine("cuLibraryLoadData", code)?;
     Ok(library)
 }
 
-pub(crate) fn try_function(lab: &Lab, module: CUmodule, of: &CStr) -> (CUresult, CUfunction) {
+pub(crate) fn try_function(
+    env: &Environment,
+    module: CUmodule,
+    of: &CStr,
+) -> (CUresult, CUfunction) {
     let mut function = std::ptr::null_mut();
     let code = cu!(
-        lab,
+        env,
         cuModuleGetFunction(&raw mut function, module, of.as_ptr())
     );
     (code, function)
 }
 
-pub(crate) fn function(lab: &Lab, module: CUmodule, of: &CStr) -> Result<CUfunction> {
-    let (code, function) = try_function(lab, module, of);
-    lab.fine("cuModuleGetFunction", code)?;
+pub(crate) fn function(env: &Environment, module: CUmodule, of: &CStr) -> Result<CUfunction> {
+    let (code, function) = try_function(env, module, of);
+    env.fine("cuModuleGetFunction", code)?;
     Ok(function)
 }
 
-pub(crate) fn try_kernel(lab: &Lab, library: CUlibrary, of: &CStr) -> (CUresult, CUkernel) {
+pub(crate) fn try_kernel(env: &Environment, library: CUlibrary, of: &CStr) -> (CUresult, CUkernel) {
     let mut kernel = std::ptr::null_mut();
     let code = cu!(
-        lab,
+        env,
         cuLibraryGetKernel(&raw mut kernel, library, of.as_ptr())
     );
     (code, kernel)
 }
 
-pub(crate) fn kernel(lab: &Lab, library: CUlibrary, of: &CStr) -> Result<CUkernel> {
-    let (code, kernel) = try_kernel(lab, library, of);
-    lab.fine("cuLibraryGetKernel", code)?;
+pub(crate) fn kernel(env: &Environment, library: CUlibrary, of: &CStr) -> Result<CUkernel> {
+    let (code, kernel) = try_kernel(env, library, of);
+    env.fine("cuLibraryGetKernel", code)?;
     Ok(kernel)
 }
 
-pub(crate) fn try_function_of(lab: &Lab, kernel: CUkernel) -> (CUresult, CUfunction) {
+pub(crate) fn try_function_of(env: &Environment, kernel: CUkernel) -> (CUresult, CUfunction) {
     let mut function = std::ptr::null_mut();
-    let code = cu!(lab, cuKernelGetFunction(&raw mut function, kernel));
+    let code = cu!(env, cuKernelGetFunction(&raw mut function, kernel));
     (code, function)
 }
 
 /// Whether the code of a function is on the device, or a code.
-pub(crate) fn is_loaded(lab: &Lab, function: CUfunction) -> String {
+pub(crate) fn is_loaded(env: &Environment, function: CUfunction) -> String {
     let mut state = CUfunctionLoadingState(77);
-    let code = cu!(lab, cuFuncIsLoaded(&raw mut state, function));
+    let code = cu!(env, cuFuncIsLoaded(&raw mut state, function));
     match (code, state.0) {
         (OK, 0) => "not loaded".into(),
         (OK, 1) => "loaded".into(),
@@ -104,7 +108,7 @@ pub(crate) fn is_loaded(lab: &Lab, function: CUfunction) -> String {
 
 /// A grid and a block in one dimension, with this shared memory.
 pub(crate) fn launch(
-    lab: &Lab,
+    env: &Environment,
     function: CUfunction,
     [grid, block, shared]: [u32; 3],
     stream: CUstream,
@@ -112,7 +116,7 @@ pub(crate) fn launch(
 ) -> CUresult {
     let extra = std::ptr::null_mut();
     cu!(
-        lab,
+        env,
         cuLaunchKernel(
             function, grid, 1, 1, block, 1, 1, shared, stream, arguments, extra
         )
@@ -121,7 +125,7 @@ pub(crate) fn launch(
 
 /// Launches `fill` over this many words.
 pub(crate) fn fill(
-    lab: &Lab,
+    env: &Environment,
     function: CUfunction,
     stream: CUstream,
     (mut to, mut value, mut words): (CUdeviceptr, u32, u64),
@@ -131,41 +135,41 @@ pub(crate) fn fill(
         (&raw mut value).cast(),
         (&raw mut words).cast(),
     ];
-    launch(lab, function, [1, 64, 0], stream, arguments.as_mut_ptr())
+    launch(env, function, [1, 64, 0], stream, arguments.as_mut_ptr())
 }
 
 /// Launches `spin`, which takes so long.
 pub(crate) fn spin(
-    lab: &Lab,
+    env: &Environment,
     function: CUfunction,
     stream: CUstream,
     mut nanoseconds: u64,
 ) -> CUresult {
     let mut arguments = [(&raw mut nanoseconds).cast()];
-    launch(lab, function, [1, 1, 0], stream, arguments.as_mut_ptr())
+    launch(env, function, [1, 1, 0], stream, arguments.as_mut_ptr())
 }
 
 /// The first word there, or a code. Waits for everything.
-pub(crate) fn word(lab: &Lab, from: CUdeviceptr) -> String {
-    let code = cu!(lab, cuCtxSynchronize());
+pub(crate) fn word(env: &Environment, from: CUdeviceptr) -> String {
+    let code = cu!(env, cuCtxSynchronize());
     if code != OK {
         return name(code);
     }
     let mut word = 0_u32;
-    match cu!(lab, cuMemcpyDtoH_v2((&raw mut word).cast(), from, 4)) {
+    match cu!(env, cuMemcpyDtoH_v2((&raw mut word).cast(), from, 4)) {
         OK => word.to_string(),
         code => name(code),
     }
 }
 
 /// Another context of the first device. It is not current, and not on the stack.
-pub(crate) fn other_context(lab: &Lab) -> Result<CUcontext> {
+pub(crate) fn other_context(env: &Environment) -> Result<CUcontext> {
     let mut context = std::ptr::null_mut();
-    let code = cu!(lab, cuCtxCreate_v2(&raw mut context, 0, 0));
-    lab.fine("cuCtxCreate", code)?;
+    let code = cu!(env, cuCtxCreate_v2(&raw mut context, 0, 0));
+    env.fine("cuCtxCreate", code)?;
     let mut popped = std::ptr::null_mut();
-    let code = cu!(lab, cuCtxPopCurrent_v2(&raw mut popped));
-    lab.fine("cuCtxPopCurrent", code)?;
+    let code = cu!(env, cuCtxPopCurrent_v2(&raw mut popped));
+    env.fine("cuCtxPopCurrent", code)?;
     ensure!(popped == context, "another context was on the stack");
     Ok(context)
 }

@@ -3,181 +3,181 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, OK, cu, name};
 use crate::gate::{Gate, while_held};
-use crate::lab::{Lab, OK, cu, name};
 
-pub(crate) fn fresh(lab: &Lab) -> Result<()> {
-    let (stream, event, other) = (lab.stream()?, lab.event()?, lab.event()?);
-    lab.code("query", cu!(lab, cuEventQuery(event)));
-    lab.code("synchronise", cu!(lab, cuEventSynchronize(event)));
-    lab.code("wait", cu!(lab, cuStreamWaitEvent(stream, event, 0)));
+pub(crate) fn fresh(env: &Environment) -> Result<()> {
+    let (stream, event, other) = (env.stream()?, env.event()?, env.event()?);
+    env.code("query", cu!(env, cuEventQuery(event)));
+    env.code("synchronise", cu!(env, cuEventSynchronize(event)));
+    env.code("wait", cu!(env, cuStreamWaitEvent(stream, event, 0)));
     let mut time = 0.0;
-    let code = cu!(lab, cuEventElapsedTime(&raw mut time, event, other));
-    lab.code("time without timing", code);
-    lab.code("record", cu!(lab, cuEventRecord(event, stream)));
-    lab.code(
+    let code = cu!(env, cuEventElapsedTime(&raw mut time, event, other));
+    env.code("time without timing", code);
+    env.code("record", cu!(env, cuEventRecord(event, stream)));
+    env.code(
         "record on the null stream",
-        cu!(lab, cuEventRecord(event, std::ptr::null_mut())),
+        cu!(env, cuEventRecord(event, std::ptr::null_mut())),
     );
     let null = std::ptr::null_mut();
-    lab.code("record null", cu!(lab, cuEventRecord(null, stream)));
-    lab.code("query null", cu!(lab, cuEventQuery(null)));
-    lab.code("destroy null", cu!(lab, cuEventDestroy_v2(null)));
+    env.code("record null", cu!(env, cuEventRecord(null, stream)));
+    env.code("query null", cu!(env, cuEventQuery(null)));
+    env.code("destroy null", cu!(env, cuEventDestroy_v2(null)));
     for flags in [0, 1, 2] {
-        let code = cu!(lab, cuEventRecordWithFlags(event, stream, flags));
-        lab.code(format!("record with flags {flags}"), code);
+        let code = cu!(env, cuEventRecordWithFlags(event, stream, flags));
+        env.code(format!("record with flags {flags}"), code);
     }
     Ok(())
 }
 
-pub(crate) fn flags(lab: &Lab) -> Result<()> {
+pub(crate) fn flags(env: &Environment) -> Result<()> {
     let mut event = std::ptr::null_mut();
     for flags in 0..=8 {
-        let code = cu!(lab, cuEventCreate(&raw mut event, flags));
-        lab.code(flags, code);
+        let code = cu!(env, cuEventCreate(&raw mut event, flags));
+        env.code(flags, code);
         if code == OK {
-            lab.fine("cuEventDestroy", cu!(lab, cuEventDestroy_v2(event)))?;
+            env.fine("cuEventDestroy", cu!(env, cuEventDestroy_v2(event)))?;
         }
     }
-    lab.code(
+    env.code(
         "into null",
-        cu!(lab, cuEventCreate(std::ptr::null_mut(), 0)),
+        cu!(env, cuEventCreate(std::ptr::null_mut(), 0)),
     );
     Ok(())
 }
 
-pub(crate) fn pending(lab: &Lab) -> Result<()> {
-    let (a, b, event) = (lab.stream()?, lab.stream()?, lab.event()?);
-    let gate = Gate::hold(lab, a)?;
-    lab.record(event, a)?;
-    lab.code("query", cu!(lab, cuEventQuery(event)));
-    lab.fine(
+pub(crate) fn pending(env: &Environment) -> Result<()> {
+    let (a, b, event) = (env.stream()?, env.stream()?, env.event()?);
+    let gate = Gate::hold(env, a)?;
+    env.record(event, a)?;
+    env.code("query", cu!(env, cuEventQuery(event)));
+    env.fine(
         "cuStreamWaitEvent",
-        cu!(lab, cuStreamWaitEvent(b, event, 0)),
+        cu!(env, cuStreamWaitEvent(b, event, 0)),
     )?;
-    lab.code("a stream that waits for it", cu!(lab, cuStreamQuery(b)));
+    env.code("a stream that waits for it", cu!(env, cuStreamQuery(b)));
     // Recorded again elsewhere: the wait stays, the event is done.
-    let c = lab.stream()?;
-    lab.record(event, c)?;
-    lab.let_it_finish();
-    lab.code(
+    let c = env.stream()?;
+    env.record(event, c)?;
+    env.let_it_finish();
+    env.code(
         "query after a record elsewhere",
-        cu!(lab, cuEventQuery(event)),
+        cu!(env, cuEventQuery(event)),
     );
-    lab.code("the stream that waited", cu!(lab, cuStreamQuery(b)));
+    env.code("the stream that waited", cu!(env, cuStreamQuery(b)));
     gate.open();
-    lab.synchronise(a)?;
-    lab.synchronise(b)?;
-    let waited = while_held(lab, a, || {
-        let code = cu!(lab, cuEventRecord(event, a));
+    env.synchronise(a)?;
+    env.synchronise(b)?;
+    let waited = while_held(env, a, || {
+        let code = cu!(env, cuEventRecord(event, a));
         if code == OK {
-            cu!(lab, cuEventSynchronize(event))
+            cu!(env, cuEventSynchronize(event))
         } else {
             code
         }
     })?;
-    lab.say("synchronise", format!("{}, {}", name(waited.0), waited.1));
+    env.say("synchronise", format!("{}, {}", name(waited.0), waited.1));
     Ok(())
 }
 
-pub(crate) fn times(lab: &Lab) -> Result<()> {
+pub(crate) fn times(env: &Environment) -> Result<()> {
     let timed = || -> Result<CUevent> {
         let mut event = std::ptr::null_mut();
-        lab.fine("cuEventCreate", cu!(lab, cuEventCreate(&raw mut event, 0)))?;
+        env.fine("cuEventCreate", cu!(env, cuEventCreate(&raw mut event, 0)))?;
         Ok(event)
     };
-    let (stream, start, end) = (lab.stream()?, timed()?, timed()?);
-    let (plain, mut time) = (lab.event()?, 0.0_f32);
+    let (stream, start, end) = (env.stream()?, timed()?, timed()?);
+    let (plain, mut time) = (env.event()?, 0.0_f32);
     let mut ask = |part: &str, start: CUevent, end: CUevent| {
-        lab.code(
+        env.code(
             part,
-            cu!(lab, cuEventElapsedTime(&raw mut time, start, end)),
+            cu!(env, cuEventElapsedTime(&raw mut time, start, end)),
         );
     };
     ask("none recorded", start, end);
-    lab.record(start, stream)?;
+    env.record(start, stream)?;
     ask("only the first recorded", start, end);
-    let gate = Gate::hold(lab, stream)?;
-    lab.record(end, stream)?;
+    let gate = Gate::hold(env, stream)?;
+    env.record(end, stream)?;
     ask("the second pending", start, end);
     gate.open();
-    lab.synchronise(stream)?;
+    env.synchronise(stream)?;
     ask("both done", start, end);
     ask("turned round", end, start);
-    lab.record(plain, stream)?;
-    lab.synchronise(stream)?;
+    env.record(plain, stream)?;
+    env.synchronise(stream)?;
     ask("the second without timing", start, plain);
-    let code = cu!(lab, cuEventElapsedTime(std::ptr::null_mut(), start, end));
-    lab.code("into null", code);
+    let code = cu!(env, cuEventElapsedTime(std::ptr::null_mut(), start, end));
+    env.code("into null", code);
     Ok(())
 }
 
-pub(crate) fn other_context(lab: &Lab) -> Result<()> {
-    let (stream, event) = (lab.stream()?, lab.event()?);
+pub(crate) fn other_context(env: &Environment) -> Result<()> {
+    let (stream, event) = (env.stream()?, env.event()?);
     let mut made = std::ptr::null_mut();
-    lab.fine("cuCtxCreate", cu!(lab, cuCtxCreate_v2(&raw mut made, 0, 0)))?;
-    let (there, its) = (lab.stream()?, lab.event()?);
-    lab.code(
+    env.fine("cuCtxCreate", cu!(env, cuCtxCreate_v2(&raw mut made, 0, 0)))?;
+    let (there, its) = (env.stream()?, env.event()?);
+    env.code(
         "record in a stream of another context",
-        cu!(lab, cuEventRecord(event, there)),
+        cu!(env, cuEventRecord(event, there)),
     );
-    lab.code(
+    env.code(
         "record of one of another context",
-        cu!(lab, cuEventRecord(its, stream)),
+        cu!(env, cuEventRecord(its, stream)),
     );
-    lab.code(
+    env.code(
         "record on the null stream",
-        cu!(lab, cuEventRecord(event, std::ptr::null_mut())),
+        cu!(env, cuEventRecord(event, std::ptr::null_mut())),
     );
-    lab.record(its, there)?;
-    lab.code(
+    env.record(its, there)?;
+    env.code(
         "wait in a stream of another context",
-        cu!(lab, cuStreamWaitEvent(stream, its, 0)),
+        cu!(env, cuStreamWaitEvent(stream, its, 0)),
     );
-    lab.code("query from another context", cu!(lab, cuEventQuery(event)));
-    lab.code(
+    env.code("query from another context", cu!(env, cuEventQuery(event)));
+    env.code(
         "synchronise from another context",
-        cu!(lab, cuEventSynchronize(event)),
+        cu!(env, cuEventSynchronize(event)),
     );
-    lab.code(
+    env.code(
         "stream synchronise from another context",
-        cu!(lab, cuStreamSynchronize(stream)),
+        cu!(env, cuStreamSynchronize(stream)),
     );
-    let pool = lab.pool(0)?;
-    let (code, block) = lab.try_alloc(pool, 1000, stream);
-    lab.code("allocate on a stream of another context", code);
-    lab.code(
+    let pool = env.pool(0)?;
+    let (code, block) = env.try_alloc(pool, 1000, stream);
+    env.code("allocate on a stream of another context", code);
+    env.code(
         "free on a stream of this context",
-        cu!(lab, cuMemFreeAsync(block, there)),
+        cu!(env, cuMemFreeAsync(block, there)),
     );
-    lab.code(
+    env.code(
         "destroy from another context",
-        cu!(lab, cuEventDestroy_v2(event)),
+        cu!(env, cuEventDestroy_v2(event)),
     );
-    lab.code(
+    env.code(
         "stream destroy from another context",
-        cu!(lab, cuStreamDestroy_v2(stream)),
+        cu!(env, cuStreamDestroy_v2(stream)),
     );
     Ok(())
 }
 
-pub(crate) fn destroy_with_work(lab: &Lab) -> Result<()> {
-    let (a, b, event) = (lab.stream()?, lab.stream()?, lab.event()?);
-    let destroyed = while_held(lab, a, || {
-        let first = cu!(lab, cuEventRecord(event, a));
-        let second = cu!(lab, cuStreamWaitEvent(b, event, 0));
+pub(crate) fn destroy_with_work(env: &Environment) -> Result<()> {
+    let (a, b, event) = (env.stream()?, env.stream()?, env.event()?);
+    let destroyed = while_held(env, a, || {
+        let first = cu!(env, cuEventRecord(event, a));
+        let second = cu!(env, cuStreamWaitEvent(b, event, 0));
         if first != OK || second != OK {
             return CUresult::CUDA_ERROR_UNKNOWN;
         }
-        let code = cu!(lab, cuEventDestroy_v2(event));
-        lab.code("the stream that waits for it", cu!(lab, cuStreamQuery(b)));
+        let code = cu!(env, cuEventDestroy_v2(event));
+        env.code("the stream that waits for it", cu!(env, cuStreamQuery(b)));
         code
     })?;
-    lab.say("pending", format!("{}, {}", name(destroyed.0), destroyed.1));
-    lab.synchronise(a)?;
-    lab.code(
+    env.say("pending", format!("{}, {}", name(destroyed.0), destroyed.1));
+    env.synchronise(a)?;
+    env.code(
         "then the stream that waited",
-        cu!(lab, cuStreamSynchronize(b)),
+        cu!(env, cuStreamSynchronize(b)),
     );
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cuda_driver_sys::CUstream;
 
-use crate::lab::{Lab, cu};
+use crate::environment::{Environment, cu};
 
 /// A stream is never held longer than this, whatever happens to the question.
 const LONGEST: Duration = Duration::from_secs(6);
@@ -45,7 +45,7 @@ pub(crate) struct Gate(Arc<Inner>);
 
 impl Gate {
     /// Holds `stream`, which has reached this point when the call returns.
-    pub(crate) fn hold(lab: &Lab, stream: CUstream) -> Result<Self> {
+    pub(crate) fn hold(env: &Environment, stream: CUstream) -> Result<Self> {
         unsafe extern "C" fn run(argument: *mut c_void) {
             // SAFETY: `hold` made this pointer, for this one call.
             let inner = unsafe { Arc::from_raw(argument.cast::<Inner>()) };
@@ -54,8 +54,8 @@ impl Gate {
         }
         let inner = Arc::new(Inner::default());
         let argument = Arc::into_raw(Arc::clone(&inner)).cast_mut().cast();
-        let code = cu!(lab, cuLaunchHostFunc(stream, Some(run), argument));
-        lab.fine("cuLaunchHostFunc", code)?;
+        let code = cu!(env, cuLaunchHostFunc(stream, Some(run), argument));
+        env.fine("cuLaunchHostFunc", code)?;
         ensure!(
             inner.wait(LONGEST, |state| state.0),
             "the stream never got there"
@@ -76,11 +76,11 @@ impl Drop for Gate {
 
 /// Does something while `stream` is held, and says whether it returned before the stream was let go.
 pub(crate) fn while_held<T>(
-    lab: &Lab,
+    env: &Environment,
     stream: CUstream,
     work: impl FnOnce() -> T,
 ) -> Result<(T, &'static str)> {
-    let gate = Gate::hold(lab, stream)?;
+    let gate = Gate::hold(env, stream)?;
     let opened = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         scope.spawn(|| {

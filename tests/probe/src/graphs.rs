@@ -3,18 +3,18 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
+use crate::environment::{Environment, MIB, OK, cu, name, size, yes};
 use crate::recorder::*;
 
 /// What an allocation node writes back.
-pub(crate) fn alloc(lab: &Lab) -> Result<()> {
+pub(crate) fn alloc(env: &Environment) -> Result<()> {
     for bytes in [1, 511, 513, 1000, 2 * MIB, 2 * MIB + 1, 100 * MIB] {
-        let graph = graph(lab)?;
+        let graph = graph(env)?;
         let mut params = alloc_params(bytes);
-        let (code, first) = try_alloc_node(lab, graph, &[], &mut params);
-        let second = alloc_node(lab, graph, &[first], bytes)?.1;
+        let (code, first) = try_alloc_node(env, graph, &[], &mut params);
+        let second = alloc_node(env, graph, &[first], bytes)?.1;
         let apart = second.abs_diff(params.dptr);
-        lab.say(
+        env.say(
             size(bytes),
             format!(
                 "{}, an address {}, a multiple of 512 {}, size {}, the next {} away",
@@ -26,12 +26,12 @@ pub(crate) fn alloc(lab: &Lab) -> Result<()> {
             ),
         );
         let mut seen = alloc_params(0);
-        let node = nodes(lab, graph)[0];
-        lab.code(
+        let node = nodes(env, graph)[0];
+        env.code(
             format!("{} read back", size(bytes)),
-            cu!(lab, cuGraphMemAllocNodeGetParams(node, &raw mut seen)),
+            cu!(env, cuGraphMemAllocNodeGetParams(node, &raw mut seen)),
         );
-        lab.say(
+        env.say(
             format!("{} read", size(bytes)),
             format!(
                 "same address {}, size {}",
@@ -39,29 +39,29 @@ pub(crate) fn alloc(lab: &Lab) -> Result<()> {
                 size(seen.bytesize as u64)
             ),
         );
-        destroy(lab, graph)?;
+        destroy(env, graph)?;
     }
-    show(lab, "memory")
+    show(env, "memory")
 }
 
 /// Requests that should be refused.
-pub(crate) fn bad_allocs(lab: &Lab) -> Result<()> {
+pub(crate) fn bad_allocs(env: &Environment) -> Result<()> {
     let ask = |part: &str, change: &dyn Fn(&mut CUDA_MEM_ALLOC_NODE_PARAMS)| -> Result<()> {
-        let graph = graph(lab)?;
+        let graph = graph(env)?;
         let mut params = alloc_params(1000);
         params.dptr = 77;
         change(&mut params);
-        let (code, _) = try_alloc_node(lab, graph, &[], &mut params);
+        let (code, _) = try_alloc_node(env, graph, &[], &mut params);
         let wrote = match params.dptr {
             77 => "address untouched",
             0 => "address null",
             _ => "an address",
         };
-        lab.say(
+        env.say(
             part,
-            format!("{}, {wrote}, {}", name(code), kinds(lab, graph)),
+            format!("{}, {wrote}, {}", name(code), kinds(env, graph)),
         );
-        destroy(lab, graph)
+        destroy(env, graph)
     };
     ask("nothing wrong", &|_| {})?;
     ask("no bytes", &|p| p.bytesize = 0)?;
@@ -113,21 +113,21 @@ pub(crate) fn bad_allocs(lab: &Lab) -> Result<()> {
             p.accessDescCount = 1;
         })?;
     }
-    let graph = graph(lab)?;
+    let graph = graph(env)?;
     let null = std::ptr::null_mut::<u8>();
     let mut node: CUgraphNode = null.cast();
-    lab.code(
+    env.code(
         "no parameters",
         cu!(
-            lab,
+            env,
             cuGraphAddMemAllocNode(&raw mut node, graph, std::ptr::null(), 0, null.cast())
         ),
     );
     let mut params = alloc_params(1000);
-    lab.code(
+    env.code(
         "no graph",
         cu!(
-            lab,
+            env,
             cuGraphAddMemAllocNode(
                 &raw mut node,
                 null.cast(),
@@ -137,17 +137,17 @@ pub(crate) fn bad_allocs(lab: &Lab) -> Result<()> {
             )
         ),
     );
-    lab.code(
+    env.code(
         "no place for the node",
         cu!(
-            lab,
+            env,
             cuGraphAddMemAllocNode(null.cast(), graph, std::ptr::null(), 0, &raw mut params)
         ),
     );
-    lab.code(
+    env.code(
         "dependencies that are null",
         cu!(
-            lab,
+            env,
             cuGraphAddMemAllocNode(&raw mut node, graph, std::ptr::null(), 1, &raw mut params)
         ),
     );
@@ -155,20 +155,20 @@ pub(crate) fn bad_allocs(lab: &Lab) -> Result<()> {
 }
 
 /// A list of accesses that is not there.
-pub(crate) fn null_accesses(lab: &Lab) -> Result<()> {
-    let graph = graph(lab)?;
+pub(crate) fn null_accesses(env: &Environment) -> Result<()> {
+    let graph = graph(env)?;
     let mut params = alloc_params(1000);
     params.accessDescCount = 1;
-    lab.code(
+    env.code(
         "a list that is null",
-        try_alloc_node(lab, graph, &[], &mut params).0,
+        try_alloc_node(env, graph, &[], &mut params).0,
     );
     Ok(())
 }
 
 /// The newer call for all kinds of nodes.
-pub(crate) fn add_node(lab: &Lab) -> Result<()> {
-    let graph = graph(lab)?;
+pub(crate) fn add_node(env: &Environment) -> Result<()> {
+    let graph = graph(env)?;
     let mut node = std::ptr::null_mut();
     let none = std::ptr::null();
     let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_ALLOC);
@@ -178,10 +178,10 @@ pub(crate) fn add_node(lab: &Lab) -> Result<()> {
         bytesize: from.bytesize,
         ..CUDA_MEM_ALLOC_NODE_PARAMS_v2_st::default()
     };
-    lab.code(
+    env.code(
         "alloc",
         cu!(
-            lab,
+            env,
             cuGraphAddNode_v2(
                 &raw mut node,
                 graph,
@@ -194,105 +194,105 @@ pub(crate) fn add_node(lab: &Lab) -> Result<()> {
     );
     // SAFETY: this is the field that was written.
     let address = unsafe { params.__bindgen_anon_1.alloc.dptr };
-    lab.say("an address", yes(address != 0));
+    env.say("an address", yes(address != 0));
     let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_MEM_FREE);
     params.__bindgen_anon_1.free.dptr = address;
     let before = [node];
     let mut after = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "free",
         cu!(
-            lab,
+            env,
             cuGraphAddNode(&raw mut after, graph, before.as_ptr(), 1, &raw mut params)
         ),
     );
-    lab.say("nodes", kinds(lab, graph));
+    env.say("nodes", kinds(env, graph));
     Ok(())
 }
 
 /// Free nodes that are wrong or odd.
-pub(crate) fn frees(lab: &Lab) -> Result<()> {
+pub(crate) fn frees(env: &Environment) -> Result<()> {
     let fresh = || -> Result<(CUgraph, CUgraphNode, CUdeviceptr)> {
-        let graph = graph(lab)?;
-        let (node, address) = alloc_node(lab, graph, &[], 1000)?;
+        let graph = graph(env)?;
+        let (node, address) = alloc_node(env, graph, &[], 1000)?;
         Ok((graph, node, address))
     };
     let (graph_, node, address) = fresh()?;
-    let say = |part: &str, answer: (CUresult, CUgraphNode)| lab.code(part, answer.0);
+    let say = |part: &str, answer: (CUresult, CUgraphNode)| env.code(part, answer.0);
     say(
         "the middle",
-        try_free_node(lab, graph_, &[node], address + 16),
+        try_free_node(env, graph_, &[node], address + 16),
     );
-    say("null", try_free_node(lab, graph_, &[node], 0));
-    say("no memory", try_free_node(lab, graph_, &[node], 4096));
-    let plain = lab.plain(64)?;
-    say("plain memory", try_free_node(lab, graph_, &[node], plain));
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1000, stream)?;
-    say("pool memory", try_free_node(lab, graph_, &[node], block));
-    say("once", try_free_node(lab, graph_, &[node], address));
-    say("twice", try_free_node(lab, graph_, &[node], address));
-    let (second, first) = (graph(lab)?, graph_);
+    say("null", try_free_node(env, graph_, &[node], 0));
+    say("no memory", try_free_node(env, graph_, &[node], 4096));
+    let plain = env.plain(64)?;
+    say("plain memory", try_free_node(env, graph_, &[node], plain));
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1000, stream)?;
+    say("pool memory", try_free_node(env, graph_, &[node], block));
+    say("once", try_free_node(env, graph_, &[node], address));
+    say("twice", try_free_node(env, graph_, &[node], address));
+    let (second, first) = (graph(env)?, graph_);
     say(
         "in another graph too",
-        try_free_node(lab, second, &[], address),
+        try_free_node(env, second, &[], address),
     );
-    destroy(lab, first)?;
+    destroy(env, first)?;
     say(
         "of a graph that is gone",
-        try_free_node(lab, second, &[], address),
+        try_free_node(env, second, &[], address),
     );
 
     let (first, node, address) = fresh()?;
-    say("not ordered after", try_free_node(lab, first, &[], address));
-    let (code, _) = try_instantiate(lab, first, 0);
-    lab.code("not ordered after, instantiate", code);
-    lab.say("not ordered after, nodes", kinds(lab, first));
+    say("not ordered after", try_free_node(env, first, &[], address));
+    let (code, _) = try_instantiate(env, first, 0);
+    env.code("not ordered after, instantiate", code);
+    env.say("not ordered after, nodes", kinds(env, first));
     let _ = node;
 
     let (first, node, address) = fresh()?;
     say(
         "only in another graph",
-        try_free_node(lab, second, &[], address),
+        try_free_node(env, second, &[], address),
     );
     say(
         "then in its own",
-        try_free_node(lab, first, &[node], address),
+        try_free_node(env, first, &[node], address),
     );
-    let third = graph(lab)?;
-    say("then in a third", try_free_node(lab, third, &[], address));
+    let third = graph(env)?;
+    say("then in a third", try_free_node(env, third, &[], address));
 
     let (first, node, address) = fresh()?;
-    let exec = instantiate(lab, first, 0)?;
+    let exec = instantiate(env, first, 0)?;
     say(
         "after instantiation",
-        try_free_node(lab, first, &[node], address),
+        try_free_node(env, first, &[node], address),
     );
-    lab.code(
+    env.code(
         "launch of what was made before",
-        try_launch(lab, exec, stream),
+        try_launch(env, exec, stream),
     );
-    lab.code(
+    env.code(
         "free in a stream after that",
-        cu!(lab, cuMemFreeAsync(address, stream)),
+        cu!(env, cuMemFreeAsync(address, stream)),
     );
 
     let (_, _, address) = fresh()?;
-    lab.code(
+    env.code(
         "in a stream, never launched",
-        cu!(lab, cuMemFreeAsync(address, stream)),
+        cu!(env, cuMemFreeAsync(address, stream)),
     );
-    lab.code("cuMemFree, never launched", cu!(lab, cuMemFree_v2(address)));
+    env.code("cuMemFree, never launched", cu!(env, cuMemFree_v2(address)));
     Ok(())
 }
 
 /// What a graph with memory nodes allows.
-pub(crate) fn limits(lab: &Lab) -> Result<()> {
+pub(crate) fn limits(env: &Environment) -> Result<()> {
     let with = |freed: bool| -> Result<(CUgraph, CUgraphNode, CUdeviceptr)> {
-        let graph = graph(lab)?;
-        let (node, address) = alloc_node(lab, graph, &[], 1000)?;
+        let graph = graph(env)?;
+        let (node, address) = alloc_node(env, graph, &[], 1000)?;
         if freed {
-            free_node(lab, graph, &[node], address)?;
+            free_node(env, graph, &[node], address)?;
         }
         Ok((graph, node, address))
     };
@@ -300,117 +300,117 @@ pub(crate) fn limits(lab: &Lab) -> Result<()> {
         let how = if freed { "freed" } else { "left" };
         for flags in [0_u64, 1, 2, 3, 4, 5, 8, 9, 16, 1 << 40] {
             let (graph, _, _) = with(freed)?;
-            let (code, exec) = try_instantiate(lab, graph, flags);
-            lab.code(format!("{how}, flags {flags}"), code);
+            let (code, exec) = try_instantiate(env, graph, flags);
+            env.code(format!("{how}, flags {flags}"), code);
             if code == OK {
                 let mut seen = 77;
-                let code = cu!(lab, cuGraphExecGetFlags(exec, &raw mut seen));
-                lab.say(
+                let code = cu!(env, cuGraphExecGetFlags(exec, &raw mut seen));
+                env.say(
                     format!("{how}, flags {flags} read"),
                     format!("{} {seen}", name(code)),
                 );
-                destroy_exec(lab, exec)?;
+                destroy_exec(env, exec)?;
             }
-            destroy(lab, graph)?;
+            destroy(env, graph)?;
         }
     }
     let (first, node, address) = with(true)?;
-    let exec = instantiate(lab, first, 0)?;
-    lab.code("a second instance", try_instantiate(lab, first, 0).0);
-    destroy_exec(lab, exec)?;
-    let (code, exec) = try_instantiate(lab, first, 0);
-    lab.code("after the first is destroyed", code);
+    let exec = instantiate(env, first, 0)?;
+    env.code("a second instance", try_instantiate(env, first, 0).0);
+    destroy_exec(env, exec)?;
+    let (code, exec) = try_instantiate(env, first, 0);
+    env.code("after the first is destroyed", code);
     let mut clone = std::ptr::null_mut();
-    lab.code("clone", cu!(lab, cuGraphClone(&raw mut clone, first)));
-    lab.code("destroy a node", cu!(lab, cuGraphDestroyNode(node)));
-    let all = nodes(lab, first);
+    env.code("clone", cu!(env, cuGraphClone(&raw mut clone, first)));
+    env.code("destroy a node", cu!(env, cuGraphDestroyNode(node)));
+    let all = nodes(env, first);
     let (from, to) = ([all[0]], [all[1]]);
-    lab.code(
+    env.code(
         "remove an edge",
         cu!(
-            lab,
+            env,
             cuGraphRemoveDependencies(first, from.as_ptr(), to.as_ptr(), 1)
         ),
     );
-    lab.say("nodes", kinds(lab, first));
+    env.say("nodes", kinds(env, first));
     let mut empty = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "add an empty node",
         cu!(
-            lab,
+            env,
             cuGraphAddEmptyNode(&raw mut empty, first, from.as_ptr(), 1)
         ),
     );
-    lab.code(
+    env.code(
         "destroy the empty node",
-        cu!(lab, cuGraphDestroyNode(empty)),
+        cu!(env, cuGraphDestroyNode(empty)),
     );
-    let parent = graph(lab)?;
+    let parent = graph(env)?;
     let mut child = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "as a child",
         cu!(
-            lab,
+            env,
             cuGraphAddChildGraphNode(&raw mut child, parent, std::ptr::null(), 0, first)
         ),
     );
-    let (stream, other) = (lab.stream()?, address);
+    let (stream, other) = (env.stream()?, address);
     let _ = other;
-    lab.fine("begin", begin(lab, stream, 2))?;
-    lab.code("launch into a capture", try_launch(lab, exec, stream));
-    lab.say("its end", ended(lab, stream));
+    env.fine("begin", begin(env, stream, 2))?;
+    env.code("launch into a capture", try_launch(env, exec, stream));
+    env.say("its end", ended(env, stream));
     let (second, _, _) = with(true)?;
     let mut info = CUgraphExecUpdateResultInfo::default();
-    lab.code(
+    env.code(
         "update by a graph of the same shape",
-        cu!(lab, cuGraphExecUpdate_v2(exec, second, &raw mut info)),
+        cu!(env, cuGraphExecUpdate_v2(exec, second, &raw mut info)),
     );
-    lab.say("update result", info.result.0);
+    env.say("update result", info.result.0);
     Ok(())
 }
 
 /// A child graph whose ownership moves.
-pub(crate) fn moved(lab: &Lab) -> Result<()> {
-    let (parent, child) = (graph(lab)?, graph(lab)?);
-    let (node, address) = alloc_node(lab, child, &[], 1000)?;
-    let set = try_memset_node(lab, child, &[node], address, 1000).1;
-    free_node(lab, child, &[set], address)?;
-    lab.code("ownership 0", add_child(lab, parent, child, 0));
-    lab.code("ownership 1", add_child(lab, parent, child, 1));
-    lab.say("nodes of the parent", kinds(lab, parent));
-    lab.say("nodes of the child", kinds(lab, child));
-    lab.code("instantiate the child", try_instantiate(lab, child, 0).0);
-    lab.code("destroy the child", cu!(lab, cuGraphDestroy(child)));
-    let second = graph(lab)?;
-    lab.code(
+pub(crate) fn moved(env: &Environment) -> Result<()> {
+    let (parent, child) = (graph(env)?, graph(env)?);
+    let (node, address) = alloc_node(env, child, &[], 1000)?;
+    let set = try_memset_node(env, child, &[node], address, 1000).1;
+    free_node(env, child, &[set], address)?;
+    env.code("ownership 0", add_child(env, parent, child, 0));
+    env.code("ownership 1", add_child(env, parent, child, 1));
+    env.say("nodes of the parent", kinds(env, parent));
+    env.say("nodes of the child", kinds(env, child));
+    env.code("instantiate the child", try_instantiate(env, child, 0).0);
+    env.code("destroy the child", cu!(env, cuGraphDestroy(child)));
+    let second = graph(env)?;
+    env.code(
         "give it to a second parent",
-        add_child(lab, second, child, 1),
+        add_child(env, second, child, 1),
     );
-    let stream = lab.stream()?;
-    let exec = instantiate(lab, parent, 0)?;
-    lab.code("launch the parent", try_launch(lab, exec, stream));
-    lab.code("launch it again", try_launch(lab, exec, stream));
-    lab.synchronise(stream)?;
-    show(lab, "memory")?;
-    destroy_exec(lab, exec)?;
-    lab.code("destroy the parent", cu!(lab, cuGraphDestroy(parent)));
+    let stream = env.stream()?;
+    let exec = instantiate(env, parent, 0)?;
+    env.code("launch the parent", try_launch(env, exec, stream));
+    env.code("launch it again", try_launch(env, exec, stream));
+    env.synchronise(stream)?;
+    show(env, "memory")?;
+    destroy_exec(env, exec)?;
+    env.code("destroy the parent", cu!(env, cuGraphDestroy(parent)));
     // A moved child that leaves its memory.
-    let (parent, child) = (graph(lab)?, graph(lab)?);
-    let (_, address) = alloc_node(lab, child, &[], 1000)?;
-    lab.code(
+    let (parent, child) = (graph(env)?, graph(env)?);
+    let (_, address) = alloc_node(env, child, &[], 1000)?;
+    env.code(
         "a child that leaves memory",
-        add_child(lab, parent, child, 1),
+        add_child(env, parent, child, 1),
     );
-    lab.code(
+    env.code(
         "freed by the parent",
-        try_free_node(lab, parent, &nodes(lab, parent), address).0,
+        try_free_node(env, parent, &nodes(env, parent), address).0,
     );
-    let (code, exec) = try_instantiate(lab, parent, 0);
-    lab.code("instantiate that parent", code);
+    let (code, exec) = try_instantiate(env, parent, 0);
+    env.code("instantiate that parent", code);
     if code == OK {
-        lab.code("launch that parent", try_launch(lab, exec, stream));
-        lab.code("launch that parent again", try_launch(lab, exec, stream));
-        lab.synchronise(stream)?;
+        env.code("launch that parent", try_launch(env, exec, stream));
+        env.code("launch that parent again", try_launch(env, exec, stream));
+        env.synchronise(stream)?;
     }
     Ok(())
 }

@@ -8,10 +8,10 @@ use cuda_driver_sys::*;
 use crate::code::{
     PTX, ended, fill, function, try_function_of, try_kernel, try_load, try_load_library, word,
 };
-use crate::lab::{Lab, OK, cu, name, yes};
+use crate::environment::{Environment, OK, cu, name, yes};
 
 /// What is taken for code.
-pub(crate) fn texts(lab: &Lab) -> Result<()> {
+pub(crate) fn texts(env: &Environment) -> Result<()> {
     let bad = "\nthis is no instruction;\n";
     let newer = PTX.replace(".target sm_70", ".target sm_120");
     let both = newer.replace(".version 7.0", ".version 8.7");
@@ -39,18 +39,18 @@ pub(crate) fn texts(lab: &Lab) -> Result<()> {
         ),
     ];
     for (what, text) in texts {
-        let (code, module) = try_load(lab, &ended(text));
-        lab.code(format!("module, {what}"), code);
-        lab.say(format!("its handle is null, {what}"), yes(module.is_null()));
-        let (code, library) = try_load_library(lab, &ended(text));
-        lab.code(format!("library, {what}"), code);
+        let (code, module) = try_load(env, &ended(text));
+        env.code(format!("module, {what}"), code);
+        env.say(format!("its handle is null, {what}"), yes(module.is_null()));
+        let (code, library) = try_load_library(env, &ended(text));
+        env.code(format!("library, {what}"), code);
         if code == OK {
-            let (named, kernel) = try_kernel(lab, library, c"fill");
-            lab.code(format!("kernel of it, {what}"), named);
+            let (named, kernel) = try_kernel(env, library, c"fill");
+            env.code(format!("kernel of it, {what}"), named);
             if named == OK {
-                lab.code(
+                env.code(
                     format!("function of it, {what}"),
-                    try_function_of(lab, kernel).0,
+                    try_function_of(env, kernel).0,
                 );
             }
         }
@@ -59,7 +59,7 @@ pub(crate) fn texts(lab: &Lab) -> Result<()> {
 }
 
 /// What the compiler writes down.
-pub(crate) fn logs(lab: &Lab) -> Result<()> {
+pub(crate) fn logs(env: &Environment) -> Result<()> {
     let body = PTX.replacen("ret;", "ret; nonsense %r1;", 1);
     let line = 1 + body
         .lines()
@@ -81,7 +81,7 @@ pub(crate) fn logs(lab: &Lab) -> Result<()> {
         ];
         let (mut module, image) = (std::ptr::null_mut(), ended(text));
         let code = cu!(
-            lab,
+            env,
             cuModuleLoadDataEx(
                 &raw mut module,
                 image.as_ptr().cast(),
@@ -90,7 +90,7 @@ pub(crate) fn logs(lab: &Lab) -> Result<()> {
                 values.as_mut_ptr()
             )
         );
-        lab.code(what, code);
+        env.code(what, code);
         for (log, bytes, told) in [
             ("information", &infos, values[1]),
             ("errors", &errors, values[3]),
@@ -111,9 +111,9 @@ pub(crate) fn logs(lab: &Lab) -> Result<()> {
                     }
                 ),
             };
-            lab.say(format!("{log}, {what}"), answer);
+            env.say(format!("{log}, {what}"), answer);
             let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(0)]).into_owned();
-            lab.say(
+            env.say(
                 format!("{log} name the line, {what}"),
                 yes(text.contains(&format!("line {line}"))),
             );
@@ -123,15 +123,15 @@ pub(crate) fn logs(lab: &Lab) -> Result<()> {
     let (mut key, mut value) = (CUjit_option(9999), std::ptr::null_mut());
     let image = image.as_ptr().cast();
     let code = cu!(
-        lab,
+        env,
         cuModuleLoadDataEx(&raw mut module, image, 1, &raw mut key, &raw mut value)
     );
-    lab.code("an unknown option", code);
+    env.code("an unknown option", code);
     Ok(())
 }
 
 /// Which call writes the logs of a library, whose text is compiled later than it is loaded.
-pub(crate) fn late_logs(lab: &Lab) -> Result<()> {
+pub(crate) fn late_logs(env: &Environment) -> Result<()> {
     const ROOM: usize = 4096;
     let body = PTX.replacen("ret;", "ret; nonsense %r1;", 1);
     for (what, text) in [("good", PTX), ("wrong", &body)] {
@@ -158,7 +158,7 @@ pub(crate) fn late_logs(lab: &Lab) -> Result<()> {
         let values: &'static mut [*mut c_void] = vec![log.cast(), room].leak();
         let (mut library, image) = (std::ptr::null_mut(), ended(text));
         let code = cu!(
-            lab,
+            env,
             cuLibraryLoadData(
                 &raw mut library,
                 image.as_ptr().cast(),
@@ -171,50 +171,50 @@ pub(crate) fn late_logs(lab: &Lab) -> Result<()> {
             )
         );
         drop(image);
-        lab.say(
+        env.say(
             format!("load, {what}"),
             format!("{}, {}", name(code), written()),
         );
-        let (code, kernel) = try_kernel(lab, library, c"spin");
-        lab.say(
+        let (code, kernel) = try_kernel(env, library, c"spin");
+        env.say(
             format!("kernel, {what}"),
             format!("{}, {}", name(code), written()),
         );
-        let (code, again) = try_kernel(lab, library, c"add");
-        lab.say(
+        let (code, again) = try_kernel(env, library, c"add");
+        env.say(
             format!("another, {what}"),
             format!("{}, {}", name(code), written()),
         );
         if code == OK {
-            let code = try_function_of(lab, kernel).0;
-            lab.say(
+            let code = try_function_of(env, kernel).0;
+            env.say(
                 format!("function, {what}"),
                 format!("{}, {}", name(code), written()),
             );
-            let code = try_function_of(lab, again).0;
-            lab.say(
+            let code = try_function_of(env, again).0;
+            env.say(
                 format!("another function, {what}"),
                 format!("{}, {}", name(code), written()),
             );
         }
         let mut count = 77;
-        let code = cu!(lab, cuLibraryGetKernelCount(&raw mut count, library));
-        lab.say(format!("count, {what}"), format!("{} {count}", name(code)));
-        lab.code(
+        let code = cu!(env, cuLibraryGetKernelCount(&raw mut count, library));
+        env.say(format!("count, {what}"), format!("{} {count}", name(code)));
+        env.code(
             format!("unload, {what}"),
-            cu!(lab, cuLibraryUnload(library)),
+            cu!(env, cuLibraryUnload(library)),
         );
     }
     Ok(())
 }
 
 /// The linker: from texts to a cubin, and what it refuses.
-pub(crate) fn links(lab: &Lab) -> Result<()> {
+pub(crate) fn links(env: &Environment) -> Result<()> {
     let linker = || -> Result<CUlinkState> {
         let mut linker = std::ptr::null_mut();
         let (keys, values) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let code = cu!(lab, cuLinkCreate_v2(0, keys, values, &raw mut linker));
-        lab.fine("cuLinkCreate", code)?;
+        let code = cu!(env, cuLinkCreate_v2(0, keys, values, &raw mut linker));
+        env.fine("cuLinkCreate", code)?;
         Ok(linker)
     };
     let add = |linker: CUlinkState, text: &str| {
@@ -224,44 +224,44 @@ pub(crate) fn links(lab: &Lab) -> Result<()> {
         let kind = CUjitInputType::CU_JIT_INPUT_PTX;
         let label: *const c_char = c"a text".as_ptr();
         cu!(
-            lab,
+            env,
             cuLinkAddData_v2(linker, kind, data, bytes, label, 0, keys, values)
         )
     };
     let complete = |linker: CUlinkState| {
         let (mut data, mut bytes) = (std::ptr::null_mut(), 0);
-        let code = cu!(lab, cuLinkComplete(linker, &raw mut data, &raw mut bytes));
+        let code = cu!(env, cuLinkComplete(linker, &raw mut data, &raw mut bytes));
         (code, data.cast::<u8>(), bytes)
     };
     let first = linker()?;
-    lab.code("add", add(first, PTX));
+    env.code("add", add(first, PTX));
     let (code, data, bytes) = complete(first);
-    lab.code("complete", code);
-    lab.fine("cuLinkComplete", code)?;
+    env.code("complete", code);
+    env.fine("cuLinkComplete", code)?;
     // SAFETY: the linker keeps what it made until it is destroyed, and told its bytes.
     let image = unsafe { std::slice::from_raw_parts(data, bytes) }.to_vec();
-    lab.say("it begins as ELF does", yes(image.starts_with(b"\x7fELF")));
-    lab.code("add after it", add(first, PTX));
-    lab.code("destroy", cu!(lab, cuLinkDestroy(first)));
-    let (code, module) = try_load(lab, &image);
-    lab.code("module of it", code);
-    let (stream, block) = (lab.stream()?, lab.plain(256)?);
-    let fills = function(lab, module, c"fill")?;
-    lab.code("launch", fill(lab, fills, stream, (block, 5, 64)));
-    lab.say("what it wrote", word(lab, block));
-    let (code, library) = try_load_library(lab, &image);
-    lab.code("library of it", code);
-    lab.code("kernel of that", try_kernel(lab, library, c"fill").0);
+    env.say("it begins as ELF does", yes(image.starts_with(b"\x7fELF")));
+    env.code("add after it", add(first, PTX));
+    env.code("destroy", cu!(env, cuLinkDestroy(first)));
+    let (code, module) = try_load(env, &image);
+    env.code("module of it", code);
+    let (stream, block) = (env.stream()?, env.plain(256)?);
+    let fills = function(env, module, c"fill")?;
+    env.code("launch", fill(env, fills, stream, (block, 5, 64)));
+    env.say("what it wrote", word(env, block));
+    let (code, library) = try_load_library(env, &image);
+    env.code("library of it", code);
+    env.code("kernel of that", try_kernel(env, library, c"fill").0);
     let twice = linker()?;
-    lab.code("the first of two with the same kernels", add(twice, PTX));
-    lab.code("the second", add(twice, PTX));
-    lab.code("complete, two", complete(twice).0);
+    env.code("the first of two with the same kernels", add(twice, PTX));
+    env.code("the second", add(twice, PTX));
+    env.code("complete, two", complete(twice).0);
     let none = linker()?;
-    lab.code("complete, nothing", complete(none).0);
+    env.code("complete, nothing", complete(none).0);
     let bad = linker()?;
-    lab.code("add, a word", add(bad, "hello"));
-    lab.code("complete, a word", complete(bad).0);
+    env.code("add, a word", add(bad, "hello"));
+    env.code("complete, a word", complete(bad).0);
     let open = linker()?;
-    lab.code("destroy, not complete", cu!(lab, cuLinkDestroy(open)));
+    env.code("destroy, not complete", cu!(env, cuLinkDestroy(open)));
     Ok(())
 }

@@ -3,88 +3,88 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, OK, cu, name, yes};
 use crate::gate::{Gate, while_held};
-use crate::lab::{Lab, OK, cu, name, yes};
 use crate::twin::pair;
 
 /// Flags of an event that may be shared.
 const SHARED: u32 = 6;
 
-fn event(lab: &Lab, flags: u32) -> Result<CUevent> {
+fn event(env: &Environment, flags: u32) -> Result<CUevent> {
     let mut event = std::ptr::null_mut();
-    let code = cu!(lab, cuEventCreate(&raw mut event, flags));
-    lab.fine("cuEventCreate", code)?;
+    let code = cu!(env, cuEventCreate(&raw mut event, flags));
+    env.fine("cuEventCreate", code)?;
     Ok(event)
 }
 
-fn handle(lab: &Lab, event: CUevent) -> (CUresult, CUipcEventHandle) {
+fn handle(env: &Environment, event: CUevent) -> (CUresult, CUipcEventHandle) {
     let mut handle = CUipcEventHandle::default();
-    let code = cu!(lab, cuIpcGetEventHandle(&raw mut handle, event));
+    let code = cu!(env, cuIpcGetEventHandle(&raw mut handle, event));
     (code, handle)
 }
 
-pub(crate) fn open(lab: &Lab, handle: CUipcEventHandle) -> (CUresult, CUevent) {
+pub(crate) fn open(env: &Environment, handle: CUipcEventHandle) -> (CUresult, CUevent) {
     let mut event = std::ptr::null_mut();
-    let code = cu!(lab, cuIpcOpenEventHandle(&raw mut event, handle));
+    let code = cu!(env, cuIpcOpenEventHandle(&raw mut event, handle));
     (code, event)
 }
 
 /// What one process can ask.
-pub(crate) fn handles(lab: &Lab) -> Result<()> {
-    let shared = event(lab, SHARED)?;
+pub(crate) fn handles(env: &Environment) -> Result<()> {
+    let shared = event(env, SHARED)?;
     let before = crate::ipc::open_descriptors() as i64;
-    let (code, first) = handle(lab, shared);
-    lab.code("of a shared event", code);
-    let (code, second) = handle(lab, shared);
-    lab.code("again", code);
-    lab.say("the same bytes", yes(first.reserved == second.reserved));
-    lab.say(
+    let (code, first) = handle(env, shared);
+    env.code("of a shared event", code);
+    let (code, second) = handle(env, shared);
+    env.code("again", code);
+    env.say("the same bytes", yes(first.reserved == second.reserved));
+    env.say(
         "descriptors more",
         crate::ipc::open_descriptors() as i64 - before,
     );
     for flags in [0, 1, 2, 3] {
-        let code = handle(lab, event(lab, flags)?).0;
-        lab.code(format!("of an event with flags {flags}"), code);
+        let code = handle(env, event(env, flags)?).0;
+        env.code(format!("of an event with flags {flags}"), code);
     }
-    lab.code("of null", handle(lab, std::ptr::null_mut()).0);
+    env.code("of null", handle(env, std::ptr::null_mut()).0);
     let null = std::ptr::null_mut();
-    lab.code("into null", cu!(lab, cuIpcGetEventHandle(null, shared)));
+    env.code("into null", cu!(env, cuIpcGetEventHandle(null, shared)));
     let mut time = 0.0;
-    let code = cu!(lab, cuEventElapsedTime(&raw mut time, shared, shared));
-    lab.code("its time", code);
-    lab.no_context()?;
-    lab.code("without a context", handle(lab, shared).0);
+    let code = cu!(env, cuEventElapsedTime(&raw mut time, shared, shared));
+    env.code("its time", code);
+    env.no_context()?;
+    env.code("without a context", handle(env, shared).0);
     Ok(())
 }
 
 /// Handles that cannot be opened.
-pub(crate) fn wrong(lab: &Lab) -> Result<()> {
-    lab.alone("open here", || {
-        let shared = event(lab, SHARED)?;
-        let (_, bytes) = handle(lab, shared);
-        Ok(name(open(lab, bytes).0))
+pub(crate) fn wrong(env: &Environment) -> Result<()> {
+    env.alone("open here", || {
+        let shared = event(env, SHARED)?;
+        let (_, bytes) = handle(env, shared);
+        Ok(name(open(env, bytes).0))
     });
     for (part, byte) in [("zeroes", 0), ("ones", -1)] {
-        lab.alone(part, || {
+        env.alone(part, || {
             let handle = CUipcEventHandle_st {
                 reserved: [byte; 64],
             };
-            let code = open(lab, handle).0;
+            let code = open(env, handle).0;
             Ok(format!(
                 "{}, healthy {}",
                 name(code),
-                yes(lab.plain(64).is_ok())
+                yes(env.plain(64).is_ok())
             ))
         });
     }
-    lab.alone("into null", || {
-        let (_, bytes) = handle(lab, event(lab, SHARED)?);
+    env.alone("into null", || {
+        let (_, bytes) = handle(env, event(env, SHARED)?);
         let null = std::ptr::null_mut();
-        Ok(name(cu!(lab, cuIpcOpenEventHandle(null, bytes))))
+        Ok(name(cu!(env, cuIpcOpenEventHandle(null, bytes))))
     });
     let late = |part: &str, what: u32| {
         pair(
-            lab,
+            env,
             part,
             |other| {
                 let mut handle = other.wire.take_event_handle()?;
@@ -94,23 +94,23 @@ pub(crate) fn wrong(lab: &Lab) -> Result<()> {
                     3 => handle.reserved[32..].fill(0),
                     _ => handle.reserved[0] ^= -1,
                 }
-                let (code, event) = open(lab, handle);
-                lab.code(part, code);
+                let (code, event) = open(env, handle);
+                env.code(part, code);
                 if code == OK {
-                    lab.code(format!("{part}, query"), cu!(lab, cuEventQuery(event)));
+                    env.code(format!("{part}, query"), cu!(env, cuEventQuery(event)));
                 }
-                lab.say(format!("{part}, healthy"), yes(lab.plain(64).is_ok()));
+                env.say(format!("{part}, healthy"), yes(env.plain(64).is_ok()));
                 Ok(())
             },
             |wire| {
-                let shared = event(lab, SHARED)?;
-                wire.send_event(lab, shared)?;
+                let shared = event(env, SHARED)?;
+                wire.send_event(env, shared)?;
                 if what == 0 {
-                    lab.fine("destroy", cu!(lab, cuEventDestroy_v2(shared)))?;
+                    env.fine("destroy", cu!(env, cuEventDestroy_v2(shared)))?;
                 }
                 if what == 1 {
-                    lab.no_context()?;
-                    lab.fine("release", lab.release())?;
+                    env.no_context()?;
+                    env.fine("release", env.release())?;
                 }
                 if what < 2 {
                     wire.go()?;
@@ -128,57 +128,57 @@ pub(crate) fn wrong(lab: &Lab) -> Result<()> {
 }
 
 /// The exporter records, the importer looks.
-pub(crate) fn order(lab: &Lab) -> Result<()> {
+pub(crate) fn order(env: &Environment) -> Result<()> {
     pair(
-        lab,
+        env,
         "",
         |other| {
-            let (shared, stream) = (event(lab, SHARED)?, lab.stream()?);
-            other.wire.send_event(lab, shared)?;
+            let (shared, stream) = (event(env, SHARED)?, env.stream()?);
+            other.wire.send_event(env, shared)?;
             other.wire.wait()?;
-            let gate = Gate::hold(lab, stream)?;
-            lab.record(shared, stream)?;
+            let gate = Gate::hold(env, stream)?;
+            env.record(shared, stream)?;
             other.wire.go()?;
             other.wire.wait()?;
             gate.open();
-            lab.synchronise(stream)?;
+            env.synchronise(stream)?;
             other.wire.go()?;
             // Now the other way round.
             other.wire.wait()?;
-            lab.code("the exporter queries", cu!(lab, cuEventQuery(shared)));
-            let code = cu!(lab, cuStreamWaitEvent(stream, shared, 0));
-            lab.code("the exporter waits", code);
-            lab.let_it_finish();
-            lab.code("its stream", cu!(lab, cuStreamQuery(stream)));
+            env.code("the exporter queries", cu!(env, cuEventQuery(shared)));
+            let code = cu!(env, cuStreamWaitEvent(stream, shared, 0));
+            env.code("the exporter waits", code);
+            env.let_it_finish();
+            env.code("its stream", cu!(env, cuStreamQuery(stream)));
             other.wire.go()?;
-            lab.code("its stream, let go", cu!(lab, cuStreamSynchronize(stream)));
-            lab.code("the event, let go", cu!(lab, cuEventSynchronize(shared)));
+            env.code("its stream, let go", cu!(env, cuStreamSynchronize(stream)));
+            env.code("the event, let go", cu!(env, cuEventSynchronize(shared)));
             other.wire.go()
         },
         |wire| {
-            let opened = wire.take_event(lab)?;
-            let (stream, third) = (lab.stream()?, lab.stream()?);
-            lab.code("opened, query", cu!(lab, cuEventQuery(opened)));
-            lab.code("opened, synchronise", cu!(lab, cuEventSynchronize(opened)));
-            lab.code("opened, export again", handle(lab, opened).0);
+            let opened = wire.take_event(env)?;
+            let (stream, third) = (env.stream()?, env.stream()?);
+            env.code("opened, query", cu!(env, cuEventQuery(opened)));
+            env.code("opened, synchronise", cu!(env, cuEventSynchronize(opened)));
+            env.code("opened, export again", handle(env, opened).0);
             let mut time = 0.0;
-            let code = cu!(lab, cuEventElapsedTime(&raw mut time, opened, opened));
-            lab.code("opened, its time", code);
+            let code = cu!(env, cuEventElapsedTime(&raw mut time, opened, opened));
+            env.code("opened, its time", code);
             wire.go()?;
             wire.wait()?;
-            lab.code("recorded, query", cu!(lab, cuEventQuery(opened)));
-            let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
-            lab.code("recorded, wait", code);
-            lab.let_it_finish();
-            lab.code("recorded, the stream", cu!(lab, cuStreamQuery(stream)));
+            env.code("recorded, query", cu!(env, cuEventQuery(opened)));
+            let code = cu!(env, cuStreamWaitEvent(stream, opened, 0));
+            env.code("recorded, wait", code);
+            env.let_it_finish();
+            env.code("recorded, the stream", cu!(env, cuStreamQuery(stream)));
             wire.go()?;
             wire.wait()?;
-            lab.code("done, query", cu!(lab, cuEventQuery(opened)));
-            lab.code("done, synchronise", cu!(lab, cuEventSynchronize(opened)));
-            lab.code("done, the stream", cu!(lab, cuStreamSynchronize(stream)));
-            let gate = Gate::hold(lab, third)?;
-            let code = cu!(lab, cuEventRecord(opened, third));
-            lab.code("the importer records", code);
+            env.code("done, query", cu!(env, cuEventQuery(opened)));
+            env.code("done, synchronise", cu!(env, cuEventSynchronize(opened)));
+            env.code("done, the stream", cu!(env, cuStreamSynchronize(stream)));
+            let gate = Gate::hold(env, third)?;
+            let code = cu!(env, cuEventRecord(opened, third));
+            env.code("the importer records", code);
             wire.go()?;
             wire.wait()?;
             gate.open();
@@ -189,22 +189,22 @@ pub(crate) fn order(lab: &Lab) -> Result<()> {
 }
 
 /// A record after the wait does not move the wait.
-pub(crate) fn recorded_again(lab: &Lab) -> Result<()> {
+pub(crate) fn recorded_again(env: &Environment) -> Result<()> {
     pair(
-        lab,
+        env,
         "",
         |other| {
-            let (shared, stream, second) = (event(lab, SHARED)?, lab.stream()?, lab.stream()?);
-            lab.record(shared, stream)?;
-            lab.synchronise(stream)?;
-            other.wire.send_event(lab, shared)?;
+            let (shared, stream, second) = (event(env, SHARED)?, env.stream()?, env.stream()?);
+            env.record(shared, stream)?;
+            env.synchronise(stream)?;
+            other.wire.send_event(env, shared)?;
             other.wire.wait()?;
-            let gate = Gate::hold(lab, stream)?;
-            lab.record(shared, stream)?;
+            let gate = Gate::hold(env, stream)?;
+            env.record(shared, stream)?;
             other.wire.go()?;
             other.wire.wait()?;
-            lab.record(shared, second)?;
-            lab.synchronise(second)?;
+            env.record(shared, second)?;
+            env.synchronise(second)?;
             other.wire.go()?;
             other.wire.wait()?;
             gate.open();
@@ -212,21 +212,21 @@ pub(crate) fn recorded_again(lab: &Lab) -> Result<()> {
             other.wire.wait()
         },
         |wire| {
-            let (opened, stream) = (wire.take_event(lab)?, lab.stream()?);
-            lab.code("recorded and done before", cu!(lab, cuEventQuery(opened)));
+            let (opened, stream) = (wire.take_event(env)?, env.stream()?);
+            env.code("recorded and done before", cu!(env, cuEventQuery(opened)));
             wire.go()?;
             wire.wait()?;
-            let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
-            lab.fine("cuStreamWaitEvent", code)?;
-            lab.code("pending", cu!(lab, cuEventQuery(opened)));
+            let code = cu!(env, cuStreamWaitEvent(stream, opened, 0));
+            env.fine("cuStreamWaitEvent", code)?;
+            env.code("pending", cu!(env, cuEventQuery(opened)));
             wire.go()?;
             wire.wait()?;
-            lab.let_it_finish();
-            lab.code("recorded again elsewhere", cu!(lab, cuEventQuery(opened)));
-            lab.code("the stream that waited", cu!(lab, cuStreamQuery(stream)));
+            env.let_it_finish();
+            env.code("recorded again elsewhere", cu!(env, cuEventQuery(opened)));
+            env.code("the stream that waited", cu!(env, cuStreamQuery(stream)));
             wire.go()?;
             wire.wait()?;
-            lab.code("let go", cu!(lab, cuStreamSynchronize(stream)));
+            env.code("let go", cu!(env, cuStreamSynchronize(stream)));
             wire.go()
         },
     );
@@ -234,17 +234,17 @@ pub(crate) fn recorded_again(lab: &Lab) -> Result<()> {
 }
 
 /// What becomes of the importer's event when the exporter's goes.
-pub(crate) fn ends(lab: &Lab) -> Result<()> {
+pub(crate) fn ends(env: &Environment) -> Result<()> {
     let with = |part: &str, dies: bool, pending: bool| {
         pair(
-            lab,
+            env,
             part,
             |other| {
-                let (opened, stream) = (other.wire.take_event(lab)?, lab.stream()?);
+                let (opened, stream) = (other.wire.take_event(env)?, env.stream()?);
                 other.wire.wait()?;
                 if pending {
-                    let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
-                    lab.fine("cuStreamWaitEvent", code)?;
+                    let code = cu!(env, cuStreamWaitEvent(stream, opened, 0));
+                    env.fine("cuStreamWaitEvent", code)?;
                 }
                 other.wire.go()?;
                 if dies {
@@ -252,50 +252,50 @@ pub(crate) fn ends(lab: &Lab) -> Result<()> {
                 } else {
                     other.wire.wait()?;
                 }
-                lab.let_it_finish();
-                lab.code(format!("{part}, query"), cu!(lab, cuEventQuery(opened)));
-                lab.code(format!("{part}, stream"), cu!(lab, cuStreamQuery(stream)));
+                env.let_it_finish();
+                env.code(format!("{part}, query"), cu!(env, cuEventQuery(opened)));
+                env.code(format!("{part}, stream"), cu!(env, cuStreamQuery(stream)));
                 if pending && dies {
                     std::thread::sleep(std::time::Duration::from_secs(3));
-                    let code = cu!(lab, cuEventQuery(opened));
-                    lab.code(format!("{part}, query three seconds later"), code);
-                    let code = cu!(lab, cuStreamQuery(stream));
-                    lab.code(format!("{part}, stream three seconds later"), code);
+                    let code = cu!(env, cuEventQuery(opened));
+                    env.code(format!("{part}, query three seconds later"), code);
+                    let code = cu!(env, cuStreamQuery(stream));
+                    env.code(format!("{part}, stream three seconds later"), code);
                 }
                 if !pending {
-                    let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
-                    lab.code(format!("{part}, wait"), code);
-                    let code = cu!(lab, cuEventRecord(opened, stream));
-                    lab.code(format!("{part}, record"), code);
-                    let code = cu!(lab, cuEventSynchronize(opened));
-                    lab.code(format!("{part}, synchronise"), code);
+                    let code = cu!(env, cuStreamWaitEvent(stream, opened, 0));
+                    env.code(format!("{part}, wait"), code);
+                    let code = cu!(env, cuEventRecord(opened, stream));
+                    env.code(format!("{part}, record"), code);
+                    let code = cu!(env, cuEventSynchronize(opened));
+                    env.code(format!("{part}, synchronise"), code);
                 }
-                let code = cu!(lab, cuEventDestroy_v2(opened));
-                lab.code(format!("{part}, destroy"), code);
+                let code = cu!(env, cuEventDestroy_v2(opened));
+                env.code(format!("{part}, destroy"), code);
                 if !dies {
                     other.wire.go()?;
                 }
-                lab.say(format!("{part}, healthy"), yes(lab.plain(64).is_ok()));
+                env.say(format!("{part}, healthy"), yes(env.plain(64).is_ok()));
                 Ok(())
             },
             |wire| {
-                let (shared, stream) = (event(lab, SHARED)?, lab.stream()?);
-                wire.send_event(lab, shared)?;
-                let gate = pending.then(|| Gate::hold(lab, stream)).transpose()?;
-                lab.record(shared, stream)?;
+                let (shared, stream) = (event(env, SHARED)?, env.stream()?);
+                wire.send_event(env, shared)?;
+                let gate = pending.then(|| Gate::hold(env, stream)).transpose()?;
+                env.record(shared, stream)?;
                 if !pending {
-                    lab.synchronise(stream)?;
+                    env.synchronise(stream)?;
                 }
                 wire.go()?;
                 wire.wait()?;
                 if dies {
                     return wire.wait();
                 }
-                lab.fine("destroy", cu!(lab, cuEventDestroy_v2(shared)))?;
+                env.fine("destroy", cu!(env, cuEventDestroy_v2(shared)))?;
                 wire.go()?;
                 wire.wait()?;
                 drop(gate);
-                lab.synchronise(stream)
+                env.synchronise(stream)
             },
         );
     };
@@ -307,47 +307,47 @@ pub(crate) fn ends(lab: &Lab) -> Result<()> {
 }
 
 /// Whether a stream that waits for a dead process's recording can be ended.
-pub(crate) fn stuck(lab: &Lab) -> Result<()> {
-    type End = fn(&Lab, CUstream, CUevent) -> CUresult;
+pub(crate) fn stuck(env: &Environment) -> Result<()> {
+    type End = fn(&Environment, CUstream, CUevent) -> CUresult;
     let ends: [(&str, End); 3] = [
-        ("cuStreamDestroy", |lab, stream, _| {
-            cu!(lab, cuStreamDestroy_v2(stream))
+        ("cuStreamDestroy", |env, stream, _| {
+            cu!(env, cuStreamDestroy_v2(stream))
         }),
-        ("cuEventDestroy", |lab, _, event| {
-            cu!(lab, cuEventDestroy_v2(event))
+        ("cuEventDestroy", |env, _, event| {
+            cu!(env, cuEventDestroy_v2(event))
         }),
-        ("cuDevicePrimaryCtxRelease", |lab, _, _| lab.release()),
+        ("cuDevicePrimaryCtxRelease", |env, _, _| env.release()),
     ];
     for (part, end) in ends {
         pair(
-            lab,
+            env,
             part,
             |other| {
-                let (opened, stream) = (other.wire.take_event(lab)?, lab.stream()?);
-                let code = cu!(lab, cuStreamWaitEvent(stream, opened, 0));
-                lab.fine("cuStreamWaitEvent", code)?;
+                let (opened, stream) = (other.wire.take_event(env)?, env.stream()?);
+                let code = cu!(env, cuStreamWaitEvent(stream, opened, 0));
+                env.fine("cuStreamWaitEvent", code)?;
                 other.kill();
-                let (table, stream, opened) = (lab.table, stream.addr(), opened.addr());
+                let (table, stream, opened) = (env.table, stream.addr(), opened.addr());
                 let (told, answer) = std::sync::mpsc::channel();
-                let current = lab.context().addr();
+                let current = env.context().addr();
                 std::thread::spawn(move || {
-                    let lab = Lab::new(table, "");
-                    let _ = lab.current(std::ptr::without_provenance_mut(current));
+                    let env = Environment::new(table, "");
+                    let _ = env.current(std::ptr::without_provenance_mut(current));
                     let stream = std::ptr::without_provenance_mut(stream);
                     let opened = std::ptr::without_provenance_mut(opened);
-                    let code = end(&lab, stream, opened);
+                    let code = end(&env, stream, opened);
                     // Nobody listens any more if it took too long.
                     let _ = told.send(code);
                 });
                 let answer = answer.recv_timeout(std::time::Duration::from_secs(3));
-                lab.say(part, answer.map_or("waits".into(), name));
+                env.say(part, answer.map_or("waits".into(), name));
                 Ok(())
             },
             |wire| {
-                let (shared, stream) = (event(lab, SHARED)?, lab.stream()?);
-                let _gate = Gate::hold(lab, stream)?;
-                lab.record(shared, stream)?;
-                wire.send_event(lab, shared)?;
+                let (shared, stream) = (event(env, SHARED)?, env.stream()?);
+                let _gate = Gate::hold(env, stream)?;
+                env.record(shared, stream)?;
+                wire.send_event(env, shared)?;
                 wire.wait()
             },
         );
@@ -356,37 +356,37 @@ pub(crate) fn stuck(lab: &Lab) -> Result<()> {
 }
 
 /// Two opened events of one handle, and waiting on the host.
-pub(crate) fn waits(lab: &Lab) -> Result<()> {
+pub(crate) fn waits(env: &Environment) -> Result<()> {
     pair(
-        lab,
+        env,
         "",
         |other| {
-            let shared = event(lab, SHARED)?;
-            other.wire.send_event(lab, shared)?;
+            let shared = event(env, SHARED)?;
+            other.wire.send_event(env, shared)?;
             other.wire.wait()?;
-            let stream = lab.stream()?;
-            let waited = while_held(lab, stream, || {
-                let code = cu!(lab, cuEventRecord(shared, stream));
+            let stream = env.stream()?;
+            let waited = while_held(env, stream, || {
+                let code = cu!(env, cuEventRecord(shared, stream));
                 let _ = other.wire.go();
                 let _ = other.wire.wait();
                 code
             })?;
-            lab.say("record", format!("{}, {}", name(waited.0), waited.1));
+            env.say("record", format!("{}, {}", name(waited.0), waited.1));
             Ok(())
         },
         |wire| {
             let handle = wire.take_event_handle()?;
-            let (code, one) = open(lab, handle);
-            lab.code("open", code);
-            let (code, two) = open(lab, handle);
-            lab.code("open again", code);
-            lab.say("two events", yes(one != two));
-            lab.code("destroy one", cu!(lab, cuEventDestroy_v2(one)));
-            lab.code("query the other", cu!(lab, cuEventQuery(two)));
+            let (code, one) = open(env, handle);
+            env.code("open", code);
+            let (code, two) = open(env, handle);
+            env.code("open again", code);
+            env.say("two events", yes(one != two));
+            env.code("destroy one", cu!(env, cuEventDestroy_v2(one)));
+            env.code("query the other", cu!(env, cuEventQuery(two)));
             wire.go()?;
             wire.wait()?;
-            lab.code("synchronise", cu!(lab, cuEventSynchronize(two)));
-            lab.code("then query", cu!(lab, cuEventQuery(two)));
+            env.code("synchronise", cu!(env, cuEventSynchronize(two)));
+            env.code("then query", cu!(env, cuEventQuery(two)));
             wire.go()
         },
     );

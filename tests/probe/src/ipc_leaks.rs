@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, THRESHOLD, cu};
 use crate::ipc::{DESCRIPTOR, export, import, open, open_descriptors, own, shared_pool, token};
-use crate::lab::{Lab, THRESHOLD, cu};
 
 /// How one round goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,42 +20,42 @@ struct Way {
     keeps: bool,
 }
 
-fn round(lab: &Lab, way: Way, stream: CUstream) -> Result<()> {
-    let pool = shared_pool(lab)?;
+fn round(env: &Environment, way: Way, stream: CUstream) -> Result<()> {
+    let pool = shared_pool(env)?;
     if way.keeps {
-        lab.set(pool, THRESHOLD, u64::MAX)?;
+        env.set(pool, THRESHOLD, u64::MAX)?;
     }
-    let block = lab.alloc(pool, 1000, stream)?;
-    lab.synchronise(stream)?;
-    let (code, descriptor) = export(lab, pool, DESCRIPTOR, 0);
-    lab.fine("export", code)?;
+    let block = env.alloc(pool, 1000, stream)?;
+    env.synchronise(stream)?;
+    let (code, descriptor) = export(env, pool, DESCRIPTOR, 0);
+    env.fine("export", code)?;
     let descriptor = own(descriptor);
     let mut imported = std::ptr::null_mut();
     for _ in 0..way.imports {
-        let (code, found) = import(lab, descriptor.as_raw_fd(), DESCRIPTOR, 0);
-        lab.fine("import", code)?;
+        let (code, found) = import(env, descriptor.as_raw_fd(), DESCRIPTOR, 0);
+        env.fine("import", code)?;
         imported = found;
     }
     if way.has_pointer {
-        let (code, token) = token(lab, block);
-        lab.fine("token", code)?;
-        let (code, address) = open(lab, imported, &token);
-        lab.fine("pointer", code)?;
-        lab.free(address, stream)?;
+        let (code, token) = token(env, block);
+        env.fine("token", code)?;
+        let (code, address) = open(env, imported, &token);
+        env.fine("pointer", code)?;
+        env.free(address, stream)?;
     }
     if !way.ends_early {
-        lab.synchronise(stream)?;
+        env.synchronise(stream)?;
     }
     for _ in 0..way.imports {
-        lab.fine("destroy", cu!(lab, cuMemPoolDestroy(imported)))?;
+        env.fine("destroy", cu!(env, cuMemPoolDestroy(imported)))?;
     }
-    lab.free(block, stream)?;
-    lab.synchronise(stream)?;
-    lab.trim(pool, 0)?;
-    lab.end_pool(pool)
+    env.free(block, stream)?;
+    env.synchronise(stream)?;
+    env.trim(pool, 0)?;
+    env.end_pool(pool)
 }
 
-pub(crate) fn rounds(lab: &Lab) -> Result<()> {
+pub(crate) fn rounds(env: &Environment) -> Result<()> {
     let pointer = Way {
         imports: 1,
         has_pointer: true,
@@ -101,13 +101,13 @@ pub(crate) fn rounds(lab: &Lab) -> Result<()> {
         ),
     ];
     for (part, way) in ways {
-        lab.alone(part, || {
-            let stream = lab.stream()?;
+        env.alone(part, || {
+            let stream = env.stream()?;
             // A first round, for what the driver opens once.
-            round(lab, way, stream)?;
+            round(env, way, stream)?;
             let before = open_descriptors() as i64;
             for _ in 0..5 {
-                round(lab, way, stream)?;
+                round(env, way, stream)?;
             }
             let more = open_descriptors() as i64 - before;
             Ok(format!("{more} descriptors more"))

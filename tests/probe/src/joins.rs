@@ -4,112 +4,117 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, MIB, cu, name};
 use crate::gate::Gate;
-use crate::lab::{Lab, MIB, cu, name};
 
 /// A pool with two neighbours, allocated and freed by these streams.
-fn two(lab: &Lab, flag: u32, a: CUstream, b: CUstream) -> Result<(CUmemoryPool, CUdeviceptr)> {
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, flag)?;
-    let first = lab.alloc(pool, 30 * MIB, a)?;
-    let second = lab.alloc(pool, 30 * MIB, b)?;
-    lab.free(first, a)?;
-    lab.free(second, b)?;
+fn two(
+    env: &Environment,
+    flag: u32,
+    a: CUstream,
+    b: CUstream,
+) -> Result<(CUmemoryPool, CUdeviceptr)> {
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, flag)?;
+    let first = env.alloc(pool, 30 * MIB, a)?;
+    let second = env.alloc(pool, 30 * MIB, b)?;
+    env.free(first, a)?;
+    env.free(second, b)?;
     Ok((pool, first.min(second)))
 }
 
 /// C waits for A and for B.
-pub(crate) fn followed(lab: &Lab) -> Result<()> {
-    let (a, b, c) = (lab.stream()?, lab.stream()?, lab.stream()?);
-    let (pool, low) = two(lab, 1, a, b)?;
-    lab.order(c, a)?;
-    lab.order(c, b)?;
-    lab.say("two others", lab.where_is(pool, 60 * MIB, c, low)?);
-    lab.end_pool(pool)?;
-    let (pool, low) = two(lab, 1, a, b)?;
-    lab.order(a, b)?;
-    lab.say("own and another", lab.where_is(pool, 60 * MIB, a, low)?);
-    lab.end_pool(pool)?;
-    let (pool, low) = two(lab, 1, a, b)?;
-    lab.synchronise(a)?;
-    lab.order(c, b)?;
-    lab.say("seen and another", lab.where_is(pool, 60 * MIB, c, low)?);
-    lab.end_pool(pool)?;
-    let (pool, low) = two(lab, 1, a, a)?;
-    lab.order(c, a)?;
-    lab.say("two of one stream", lab.where_is(pool, 60 * MIB, c, low)?);
-    lab.end_pool(pool)
+pub(crate) fn followed(env: &Environment) -> Result<()> {
+    let (a, b, c) = (env.stream()?, env.stream()?, env.stream()?);
+    let (pool, low) = two(env, 1, a, b)?;
+    env.order(c, a)?;
+    env.order(c, b)?;
+    env.say("two others", env.where_is(pool, 60 * MIB, c, low)?);
+    env.end_pool(pool)?;
+    let (pool, low) = two(env, 1, a, b)?;
+    env.order(a, b)?;
+    env.say("own and another", env.where_is(pool, 60 * MIB, a, low)?);
+    env.end_pool(pool)?;
+    let (pool, low) = two(env, 1, a, b)?;
+    env.synchronise(a)?;
+    env.order(c, b)?;
+    env.say("seen and another", env.where_is(pool, 60 * MIB, c, low)?);
+    env.end_pool(pool)?;
+    let (pool, low) = two(env, 1, a, a)?;
+    env.order(c, a)?;
+    env.say("two of one stream", env.where_is(pool, 60 * MIB, c, low)?);
+    env.end_pool(pool)
 }
 
-pub(crate) fn finished(lab: &Lab) -> Result<()> {
-    let (a, b, c) = (lab.stream()?, lab.stream()?, lab.stream()?);
-    let (pool, low) = two(lab, 2, a, b)?;
-    lab.let_it_finish();
-    lab.say("two others", lab.where_is(pool, 60 * MIB, c, low)?);
-    lab.end_pool(pool)?;
-    let (pool, low) = two(lab, 2, a, b)?;
-    lab.let_it_finish();
-    lab.say("own and another", lab.where_is(pool, 60 * MIB, a, low)?);
-    lab.end_pool(pool)?;
-    let (pool, low) = two(lab, 2, a, b)?;
-    lab.synchronise(a)?;
-    lab.let_it_finish();
-    lab.say("seen and another", lab.where_is(pool, 60 * MIB, c, low)?);
-    lab.end_pool(pool)
+pub(crate) fn finished(env: &Environment) -> Result<()> {
+    let (a, b, c) = (env.stream()?, env.stream()?, env.stream()?);
+    let (pool, low) = two(env, 2, a, b)?;
+    env.let_it_finish();
+    env.say("two others", env.where_is(pool, 60 * MIB, c, low)?);
+    env.end_pool(pool)?;
+    let (pool, low) = two(env, 2, a, b)?;
+    env.let_it_finish();
+    env.say("own and another", env.where_is(pool, 60 * MIB, a, low)?);
+    env.end_pool(pool)?;
+    let (pool, low) = two(env, 2, a, b)?;
+    env.synchronise(a)?;
+    env.let_it_finish();
+    env.say("seen and another", env.where_is(pool, 60 * MIB, c, low)?);
+    env.end_pool(pool)
 }
 
 /// The driver may insert a wait.
-pub(crate) fn waited_for(lab: &Lab) -> Result<()> {
-    let (a, b, c) = (lab.stream()?, lab.stream()?, lab.stream()?);
-    let gate = Gate::hold(lab, a)?;
-    lab.order(b, a)?;
-    let (pool, low) = two(lab, 3, a, b)?;
-    let answer = lab.where_is(pool, 60 * MIB, c, low)?;
-    let busy = name(cu!(lab, cuStreamQuery(c)));
-    lab.say("two others", format!("{answer}, the stream answers {busy}"));
+pub(crate) fn waited_for(env: &Environment) -> Result<()> {
+    let (a, b, c) = (env.stream()?, env.stream()?, env.stream()?);
+    let gate = Gate::hold(env, a)?;
+    env.order(b, a)?;
+    let (pool, low) = two(env, 3, a, b)?;
+    let answer = env.where_is(pool, 60 * MIB, c, low)?;
+    let busy = name(cu!(env, cuStreamQuery(c)));
+    env.say("two others", format!("{answer}, the stream answers {busy}"));
     gate.open();
-    lab.end_pool(pool)?;
-    let gate = Gate::hold(lab, b)?;
-    let (pool, low) = two(lab, 3, a, b)?;
-    let answer = lab.where_is(pool, 60 * MIB, a, low)?;
-    lab.say("own and another", answer);
+    env.end_pool(pool)?;
+    let gate = Gate::hold(env, b)?;
+    let (pool, low) = two(env, 3, a, b)?;
+    let answer = env.where_is(pool, 60 * MIB, a, low)?;
+    env.say("own and another", answer);
     gate.open();
-    lab.end_pool(pool)?;
-    let gate = Gate::hold(lab, b)?;
-    let (pool, low) = two(lab, 3, a, b)?;
-    lab.synchronise(a)?;
-    let answer = lab.where_is(pool, 60 * MIB, c, low)?;
-    lab.say("seen and another", answer);
+    env.end_pool(pool)?;
+    let gate = Gate::hold(env, b)?;
+    let (pool, low) = two(env, 3, a, b)?;
+    env.synchronise(a)?;
+    let answer = env.where_is(pool, 60 * MIB, c, low)?;
+    env.say("seen and another", answer);
     gate.open();
-    lab.end_pool(pool)
+    env.end_pool(pool)
 }
 
 /// Memory that no block has had yet, beside memory that the stream freed itself.
-pub(crate) fn seen_and_own(lab: &Lab) -> Result<()> {
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let stream = lab.stream()?;
-    let block = lab.alloc(pool, 30 * MIB, stream)?;
-    let second = lab.alloc(pool, 30 * MIB, stream)?;
-    lab.free(second, stream)?;
-    lab.say("30 own and 4 never used, asked for 33", {
-        let (code, address) = lab.try_alloc(pool, 33 * MIB, stream);
+pub(crate) fn seen_and_own(env: &Environment) -> Result<()> {
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let stream = env.stream()?;
+    let block = env.alloc(pool, 30 * MIB, stream)?;
+    let second = env.alloc(pool, 30 * MIB, stream)?;
+    env.free(second, stream)?;
+    env.say("30 own and 4 never used, asked for 33", {
+        let (code, address) = env.try_alloc(pool, 33 * MIB, stream);
         let distance = address.saturating_sub(block);
         format!("{}, {distance}", name(code))
     });
-    lab.end_pool(pool)?;
+    env.end_pool(pool)?;
     // Part of a pending block is taken: does the rest serve?
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let block = lab.alloc(pool, 60 * MIB, stream)?;
-    lab.free(block, stream)?;
-    let half = lab.alloc(pool, 30 * MIB, stream)?;
-    lab.say(
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let block = env.alloc(pool, 60 * MIB, stream)?;
+    env.free(block, stream)?;
+    let half = env.alloc(pool, 30 * MIB, stream)?;
+    env.say(
         "half of an own block, at",
         half.wrapping_sub(block).cast_signed(),
     );
-    let (code, rest) = lab.try_alloc(pool, 30 * MIB, stream);
+    let (code, rest) = env.try_alloc(pool, 30 * MIB, stream);
     let distance = rest.saturating_sub(block);
-    lab.say("the rest, at", format!("{}, {distance}", name(code)));
-    lab.end_pool(pool)
+    env.say("the rest, at", format!("{}, {distance}", name(code)));
+    env.end_pool(pool)
 }

@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, MIB, OK, cu, name, size, yes};
 use crate::gate::while_held;
-use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 use crate::two::{access_of, and_synchronise, arrived, attribute, pool_at, set_access, wish};
 
 /// Type of allocation, and type and number of location.
@@ -42,7 +42,7 @@ fn props(kind: u32, place: u32, id: c_int) -> CUmemPoolProps {
     }
 }
 
-pub(crate) fn made(lab: &Lab) -> Result<()> {
+pub(crate) fn made(env: &Environment) -> Result<()> {
     for (kind, place, id) in PLACES {
         let mut text = [0_u8; 64];
         let plain = props(kind, place, id);
@@ -80,10 +80,10 @@ pub(crate) fn made(lab: &Lab) -> Result<()> {
             ),
             ("reserved byte", reserved),
         ] {
-            let (code, pool) = lab.pool_with(&wish);
-            lab.code(format!("type {kind}, location {place} {id}, {part}"), code);
+            let (code, pool) = env.pool_with(&wish);
+            env.code(format!("type {kind}, location {place} {id}, {part}"), code);
             if code == OK {
-                lab.end_pool(pool)?;
+                env.end_pool(pool)?;
             }
         }
     }
@@ -91,76 +91,76 @@ pub(crate) fn made(lab: &Lab) -> Result<()> {
 }
 
 /// Which fields behind the ones that the driver knows must be zero.
-pub(crate) fn reserved_bytes(lab: &Lab) -> Result<()> {
+pub(crate) fn reserved_bytes(env: &Environment) -> Result<()> {
     for at in [0, 1, 2, 3, 7, 8, 31] {
-        let mut wish = Lab::props();
+        let mut wish = Environment::props();
         if let Some(byte) = wish.reserved.get_mut(at) {
             *byte = 1;
         }
-        let (code, pool) = lab.pool_with(&wish);
-        lab.code(format!("byte {at}"), code);
+        let (code, pool) = env.pool_with(&wish);
+        env.code(format!("byte {at}"), code);
         if code == OK {
-            lab.end_pool(pool)?;
+            env.end_pool(pool)?;
         }
     }
     Ok(())
 }
 
 /// What a new pool of each kind says of itself.
-pub(crate) fn at_first(lab: &Lab) -> Result<()> {
+pub(crate) fn at_first(env: &Environment) -> Result<()> {
     for (kind, place, id) in PLACES {
-        let (code, pool) = lab.pool_with(&props(kind, place, id));
+        let (code, pool) = env.pool_with(&props(kind, place, id));
         if code != OK {
             continue;
         }
         let part = |text: &str| format!("type {kind}, location {place} {id}, {text}");
         let numbers: Vec<String> = (1..=8)
-            .map(|id| lab.get(pool, id).map(|value| value.to_string()))
+            .map(|id| env.get(pool, id).map(|value| value.to_string()))
             .collect::<Result<_>>()?;
-        lab.say(part("attributes 1 to 8"), numbers.join(" "));
-        lab.say(part("access of the device"), access_of(lab, pool, 0));
+        env.say(part("attributes 1 to 8"), numbers.join(" "));
+        env.say(part("access of the device"), access_of(env, pool, 0));
         for host in [2, 3] {
             let mut flags = CUmemAccess_flags(77);
             let mut place = location(CUmemLocationType(host), 0);
             let code = cu!(
-                lab,
+                env,
                 cuMemPoolGetAccess(&raw mut flags, pool, &raw mut place)
             );
-            lab.say(
+            env.say(
                 part(&format!("access of location {host}")),
                 format!("{}, {}", name(code), flags.0),
             );
         }
         for flags in [0, 1, 3] {
-            let code = set_access(lab, pool, &[wish(1, 0, flags)]);
-            let now = access_of(lab, pool, 0);
-            lab.say(
+            let code = set_access(env, pool, &[wish(1, 0, flags)]);
+            let now = access_of(env, pool, 0);
+            env.say(
                 part(&format!("access set to {flags}")),
                 format!("{}, is {now}", name(code)),
             );
         }
-        let code = set_access(lab, pool, &[wish(2, 0, 3)]);
-        lab.code(part("access of the host set to 3"), code);
-        lab.code(part("threshold"), lab.try_set(pool, 4, 1 << 20));
-        lab.code(part("reuse"), lab.try_set(pool, 1, 0));
-        lab.code(part("highest reserved"), lab.try_set(pool, 6, 0));
-        lab.code(part("trim"), cu!(lab, cuMemPoolTrimTo(pool, 0)));
-        lab.code(part("made current"), cu!(lab, cuDeviceSetMemPool(0, pool)));
+        let code = set_access(env, pool, &[wish(2, 0, 3)]);
+        env.code(part("access of the host set to 3"), code);
+        env.code(part("threshold"), env.try_set(pool, 4, 1 << 20));
+        env.code(part("reuse"), env.try_set(pool, 1, 0));
+        env.code(part("highest reserved"), env.try_set(pool, 6, 0));
+        env.code(part("trim"), cu!(env, cuMemPoolTrimTo(pool, 0)));
+        env.code(part("made current"), cu!(env, cuDeviceSetMemPool(0, pool)));
         if kind == 1 && place != 1 {
             for id in 9..=16 {
                 let mut value = [0_u64; 4];
                 let value = value.as_mut_ptr().cast::<c_void>();
                 let id = CUmemPool_attribute(id);
-                let code = cu!(lab, cuMemPoolGetAttribute(pool, id, value));
-                lab.code(part(&format!("attribute {}", id.0)), code);
+                let code = cu!(env, cuMemPoolGetAttribute(pool, id, value));
+                env.code(part(&format!("attribute {}", id.0)), code);
             }
         }
-        lab.code(part("destroy"), cu!(lab, cuMemPoolDestroy(pool)));
+        env.code(part("destroy"), cu!(env, cuMemPoolDestroy(pool)));
     }
     Ok(())
 }
 
-pub(crate) fn device_attributes(lab: &Lab) -> Result<()> {
+pub(crate) fn device_attributes(env: &Environment) -> Result<()> {
     for (id, what) in [
         (89, "concurrent managed access"),
         (115, "pools"),
@@ -172,31 +172,31 @@ pub(crate) fn device_attributes(lab: &Lab) -> Result<()> {
         (143, "multicast by NUMA"),
         (144, "host pools"),
     ] {
-        let (code, value) = lab.device_attribute(id);
-        lab.say(what, format!("{}, {value}", name(code)));
+        let (code, value) = env.device_attribute(id);
+        env.say(what, format!("{}, {value}", name(code)));
     }
-    let (code, value) = lab.device_attribute(134);
+    let (code, value) = env.device_attribute(134);
     let known = code == OK && value >= -1;
-    lab.say("a node of the host is named", yes(known));
+    env.say("a node of the host is named", yes(known));
     Ok(())
 }
 
 /// Copies and fills of host memory without and with access of the device. Each in a process of its
 /// own: what a driver lets through without access could break the context.
-pub(crate) fn without_access(lab: &Lab) -> Result<()> {
-    each_use(lab, &[])
+pub(crate) fn without_access(env: &Environment) -> Result<()> {
+    each_use(env, &[])
 }
 
-pub(crate) fn with_access(lab: &Lab) -> Result<()> {
-    each_use(lab, &[3])
+pub(crate) fn with_access(env: &Environment) -> Result<()> {
+    each_use(env, &[3])
 }
 
 /// Access given, and taken away from memory that was handed out in between.
-pub(crate) fn access_taken(lab: &Lab) -> Result<()> {
-    each_use(lab, &[3, 0])
+pub(crate) fn access_taken(env: &Environment) -> Result<()> {
+    each_use(env, &[3, 0])
 }
 
-fn each_use(lab: &Lab, steps: &[u32]) -> Result<()> {
+fn each_use(env: &Environment, steps: &[u32]) -> Result<()> {
     for kind in [2, 3] {
         for (number, part) in [
             "memset",
@@ -213,27 +213,27 @@ fn each_use(lab: &Lab, steps: &[u32]) -> Result<()> {
         .enumerate()
         {
             let part = format!("{part}, location {kind}");
-            lab.alone(&part, || one_use(lab, steps, kind, number));
+            env.alone(&part, || one_use(env, steps, kind, number));
         }
     }
     Ok(())
 }
 
-fn one_use(lab: &Lab, steps: &[u32], kind: u32, number: usize) -> Result<String> {
+fn one_use(env: &Environment, steps: &[u32], kind: u32, number: usize) -> Result<String> {
     const LEN: usize = 4096;
-    let (pool, stream) = (pool_at(lab, kind, 0, 0)?, lab.stream()?);
+    let (pool, stream) = (pool_at(env, kind, 0, 0)?, env.stream()?);
     let first = steps
         .first()
-        .map_or(OK, |flags| set_access(lab, pool, &[wish(1, 0, *flags)]));
-    lab.fine("cuMemPoolSetAccess", first)?;
-    let plain = lab.plain(LEN)?;
-    let block = lab.alloc(pool, LEN as u64, stream)?;
-    let code = cu!(lab, cuMemsetD8Async(plain, 5, LEN, stream));
-    lab.fine("cuMemsetD8Async", code)?;
-    lab.synchronise(stream)?;
+        .map_or(OK, |flags| set_access(env, pool, &[wish(1, 0, *flags)]));
+    env.fine("cuMemPoolSetAccess", first)?;
+    let plain = env.plain(LEN)?;
+    let block = env.alloc(pool, LEN as u64, stream)?;
+    let code = cu!(env, cuMemsetD8Async(plain, 5, LEN, stream));
+    env.fine("cuMemsetD8Async", code)?;
+    env.synchronise(stream)?;
     if let Some(flags) = steps.get(1) {
-        let code = set_access(lab, pool, &[wish(1, 0, *flags)]);
-        lab.fine("cuMemPoolSetAccess", code)?;
+        let code = set_access(env, pool, &[wish(1, 0, *flags)]);
+        env.fine("cuMemPoolSetAccess", code)?;
     }
     let host = std::ptr::with_exposed_provenance_mut::<u8>(block as usize);
     // SAFETY: memory of the host, allocated and synchronised with above.
@@ -241,18 +241,18 @@ fn one_use(lab: &Lab, steps: &[u32], kind: u32, number: usize) -> Result<String>
     let mut bytes = vec![5_u8; LEN];
     let heap = bytes.as_mut_ptr();
     let call = || match number {
-        0 => cu!(lab, cuMemsetD8Async(block, 5, LEN, stream)),
-        1 => cu!(lab, cuMemcpyDtoDAsync_v2(block, plain, LEN, stream)),
-        2 => cu!(lab, cuMemcpyDtoDAsync_v2(plain, block, LEN, stream)),
-        3 => cu!(lab, cuMemcpyAsync(block, plain, LEN, stream)),
-        4 => cu!(lab, cuMemcpyAsync(plain, block, LEN, stream)),
-        5 => cu!(lab, cuMemcpyHtoDAsync_v2(plain, host.cast(), LEN, stream)),
-        6 => cu!(lab, cuMemcpyDtoHAsync_v2(host.cast(), plain, LEN, stream)),
-        7 => cu!(lab, cuMemcpyHtoDAsync_v2(block, heap.cast(), LEN, stream)),
-        _ => cu!(lab, cuMemcpyDtoHAsync_v2(heap.cast(), block, LEN, stream)),
+        0 => cu!(env, cuMemsetD8Async(block, 5, LEN, stream)),
+        1 => cu!(env, cuMemcpyDtoDAsync_v2(block, plain, LEN, stream)),
+        2 => cu!(env, cuMemcpyDtoDAsync_v2(plain, block, LEN, stream)),
+        3 => cu!(env, cuMemcpyAsync(block, plain, LEN, stream)),
+        4 => cu!(env, cuMemcpyAsync(plain, block, LEN, stream)),
+        5 => cu!(env, cuMemcpyHtoDAsync_v2(plain, host.cast(), LEN, stream)),
+        6 => cu!(env, cuMemcpyDtoHAsync_v2(host.cast(), plain, LEN, stream)),
+        7 => cu!(env, cuMemcpyHtoDAsync_v2(block, heap.cast(), LEN, stream)),
+        _ => cu!(env, cuMemcpyDtoHAsync_v2(heap.cast(), block, LEN, stream)),
     };
-    let (code, waited) = while_held(lab, stream, call)?;
-    let answer = and_synchronise(lab, code, stream);
+    let (code, waited) = while_held(env, stream, call)?;
+    let answer = and_synchronise(env, code, stream);
     if answer != "SUCCESS" {
         return Ok(format!("{answer}, {waited}"));
     }
@@ -260,7 +260,7 @@ fn one_use(lab: &Lab, steps: &[u32], kind: u32, number: usize) -> Result<String>
         2 | 4 | 5 => {
             let mut back = vec![0_u8; LEN];
             let to = back.as_mut_ptr().cast::<c_void>();
-            lab.fine("cuMemcpyDtoH", cu!(lab, cuMemcpyDtoH_v2(to, plain, LEN)))?;
+            env.fine("cuMemcpyDtoH", cu!(env, cuMemcpyDtoH_v2(to, plain, LEN)))?;
             back.iter().all(|byte| *byte == 7)
         }
         8 => bytes.iter().all(|byte| *byte == 7),
@@ -273,48 +273,48 @@ fn one_use(lab: &Lab, steps: &[u32], kind: u32, number: usize) -> Result<String>
 }
 
 /// Memory of the host's pools: numbers, and what frees and synchronises do.
-pub(crate) fn host_numbers(lab: &Lab) -> Result<()> {
+pub(crate) fn host_numbers(env: &Environment) -> Result<()> {
     for kind in [2, 3] {
-        let (pool, stream) = (pool_at(lab, kind, 0, 0)?, lab.stream()?);
+        let (pool, stream) = (pool_at(env, kind, 0, 0)?, env.stream()?);
         let part = |text: &str| format!("location {kind}, {text}");
-        lab.set(pool, 4, 64 * MIB)?;
-        let block = lab.alloc(pool, 100 * MIB, stream)?;
-        lab.say(part("reserved"), lab.reserved(pool)?);
-        lab.say(part("used"), size(lab.used(pool)?));
-        let (code, device) = attribute(lab, 9, block);
-        lab.say(part("its device"), format!("{}, {device}", name(code)));
-        lab.free(block, stream)?;
-        lab.say(part("freed, used"), size(lab.used(pool)?));
-        lab.synchronise(stream)?;
-        lab.say(part("synchronised, reserved"), lab.reserved(pool)?);
-        lab.trim(pool, 33 << 20)?;
-        lab.say(part("trimmed to 33 MiB"), lab.reserved(pool)?);
-        lab.trim(pool, 0)?;
-        lab.say(part("trimmed"), lab.reserved(pool)?);
-        lab.end_pool(pool)?;
-        let pool = pool_at(lab, kind, 0, 64 << 20)?;
-        let (code, _) = lab.try_alloc(pool, 65 * MIB, stream);
-        lab.code(part("65 of 64 MiB"), code);
-        let (code, block) = lab.try_alloc(pool, 64 * MIB, stream);
-        lab.code(part("64 of 64 MiB"), code);
+        env.set(pool, 4, 64 * MIB)?;
+        let block = env.alloc(pool, 100 * MIB, stream)?;
+        env.say(part("reserved"), env.reserved(pool)?);
+        env.say(part("used"), size(env.used(pool)?));
+        let (code, device) = attribute(env, 9, block);
+        env.say(part("its device"), format!("{}, {device}", name(code)));
+        env.free(block, stream)?;
+        env.say(part("freed, used"), size(env.used(pool)?));
+        env.synchronise(stream)?;
+        env.say(part("synchronised, reserved"), env.reserved(pool)?);
+        env.trim(pool, 33 << 20)?;
+        env.say(part("trimmed to 33 MiB"), env.reserved(pool)?);
+        env.trim(pool, 0)?;
+        env.say(part("trimmed"), env.reserved(pool)?);
+        env.end_pool(pool)?;
+        let pool = pool_at(env, kind, 0, 64 << 20)?;
+        let (code, _) = env.try_alloc(pool, 65 * MIB, stream);
+        env.code(part("65 of 64 MiB"), code);
+        let (code, block) = env.try_alloc(pool, 64 * MIB, stream);
+        env.code(part("64 of 64 MiB"), code);
         if code == OK {
-            let now = cu!(lab, cuMemFree_v2(block));
-            lab.code(part("freed by cuMemFree"), now);
+            let now = cu!(env, cuMemFree_v2(block));
+            env.code(part("freed by cuMemFree"), now);
         }
         for bytes in [0, 1 << 50, u64::MAX] {
-            let (code, _) = lab.try_alloc(pool, bytes, stream);
-            lab.code(part(&format!("{bytes} B")), code);
+            let (code, _) = env.try_alloc(pool, bytes, stream);
+            env.code(part(&format!("{bytes} B")), code);
         }
         // A block that outlives its pool.
-        let (code, block) = lab.try_alloc(pool, MIB, stream);
-        lab.code(part("1 MiB more"), code);
-        lab.synchronise(stream)?;
-        lab.code(part("destroyed"), cu!(lab, cuMemPoolDestroy(pool)));
+        let (code, block) = env.try_alloc(pool, MIB, stream);
+        env.code(part("1 MiB more"), code);
+        env.synchronise(stream)?;
+        env.code(part("destroyed"), cu!(env, cuMemPoolDestroy(pool)));
         let host = std::ptr::with_exposed_provenance_mut::<u8>(block as usize);
         // SAFETY: memory of the host that is not freed yet; the stream is done.
         unsafe { host.write_bytes(7, MIB as usize) };
-        lab.code(part("freed then"), cu!(lab, cuMemFreeAsync(block, stream)));
-        lab.synchronise(stream)?;
+        env.code(part("freed then"), cu!(env, cuMemFreeAsync(block, stream)));
+        env.synchronise(stream)?;
     }
     Ok(())
 }

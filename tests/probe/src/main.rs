@@ -14,6 +14,7 @@ mod contexts;
 mod copies;
 mod current;
 mod defaults;
+mod environment;
 mod events;
 mod gate;
 mod graph_memory;
@@ -29,7 +30,6 @@ mod ipc_leaks;
 mod ipc_pointers;
 mod joins;
 mod kinds;
-mod lab;
 mod launches;
 mod loading;
 mod managed;
@@ -69,7 +69,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use cuda_driver_sys::DriverLibrary;
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// No driver, or none with a device.
 const NO_DRIVER: u8 = 3;
@@ -78,7 +78,7 @@ const NO_DRIVER: u8 = 3;
 #[derive(Clone, Copy, Debug)]
 struct Question {
     name: &'static str,
-    ask: fn(&Lab) -> Result<()>,
+    ask: fn(&Environment) -> Result<()>,
     /// Whether it wants a started driver and a current context.
     started: bool,
 }
@@ -307,8 +307,8 @@ fn main() -> ExitCode {
         }
     };
     // This process never starts the driver: a child of a started one would have none.
-    let lab = Lab::new(library.table(), "header");
-    if !child::ask("header", child::LIMIT, || lab.header()) {
+    let env = Environment::new(library.table(), "header");
+    if !child::ask("header", child::LIMIT, || env.header()) {
         eprintln!("the driver {} has no device", library.path().display());
         return ExitCode::from(NO_DRIVER);
     }
@@ -317,7 +317,7 @@ fn main() -> ExitCode {
         if !wanted.any(|only| question.name.starts_with(only)) {
             continue;
         }
-        let lab = Lab::new(library.table(), question.name);
+        let env = Environment::new(library.table(), question.name);
         let limit = if question.started {
             child::LIMIT
         } else {
@@ -325,9 +325,9 @@ fn main() -> ExitCode {
         };
         child::ask(question.name, limit, || {
             if question.started {
-                lab.start()?;
+                env.start()?;
             }
-            (question.ask)(&lab)
+            (question.ask)(&env)
         });
     }
     ExitCode::SUCCESS

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, OK, cu, name, yes};
+use crate::environment::{Environment, OK, cu, name, yes};
 use crate::prefetch::to_device;
 use crate::two::attribute;
 
@@ -30,10 +30,10 @@ pub(crate) fn multiple(address: u64) -> &'static str {
     found.map_or("less", |(_, text)| text)
 }
 
-pub(crate) fn managed(lab: &Lab, len: usize) -> Result<CUdeviceptr> {
+pub(crate) fn managed(env: &Environment, len: usize) -> Result<CUdeviceptr> {
     let mut address = 0;
-    let code = cu!(lab, cuMemAllocManaged(&raw mut address, len, GLOBAL));
-    lab.fine("cuMemAllocManaged", code)?;
+    let code = cu!(env, cuMemAllocManaged(&raw mut address, len, GLOBAL));
+    env.fine("cuMemAllocManaged", code)?;
     Ok(address)
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn holds(address: CUdeviceptr, len: usize, byte: u8) -> bool {
     bytes.iter().all(|found| *found == byte)
 }
 
-pub(crate) fn attributes(lab: &Lab) -> Result<()> {
+pub(crate) fn attributes(env: &Environment) -> Result<()> {
     for (id, what) in [
         (35, "TCC"),
         (83, "managed memory"),
@@ -64,54 +64,54 @@ pub(crate) fn attributes(lab: &Lab) -> Result<()> {
         (102, "virtual memory management"),
         (115, "pools"),
     ] {
-        let (code, value) = lab.device_attribute(id);
-        lab.say(what, format!("{}, {value}", name(code)));
+        let (code, value) = env.device_attribute(id);
+        env.say(what, format!("{}, {value}", name(code)));
     }
     Ok(())
 }
 
-pub(crate) fn sizes(lab: &Lab) -> Result<()> {
+pub(crate) fn sizes(env: &Environment) -> Result<()> {
     for len in [0, 1, 4096, 2 << 20, 1 << 50, usize::MAX] {
         for flags in [0, 1, 2, 3, 4, 8] {
             let mut out = 7;
-            let code = cu!(lab, cuMemAllocManaged(&raw mut out, len, flags));
+            let code = cu!(env, cuMemAllocManaged(&raw mut out, len, flags));
             let then = match out {
                 0 => ", null".into(),
                 7 => ", output untouched".into(),
                 _ if code == OK => {
-                    let freed = cu!(lab, cuMemFree_v2(out));
+                    let freed = cu!(env, cuMemFree_v2(out));
                     format!(", freed {}", name(freed))
                 }
                 _ => ", output touched".into(),
             };
-            lab.say(
+            env.say(
                 format!("{len} B, flags {flags}"),
                 format!("{}{then}", name(code)),
             );
         }
     }
     let null = std::ptr::null_mut();
-    lab.code("into null", cu!(lab, cuMemAllocManaged(null, 64, GLOBAL)));
-    lab.no_context()?;
+    env.code("into null", cu!(env, cuMemAllocManaged(null, 64, GLOBAL)));
+    env.no_context()?;
     let mut out = 7;
-    let code = cu!(lab, cuMemAllocManaged(&raw mut out, 64, GLOBAL));
-    lab.code("without context", code);
-    let code = cu!(lab, cuMemAllocManaged(&raw mut out, 0, GLOBAL));
-    lab.code("nothing, without context", code);
+    let code = cu!(env, cuMemAllocManaged(&raw mut out, 64, GLOBAL));
+    env.code("without context", code);
+    let code = cu!(env, cuMemAllocManaged(&raw mut out, 0, GLOBAL));
+    env.code("nothing, without context", code);
     Ok(())
 }
 
-pub(crate) fn addresses(lab: &Lab) -> Result<()> {
+pub(crate) fn addresses(env: &Environment) -> Result<()> {
     let mut last = 0;
     for (number, len) in [1, 1, 4096, 2 << 20, 1, (2 << 20) + 1, 64 << 20]
         .into_iter()
         .enumerate()
     {
-        let block = managed(lab, len)?;
+        let block = managed(env, len)?;
         let part = format!("block {}, {len} B", number + 1);
-        lab.say(format!("{part}, a multiple of"), multiple(block));
+        env.say(format!("{part}, a multiple of"), multiple(block));
         if number == 1 {
-            lab.say("two of 1 B lie apart by a multiple of", {
+            env.say("two of 1 B lie apart by a multiple of", {
                 multiple(block.abs_diff(last))
             });
         }
@@ -121,27 +121,27 @@ pub(crate) fn addresses(lab: &Lab) -> Result<()> {
 }
 
 /// What the driver says about the memory, by number of the attribute.
-fn facts(lab: &Lab, when: &str, block: CUdeviceptr, ids: &[u32]) {
+fn facts(env: &Environment, when: &str, block: CUdeviceptr, ids: &[u32]) {
     for id in ids {
-        let (code, value) = attribute(lab, *id, block + 5);
+        let (code, value) = attribute(env, *id, block + 5);
         let answer = if code == OK {
             value.cast_signed().to_string()
         } else {
             name(code)
         };
-        lab.say(format!("{when}, attribute {id}"), answer);
+        env.say(format!("{when}, attribute {id}"), answer);
     }
 }
 
-pub(crate) fn pointer(lab: &Lab) -> Result<()> {
-    let (stream, block) = (lab.stream()?, managed(lab, 1000)?);
+pub(crate) fn pointer(env: &Environment) -> Result<()> {
+    let (stream, block) = (env.stream()?, managed(env, 1000)?);
     facts(
-        lab,
+        env,
         "at first",
         block,
         &[2, 6, 8, 9, 10, 12, 13, 14, 15, 16, 21],
     );
-    let context = lab.context().addr() as u64;
+    let context = env.context().addr() as u64;
     for (id, what, expected) in [
         (1, "the context", context),
         (3, "the address", block + 5),
@@ -150,82 +150,82 @@ pub(crate) fn pointer(lab: &Lab) -> Result<()> {
         (17, "null", 0),
         (19, "the start", block),
     ] {
-        let (code, value) = attribute(lab, id, block + 5);
+        let (code, value) = attribute(env, id, block + 5);
         let answer = match code {
             OK if value == expected => "yes".into(),
             OK if value == 0 => "no, 0".into(),
             OK => "no".into(),
             code => name(code),
         };
-        lab.say(format!("attribute {id} is {what}"), answer);
+        env.say(format!("attribute {id} is {what}"), answer);
     }
-    lab.code("attribute 5", attribute(lab, 5, block).0);
-    lab.code("attribute 2 behind the end", {
-        attribute(lab, 2, block + 1000).0
+    env.code("attribute 5", attribute(env, 5, block).0);
+    env.code("attribute 2 behind the end", {
+        attribute(env, 2, block + 1000).0
     });
     let (mut base, mut len) = (0, 0);
     let code = cu!(
-        lab,
+        env,
         cuMemGetAddressRange_v2(&raw mut base, &raw mut len, block + 5)
     );
     let from = yes(base == block);
-    lab.say(
+    env.say(
         "range",
         format!("{}, from the start {from}, {len} B", name(code)),
     );
     let mut handle = CUipcMemHandle::default();
-    let code = cu!(lab, cuIpcGetMemHandle(&raw mut handle, block));
-    lab.code("cuIpcGetMemHandle", code);
+    let code = cu!(env, cuIpcGetMemHandle(&raw mut handle, block));
+    env.code("cuIpcGetMemHandle", code);
     let mut token = CUmemPoolPtrExportData::default();
-    let code = cu!(lab, cuMemPoolExportPointer(&raw mut token, block));
-    lab.code("cuMemPoolExportPointer", code);
+    let code = cu!(env, cuMemPoolExportPointer(&raw mut token, block));
+    env.code("cuMemPoolExportPointer", code);
     let (mut device, at) = (0, host(block).cast::<c_void>());
-    let code = cu!(lab, cuMemHostGetDevicePointer_v2(&raw mut device, at, 0));
+    let code = cu!(env, cuMemHostGetDevicePointer_v2(&raw mut device, at, 0));
     let same = yes(device == block);
-    lab.say(
+    env.say(
         "cuMemHostGetDevicePointer is the address",
         format!("{}, {same}", name(code)),
     );
-    let code = to_device(lab, block, 1000, stream);
-    lab.fine("cuMemPrefetchAsync", code)?;
-    lab.synchronise(stream)?;
-    facts(lab, "at the device", block, &[2, 9, 13]);
+    let code = to_device(env, block, 1000, stream);
+    env.fine("cuMemPrefetchAsync", code)?;
+    env.synchronise(stream)?;
+    facts(env, "at the device", block, &[2, 9, 13]);
     let mut attached = 0;
-    let code = cu!(lab, cuMemAllocManaged(&raw mut attached, 1000, 2));
-    lab.fine("cuMemAllocManaged", code)?;
-    facts(lab, "attached to the host", attached, &[2, 8, 9, 16]);
-    lab.no_context()?;
-    facts(lab, "without context", block, &[2, 3, 8, 9]);
+    let code = cu!(env, cuMemAllocManaged(&raw mut attached, 1000, 2));
+    env.fine("cuMemAllocManaged", code)?;
+    facts(env, "attached to the host", attached, &[2, 8, 9, 16]);
+    env.no_context()?;
+    facts(env, "without context", block, &[2, 3, 8, 9]);
     Ok(())
 }
 
 /// When the device has less memory: told as yes and no, for how much is the driver's affair.
-pub(crate) fn device_memory(lab: &Lab) -> Result<()> {
+pub(crate) fn device_memory(env: &Environment) -> Result<()> {
     const LEN: usize = 64 << 20;
-    let stream = lab.stream()?;
-    let start = lab.device_free()?;
+    let stream = env.stream()?;
+    let start = env.device_free()?;
     let say = |when: &str| -> Result<()> {
-        let misses = start.saturating_sub(lab.device_free()?);
-        lab.say(when, yes(misses >= LEN as u64 / 2));
+        let misses = start.saturating_sub(env.device_free()?);
+        env.say(when, yes(misses >= LEN as u64 / 2));
         Ok(())
     };
-    let block = managed(lab, LEN)?;
+    let block = managed(env, LEN)?;
     say("less once allocated")?;
     fill(block, LEN, 1);
     say("less once the host has written it")?;
-    let code = to_device(lab, block, LEN, stream);
-    lab.code("prefetched to the device", code);
-    lab.synchronise(stream)?;
+    let code = to_device(env, block, LEN, stream);
+    env.code("prefetched to the device", code);
+    env.synchronise(stream)?;
     say("less once prefetched")?;
-    let code = cu!(lab, cuMemPrefetchAsync(block, LEN, -1, stream));
-    lab.code("prefetched to the host", code);
-    lab.synchronise(stream)?;
+    let code = cu!(env, cuMemPrefetchAsync(block, LEN, -1, stream));
+    env.code("prefetched to the host", code);
+    env.synchronise(stream)?;
     say("less once prefetched back")?;
-    let code = cu!(lab, cuMemsetD8Async(block, 2, LEN, stream));
-    lab.fine("cuMemsetD8Async", code)?;
-    lab.synchronise(stream)?;
+    let code = cu!(env, cuMemsetD8Async(block, 2, LEN, stream));
+    env.fine("cuMemsetD8Async", code)?;
+    env.synchronise(stream)?;
     say("less once the device has written it")?;
-    lab.say("what the device wrote is there", yes(holds(block, LEN, 2)));
-    lab.code("freed", cu!(lab, cuMemFree_v2(block)));
+    env.say("what the device wrote is there", yes(holds(block, LEN, 2)));
+    env.code("freed", cu!(env, cuMemFree_v2(block)));
     say("less once freed")
 }

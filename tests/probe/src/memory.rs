@@ -3,12 +3,12 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, MIB, OK, cu, name, size, yes};
 use crate::gate::while_held;
-use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
 
 /// What `cuMemAlloc` takes from the device, in a process that has allocated nothing yet.
-pub(crate) fn steps(lab: &Lab) -> Result<()> {
-    let start = lab.device_free()?;
+pub(crate) fn steps(env: &Environment) -> Result<()> {
+    let start = env.device_free()?;
     let mut last = start;
     let sizes = [
         1,
@@ -22,9 +22,9 @@ pub(crate) fn steps(lab: &Lab) -> Result<()> {
         65 << 20,
     ];
     for (number, bytes) in sizes.into_iter().enumerate() {
-        lab.plain(bytes)?;
-        let free = lab.device_free()?;
-        lab.say(
+        env.plain(bytes)?;
+        let free = env.device_free()?;
+        env.say(
             format!("block {}, {bytes} B", number + 1),
             format!(
                 "{}, with {} before",
@@ -38,19 +38,19 @@ pub(crate) fn steps(lab: &Lab) -> Result<()> {
 }
 
 /// Small blocks share memory of the device: when does it go back?
-pub(crate) fn slabs(lab: &Lab) -> Result<()> {
-    let start = lab.device_free()?;
+pub(crate) fn slabs(env: &Environment) -> Result<()> {
+    let start = env.device_free()?;
     let missing = |part: &str| -> Result<()> {
-        let free = lab.device_free()?;
-        lab.say(part, size(start.saturating_sub(free)));
+        let free = env.device_free()?;
+        env.say(part, size(start.saturating_sub(free)));
         Ok(())
     };
-    let free = |block: CUdeviceptr| lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(block)));
-    let blocks = [lab.plain(1000)?, lab.plain(1000)?, lab.plain(1000)?];
+    let free = |block: CUdeviceptr| env.fine("cuMemFree", cu!(env, cuMemFree_v2(block)));
+    let blocks = [env.plain(1000)?, env.plain(1000)?, env.plain(1000)?];
     missing("three of 1000 B")?;
     free(blocks[0])?;
-    let again = lab.plain(1000)?;
-    lab.say(
+    let again = env.plain(1000)?;
+    env.say(
         "the place of a freed one",
         if again == blocks[0] { "same" } else { "other" },
     );
@@ -67,7 +67,7 @@ pub(crate) fn slabs(lab: &Lab) -> Result<()> {
         2 << 20,
         (2 << 20) + 1,
     ] {
-        let (first, second) = (lab.plain(bytes)?, lab.plain(bytes)?);
+        let (first, second) = (env.plain(bytes)?, env.plain(bytes)?);
         missing(&format!("two of {bytes} B"))?;
         free(first)?;
         free(second)?;
@@ -76,11 +76,11 @@ pub(crate) fn slabs(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn sizes(lab: &Lab) -> Result<()> {
+pub(crate) fn sizes(env: &Environment) -> Result<()> {
     let mut out = 1;
     for bytes in [0, 1 << 50, usize::MAX] {
-        let code = cu!(lab, cuMemAlloc_v2(&raw mut out, bytes));
-        lab.say(
+        let code = cu!(env, cuMemAlloc_v2(&raw mut out, bytes));
+        env.say(
             bytes,
             format!(
                 "{}, {}",
@@ -90,140 +90,140 @@ pub(crate) fn sizes(lab: &Lab) -> Result<()> {
         );
         out = 1;
     }
-    lab.code(
+    env.code(
         "into null",
-        cu!(lab, cuMemAlloc_v2(std::ptr::null_mut(), 1)),
+        cu!(env, cuMemAlloc_v2(std::ptr::null_mut(), 1)),
     );
     let mut pinned = std::ptr::null_mut();
-    let code = cu!(lab, cuMemHostAlloc(&raw mut pinned, 0, 0));
+    let code = cu!(env, cuMemHostAlloc(&raw mut pinned, 0, 0));
     let null = yes(pinned.is_null());
-    lab.say("0 of the host", format!("{}, null {null}", name(code)));
-    lab.code(
+    env.say("0 of the host", format!("{}, null {null}", name(code)));
+    env.code(
         "host flags 8",
-        cu!(lab, cuMemHostAlloc(&raw mut pinned, 1, 8)),
+        cu!(env, cuMemHostAlloc(&raw mut pinned, 1, 8)),
     );
-    lab.code(
+    env.code(
         "host flags 7",
-        cu!(lab, cuMemHostAlloc(&raw mut pinned, 1, 7)),
+        cu!(env, cuMemHostAlloc(&raw mut pinned, 1, 7)),
     );
-    let first = lab.plain(1)?;
-    let second = lab.plain(1)?;
-    lab.say(
+    let first = env.plain(1)?;
+    let second = env.plain(1)?;
+    env.say(
         "addresses are multiples of 512",
         yes(first % 512 == 0 && second % 512 == 0),
     );
-    lab.say(
+    env.say(
         "two blocks of 1 B lie apart",
         format!("{} B", first.abs_diff(second)),
     );
     Ok(())
 }
 
-pub(crate) fn total(lab: &Lab) -> Result<()> {
+pub(crate) fn total(env: &Environment) -> Result<()> {
     let (mut free, mut total, mut device) = (0, 0, 0);
-    let code = cu!(lab, cuMemGetInfo_v2(&raw mut free, &raw mut total));
-    lab.fine("cuMemGetInfo", code)?;
-    lab.fine(
+    let code = cu!(env, cuMemGetInfo_v2(&raw mut free, &raw mut total));
+    env.fine("cuMemGetInfo", code)?;
+    env.fine(
         "cuDeviceTotalMem",
-        cu!(lab, cuDeviceTotalMem_v2(&raw mut device, 0)),
+        cu!(env, cuDeviceTotalMem_v2(&raw mut device, 0)),
     )?;
-    lab.say(
+    env.say(
         "cuMemGetInfo and cuDeviceTotalMem agree",
         yes(total == device),
     );
     let null = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "free into null",
-        cu!(lab, cuMemGetInfo_v2(null, &raw mut total)),
+        cu!(env, cuMemGetInfo_v2(null, &raw mut total)),
     );
-    lab.code(
+    env.code(
         "total into null",
-        cu!(lab, cuMemGetInfo_v2(&raw mut free, null)),
+        cu!(env, cuMemGetInfo_v2(&raw mut free, null)),
     );
     Ok(())
 }
 
 /// Whether a free waits for a stream that never touched the memory.
-pub(crate) fn free_waits(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn free_waits(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let say = |part: &str, (code, waited): (CUresult, &str)| {
-        lab.say(part, format!("{}, {waited}", name(code)));
+        env.say(part, format!("{}, {waited}", name(code)));
     };
-    let plain = lab.plain(1000)?;
+    let plain = env.plain(1000)?;
     say(
         "cuMemFree",
-        while_held(lab, stream, || cu!(lab, cuMemFree_v2(plain)))?,
+        while_held(env, stream, || cu!(env, cuMemFree_v2(plain)))?,
     );
-    let plain = lab.plain(64 << 20)?;
+    let plain = env.plain(64 << 20)?;
     say(
         "cuMemFree of 64 MiB",
-        while_held(lab, stream, || cu!(lab, cuMemFree_v2(plain)))?,
+        while_held(env, stream, || cu!(env, cuMemFree_v2(plain)))?,
     );
-    let pinned = lab.pinned(1000)?;
+    let pinned = env.pinned(1000)?;
     say(
         "cuMemFreeHost",
-        while_held(lab, stream, || cu!(lab, cuMemFreeHost(pinned)))?,
+        while_held(env, stream, || cu!(env, cuMemFreeHost(pinned)))?,
     );
-    let (pool, other) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1000, other)?;
+    let (pool, other) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1000, other)?;
     say(
         "cuMemFree of pool memory",
-        while_held(lab, stream, || cu!(lab, cuMemFree_v2(block)))?,
+        while_held(env, stream, || cu!(env, cuMemFree_v2(block)))?,
     );
-    let block = lab.alloc(pool, 1000, stream)?;
-    let on_its_stream = while_held(lab, stream, || cu!(lab, cuMemFree_v2(block)))?;
+    let block = env.alloc(pool, 1000, stream)?;
+    let on_its_stream = while_held(env, stream, || cu!(env, cuMemFree_v2(block)))?;
     say("cuMemFree of pool memory of the held stream", on_its_stream);
-    let plain = lab.plain(1000)?;
-    let async_free = while_held(lab, stream, || cu!(lab, cuMemFreeAsync(plain, stream)))?;
+    let plain = env.plain(1000)?;
+    let async_free = while_held(env, stream, || cu!(env, cuMemFreeAsync(plain, stream)))?;
     say("cuMemFreeAsync of plain memory", async_free);
     let mut out = 0;
     say(
         "cuMemAlloc",
-        while_held(lab, stream, || {
-            cu!(lab, cuMemAlloc_v2(&raw mut out, 64 << 20))
+        while_held(env, stream, || {
+            cu!(env, cuMemAlloc_v2(&raw mut out, 64 << 20))
         })?,
     );
     let mut host = std::ptr::null_mut();
-    let code = while_held(lab, stream, || {
-        cu!(lab, cuMemHostAlloc(&raw mut host, 1000, 0))
+    let code = while_held(env, stream, || {
+        cu!(env, cuMemHostAlloc(&raw mut host, 1000, 0))
     })?;
     say("cuMemHostAlloc", code);
-    let big = while_held(lab, stream, || lab.try_alloc(pool, 512 * MIB, other).0)?;
+    let big = while_held(env, stream, || env.try_alloc(pool, 512 * MIB, other).0)?;
     say("growing a pool", big);
-    let small = lab.pool(0)?;
-    let destroy = while_held(lab, stream, || cu!(lab, cuMemPoolDestroy(small)))?;
+    let small = env.pool(0)?;
+    let destroy = while_held(env, stream, || cu!(env, cuMemPoolDestroy(small)))?;
     say("cuMemPoolDestroy", destroy);
-    let trim = while_held(lab, stream, || cu!(lab, cuMemPoolTrimTo(pool, 0)))?;
+    let trim = while_held(env, stream, || cu!(env, cuMemPoolTrimTo(pool, 0)))?;
     say("cuMemPoolTrimTo", trim);
     Ok(())
 }
 
-pub(crate) fn free_async(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let start = lab.device_free()?;
-    let plain = lab.plain(64 << 20)?;
-    lab.code("of plain memory", cu!(lab, cuMemFreeAsync(plain, stream)));
-    let missing = start.saturating_sub(lab.device_free()?);
-    lab.say("then the device misses", size(missing));
-    lab.synchronise(stream)?;
-    let missing = start.saturating_sub(lab.device_free()?);
-    lab.say("after a synchronise it misses", size(missing));
-    lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+pub(crate) fn free_async(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let start = env.device_free()?;
+    let plain = env.plain(64 << 20)?;
+    env.code("of plain memory", cu!(env, cuMemFreeAsync(plain, stream)));
+    let missing = start.saturating_sub(env.device_free()?);
+    env.say("then the device misses", size(missing));
+    env.synchronise(stream)?;
+    let missing = start.saturating_sub(env.device_free()?);
+    env.say("after a synchronise it misses", size(missing));
+    env.fine("cuCtxSynchronize", cu!(env, cuCtxSynchronize()))?;
     let mut value = 0_u64;
     let place = (&raw mut value).cast();
     let code = cu!(
-        lab,
+        env,
         cuPointerGetAttribute(place, CUpointer_attribute(2), plain)
     );
-    lab.code("cuPointerGetAttribute then", code);
+    env.code("cuPointerGetAttribute then", code);
     Ok(())
 }
 
-pub(crate) fn address_range(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1000, stream)?;
-    let plain = lab.plain(1000)?;
-    let pinned = lab.pinned(1000)?.expose_provenance() as u64;
+pub(crate) fn address_range(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1000, stream)?;
+    let plain = env.plain(1000)?;
+    let pinned = env.pinned(1000)?.expose_provenance() as u64;
     let local = 0_u8;
     let foreign = (&raw const local).expose_provenance() as u64;
     for (part, address, start) in [
@@ -236,7 +236,7 @@ pub(crate) fn address_range(lab: &Lab) -> Result<()> {
     ] {
         let (mut base, mut len) = (1, 1);
         let code = cu!(
-            lab,
+            env,
             cuMemGetAddressRange_v2(&raw mut base, &raw mut len, address)
         );
         let answer = if code == OK {
@@ -244,40 +244,40 @@ pub(crate) fn address_range(lab: &Lab) -> Result<()> {
         } else {
             name(code)
         };
-        lab.say(part, answer);
+        env.say(part, answer);
     }
     let code = cu!(
-        lab,
+        env,
         cuMemGetAddressRange_v2(std::ptr::null_mut(), std::ptr::null_mut(), plain)
     );
-    lab.code("into null", code);
-    lab.free(block, stream)?;
-    lab.end_pool(pool)
+    env.code("into null", code);
+    env.free(block, stream)?;
+    env.end_pool(pool)
 }
 
-pub(crate) fn host_memory(lab: &Lab) -> Result<()> {
-    let start = lab.device_free()?;
-    let pinned = lab.pinned(64 << 20)?;
-    lab.say(
+pub(crate) fn host_memory(env: &Environment) -> Result<()> {
+    let start = env.device_free()?;
+    let pinned = env.pinned(64 << 20)?;
+    env.say(
         "64 MiB take from the device",
-        size(start.saturating_sub(lab.device_free()?)),
+        size(start.saturating_sub(env.device_free()?)),
     );
     let mut device = 0;
     let code = cu!(
-        lab,
+        env,
         cuMemHostGetDevicePointer_v2(&raw mut device, pinned, 0)
     );
     let same = device == pinned.addr() as u64;
-    lab.say(
+    env.say(
         "its device address is the same",
         format!("{}, {}", name(code), yes(same)),
     );
     let address = pinned.expose_provenance() as u64;
-    lab.code("cuMemFree of it", cu!(lab, cuMemFree_v2(address)));
-    lab.code("cuMemFreeHost", cu!(lab, cuMemFreeHost(pinned)));
-    lab.code(
+    env.code("cuMemFree of it", cu!(env, cuMemFree_v2(address)));
+    env.code("cuMemFreeHost", cu!(env, cuMemFreeHost(pinned)));
+    env.code(
         "cuMemFreeHost of null",
-        cu!(lab, cuMemFreeHost(std::ptr::null_mut())),
+        cu!(env, cuMemFreeHost(std::ptr::null_mut())),
     );
     Ok(())
 }

@@ -9,18 +9,18 @@ use crate::code::{
     PTX, ended, function, is_loaded, kernel, launch, load, load_library, other_context, spin,
     try_function, try_function_of, try_kernel, try_load, try_load_library,
 };
-use crate::lab::{Lab, OK, cu, name};
+use crate::environment::{Environment, OK, cu, name};
 
 /// Names that are not there.
-pub(crate) fn names(lab: &Lab) -> Result<()> {
-    let (module, library) = (load(lab)?, load_library(lab)?);
-    lab.code("function, unknown", try_function(lab, module, c"nothing").0);
-    lab.code("function, no name", try_function(lab, module, c"").0);
-    lab.code("kernel, unknown", try_kernel(lab, library, c"nothing").0);
-    lab.code("kernel, no name", try_kernel(lab, library, c"").0);
+pub(crate) fn names(env: &Environment) -> Result<()> {
+    let (module, library) = (load(env)?, load_library(env)?);
+    env.code("function, unknown", try_function(env, module, c"nothing").0);
+    env.code("function, no name", try_function(env, module, c"").0);
+    env.code("kernel, unknown", try_kernel(env, library, c"nothing").0);
+    env.code("kernel, no name", try_kernel(env, library, c"").0);
     let (mut address, mut bytes) = (0, 0);
     let code = cu!(
-        lab,
+        env,
         cuModuleGetGlobal_v2(
             &raw mut address,
             &raw mut bytes,
@@ -28,160 +28,160 @@ pub(crate) fn names(lab: &Lab) -> Result<()> {
             c"nothing".as_ptr()
         )
     );
-    lab.code("variable, unknown", code);
+    env.code("variable, unknown", code);
     Ok(())
 }
 
 /// Handles that are null.
-pub(crate) fn nulls(lab: &Lab) -> Result<()> {
+pub(crate) fn nulls(env: &Environment) -> Result<()> {
     let (module, library, kernel) = (
         std::ptr::null_mut(),
         std::ptr::null_mut(),
         std::ptr::null_mut(),
     );
     let none = std::ptr::null_mut();
-    lab.alone("module, unload", || {
-        Ok(name(cu!(lab, cuModuleUnload(module))))
+    env.alone("module, unload", || {
+        Ok(name(cu!(env, cuModuleUnload(module))))
     });
-    lab.alone("module, function", || {
-        Ok(name(try_function(lab, module, c"fill").0))
+    env.alone("module, function", || {
+        Ok(name(try_function(env, module, c"fill").0))
     });
-    lab.alone("library, unload", || {
-        Ok(name(cu!(lab, cuLibraryUnload(library))))
+    env.alone("library, unload", || {
+        Ok(name(cu!(env, cuLibraryUnload(library))))
     });
-    lab.alone("library, kernel", || {
-        Ok(name(try_kernel(lab, library, c"fill").0))
+    env.alone("library, kernel", || {
+        Ok(name(try_kernel(env, library, c"fill").0))
     });
-    lab.alone("kernel, function", || {
-        Ok(name(try_function_of(lab, kernel).0))
+    env.alone("kernel, function", || {
+        Ok(name(try_function_of(env, kernel).0))
     });
-    lab.alone("function, launch", || {
-        let stream = lab.stream()?;
-        Ok(name(spin(lab, none, stream, 1)))
+    env.alone("function, launch", || {
+        let stream = env.stream()?;
+        Ok(name(spin(env, none, stream, 1)))
     });
-    lab.alone("function, attribute", || {
+    env.alone("function, attribute", || {
         let mut value = 0;
         let attribute = CUfunction_attribute(0);
-        let code = cu!(lab, cuFuncGetAttribute(&raw mut value, attribute, none));
+        let code = cu!(env, cuFuncGetAttribute(&raw mut value, attribute, none));
         Ok(name(code))
     });
-    lab.alone("argument of a launch", || {
-        let (spins, stream) = (function(lab, load(lab)?, c"spin")?, lab.stream()?);
+    env.alone("argument of a launch", || {
+        let (spins, stream) = (function(env, load(env)?, c"spin")?, env.stream()?);
         let mut arguments = [std::ptr::null_mut::<c_void>()];
-        let code = launch(lab, spins, [1, 1, 0], stream, arguments.as_mut_ptr());
+        let code = launch(env, spins, [1, 1, 0], stream, arguments.as_mut_ptr());
         Ok(name(code))
     });
     Ok(())
 }
 
 /// Handles that were given back.
-pub(crate) fn given_back(lab: &Lab) -> Result<()> {
+pub(crate) fn given_back(env: &Environment) -> Result<()> {
     let unloaded = || -> Result<(CUmodule, CUfunction)> {
-        let module = load(lab)?;
-        let function = function(lab, module, c"spin")?;
-        lab.fine("cuModuleUnload", cu!(lab, cuModuleUnload(module)))?;
+        let module = load(env)?;
+        let function = function(env, module, c"spin")?;
+        env.fine("cuModuleUnload", cu!(env, cuModuleUnload(module)))?;
         Ok((module, function))
     };
-    lab.alone("module, unload", || {
-        Ok(name(cu!(lab, cuModuleUnload(unloaded()?.0))))
+    env.alone("module, unload", || {
+        Ok(name(cu!(env, cuModuleUnload(unloaded()?.0))))
     });
-    lab.alone("module, function", || {
-        Ok(name(try_function(lab, unloaded()?.0, c"fill").0))
+    env.alone("module, function", || {
+        Ok(name(try_function(env, unloaded()?.0, c"fill").0))
     });
-    lab.alone("function, launch", || {
+    env.alone("function, launch", || {
         let (_, function) = unloaded()?;
-        let stream = lab.stream()?;
-        Ok(name(spin(lab, function, stream, 1)))
+        let stream = env.stream()?;
+        Ok(name(spin(env, function, stream, 1)))
     });
     let closed = || -> Result<(CUlibrary, CUkernel)> {
-        let library = load_library(lab)?;
-        let kernel = kernel(lab, library, c"spin")?;
-        lab.fine("cuLibraryUnload", cu!(lab, cuLibraryUnload(library)))?;
+        let library = load_library(env)?;
+        let kernel = kernel(env, library, c"spin")?;
+        env.fine("cuLibraryUnload", cu!(env, cuLibraryUnload(library)))?;
         Ok((library, kernel))
     };
-    lab.alone("library, unload", || {
-        Ok(name(cu!(lab, cuLibraryUnload(closed()?.0))))
+    env.alone("library, unload", || {
+        Ok(name(cu!(env, cuLibraryUnload(closed()?.0))))
     });
-    lab.alone("library, kernel", || {
-        Ok(name(try_kernel(lab, closed()?.0, c"fill").0))
+    env.alone("library, kernel", || {
+        Ok(name(try_kernel(env, closed()?.0, c"fill").0))
     });
-    lab.alone("kernel, function", || {
-        Ok(name(try_function_of(lab, closed()?.1).0))
+    env.alone("kernel, function", || {
+        Ok(name(try_function_of(env, closed()?.1).0))
     });
-    lab.alone("the module of a library, unload", || {
-        let library = load_library(lab)?;
+    env.alone("the module of a library, unload", || {
+        let library = load_library(env)?;
         let mut module = std::ptr::null_mut();
-        let code = cu!(lab, cuLibraryGetModule(&raw mut module, library));
-        lab.fine("cuLibraryGetModule", code)?;
-        Ok(name(cu!(lab, cuModuleUnload(module))))
+        let code = cu!(env, cuLibraryGetModule(&raw mut module, library));
+        env.fine("cuLibraryGetModule", code)?;
+        Ok(name(cu!(env, cuModuleUnload(module))))
     });
     Ok(())
 }
 
 /// Without a current context, and with another one than that of the code.
-pub(crate) fn contexts(lab: &Lab) -> Result<()> {
-    let own = lab.context();
-    let other = other_context(lab)?;
+pub(crate) fn contexts(env: &Environment) -> Result<()> {
+    let own = env.context();
+    let other = other_context(env)?;
     for (what, current) in [("none", std::ptr::null_mut()), ("another", other)] {
-        lab.current(own)?;
-        let (module, library) = (load(lab)?, load_library(lab)?);
-        let spins = function(lab, module, c"spin")?;
-        let unused = load(lab)?;
-        lab.current(current)?;
-        let (code, made) = try_load(lab, &ended(PTX));
-        lab.code(format!("module load, {what}"), code);
+        env.current(own)?;
+        let (module, library) = (load(env)?, load_library(env)?);
+        let spins = function(env, module, c"spin")?;
+        let unused = load(env)?;
+        env.current(current)?;
+        let (code, made) = try_load(env, &ended(PTX));
+        env.code(format!("module load, {what}"), code);
         if code == OK {
-            lab.code(
+            env.code(
                 format!("its unload, {what}"),
-                cu!(lab, cuModuleUnload(made)),
+                cu!(env, cuModuleUnload(made)),
             );
         }
-        lab.code(
+        env.code(
             format!("function, {what}"),
-            try_function(lab, module, c"fill").0,
+            try_function(env, module, c"fill").0,
         );
         let mut value = 0;
         let attribute = CUfunction_attribute(0);
-        let code = cu!(lab, cuFuncGetAttribute(&raw mut value, attribute, spins));
-        lab.code(format!("attribute, {what}"), code);
-        lab.say(format!("is loaded, {what}"), is_loaded(lab, spins));
-        lab.code(
+        let code = cu!(env, cuFuncGetAttribute(&raw mut value, attribute, spins));
+        env.code(format!("attribute, {what}"), code);
+        env.say(format!("is loaded, {what}"), is_loaded(env, spins));
+        env.code(
             format!("load of a function, {what}"),
-            cu!(lab, cuFuncLoad(spins)),
+            cu!(env, cuFuncLoad(spins)),
         );
         let mut blocks = 0;
         let code = cu!(
-            lab,
+            env,
             cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, spins, 64, 0)
         );
-        lab.code(format!("occupancy, {what}"), code);
-        lab.code(
+        env.code(format!("occupancy, {what}"), code);
+        env.code(
             format!("module unload, {what}"),
-            cu!(lab, cuModuleUnload(unused)),
+            cu!(env, cuModuleUnload(unused)),
         );
-        let (code, made) = try_load_library(lab, &ended(PTX));
-        lab.code(format!("library load, {what}"), code);
-        let (code, spinning) = try_kernel(lab, made, c"spin");
-        lab.code(format!("kernel, {what}"), code);
-        lab.code(
+        let (code, made) = try_load_library(env, &ended(PTX));
+        env.code(format!("library load, {what}"), code);
+        let (code, spinning) = try_kernel(env, made, c"spin");
+        env.code(format!("kernel, {what}"), code);
+        env.code(
             format!("function of a kernel, {what}"),
-            try_function_of(lab, spinning).0,
+            try_function_of(env, spinning).0,
         );
         let mut part = std::ptr::null_mut();
-        let code = cu!(lab, cuLibraryGetModule(&raw mut part, library));
-        lab.code(format!("module of a library, {what}"), code);
+        let code = cu!(env, cuLibraryGetModule(&raw mut part, library));
+        env.code(format!("module of a library, {what}"), code);
         let code = cu!(
-            lab,
+            env,
             cuKernelGetAttribute(&raw mut value, attribute, spinning, 0)
         );
-        lab.code(format!("attribute of a kernel, {what}"), code);
-        lab.code(
+        env.code(format!("attribute of a kernel, {what}"), code);
+        env.code(
             format!("library unload, {what}"),
-            cu!(lab, cuLibraryUnload(made)),
+            cu!(env, cuLibraryUnload(made)),
         );
         let mut linker = std::ptr::null_mut();
         let code = cu!(
-            lab,
+            env,
             cuLinkCreate_v2(
                 0,
                 std::ptr::null_mut(),
@@ -189,46 +189,46 @@ pub(crate) fn contexts(lab: &Lab) -> Result<()> {
                 &raw mut linker
             )
         );
-        lab.code(format!("linker, {what}"), code);
+        env.code(format!("linker, {what}"), code);
     }
     Ok(())
 }
 
 /// When code is on the device, and what it says of itself.
-pub(crate) fn laziness(lab: &Lab) -> Result<()> {
+pub(crate) fn laziness(env: &Environment) -> Result<()> {
     let mut mode = CUmoduleLoadingMode(0);
-    let code = cu!(lab, cuModuleGetLoadingMode(&raw mut mode));
-    lab.say("mode", format!("{} {}", name(code), mode.0));
-    let module = load(lab)?;
+    let code = cu!(env, cuModuleGetLoadingMode(&raw mut mode));
+    env.say("mode", format!("{} {}", name(code), mode.0));
+    let module = load(env)?;
     let mut count = 0;
-    let code = cu!(lab, cuModuleGetFunctionCount(&raw mut count, module));
-    lab.say("functions of a module", format!("{} {count}", name(code)));
+    let code = cu!(env, cuModuleGetFunctionCount(&raw mut count, module));
+    env.say("functions of a module", format!("{} {count}", name(code)));
     let mut all = vec![std::ptr::null_mut(); count as usize];
     let code = cu!(
-        lab,
+        env,
         cuModuleEnumerateFunctions(all.as_mut_ptr(), count, module)
     );
-    lab.code("all of them", code);
+    env.code("all of them", code);
     let states: Vec<String> = all
         .iter()
-        .map(|function| is_loaded(lab, *function))
+        .map(|function| is_loaded(env, *function))
         .collect();
-    lab.say("when enumerated", states.join(", "));
-    let named = function(lab, module, c"spin")?;
-    lab.say("when named", is_loaded(lab, named));
-    let library = load_library(lab)?;
-    let (code, of_kernel) = try_function_of(lab, kernel(lab, library, c"spin")?);
-    lab.code("function of a kernel", code);
-    lab.say("then", is_loaded(lab, of_kernel));
-    let stream = lab.stream()?;
-    lab.code("launch", spin(lab, of_kernel, stream, 1));
-    lab.say("when launched", is_loaded(lab, of_kernel));
-    lab.synchronise(stream)?;
+    env.say("when enumerated", states.join(", "));
+    let named = function(env, module, c"spin")?;
+    env.say("when named", is_loaded(env, named));
+    let library = load_library(env)?;
+    let (code, of_kernel) = try_function_of(env, kernel(env, library, c"spin")?);
+    env.code("function of a kernel", code);
+    env.say("then", is_loaded(env, of_kernel));
+    let stream = env.stream()?;
+    env.code("launch", spin(env, of_kernel, stream, 1));
+    env.say("when launched", is_loaded(env, of_kernel));
+    env.synchronise(stream)?;
     for attribute in 0..=17 {
         let mut value = 0;
         let key = CUfunction_attribute(attribute);
-        let code = cu!(lab, cuFuncGetAttribute(&raw mut value, key, named));
-        lab.say(
+        let code = cu!(env, cuFuncGetAttribute(&raw mut value, key, named));
+        env.say(
             format!("attribute {attribute}"),
             format!("{} {value}", name(code)),
         );

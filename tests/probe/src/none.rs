@@ -5,60 +5,60 @@ use std::ffi::{c_int, c_void};
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, cu};
+use crate::environment::{Environment, cu};
 
 /// Asks for copies and memsets of a block on a stream.
-fn each_copy(lab: &Lab, kind: &str, block: CUdeviceptr, stream: CUstream) {
+fn each_copy(env: &Environment, kind: &str, block: CUdeviceptr, stream: CUstream) {
     let mut bytes = [0_u8; 64];
     let host = bytes.as_mut_ptr().cast::<c_void>();
     let from = host.expose_provenance() as u64;
-    let say = |part: &str, code| lab.code(format!("{part} {kind}"), code);
+    let say = |part: &str, code| env.code(format!("{part} {kind}"), code);
     say(
         "cuMemcpyHtoDAsync",
-        cu!(lab, cuMemcpyHtoDAsync_v2(block, host, 64, stream)),
+        cu!(env, cuMemcpyHtoDAsync_v2(block, host, 64, stream)),
     );
     say(
         "cuMemcpyDtoHAsync",
-        cu!(lab, cuMemcpyDtoHAsync_v2(host, block, 64, stream)),
+        cu!(env, cuMemcpyDtoHAsync_v2(host, block, 64, stream)),
     );
     say(
         "cuMemcpyDtoDAsync",
-        cu!(lab, cuMemcpyDtoDAsync_v2(block + 64, block, 64, stream)),
+        cu!(env, cuMemcpyDtoDAsync_v2(block + 64, block, 64, stream)),
     );
     say(
         "cuMemcpyAsync",
-        cu!(lab, cuMemcpyAsync(block, from, 64, stream)),
+        cu!(env, cuMemcpyAsync(block, from, 64, stream)),
     );
     say(
         "cuMemcpyAsync DtoD",
-        cu!(lab, cuMemcpyAsync(block + 64, block, 64, stream)),
+        cu!(env, cuMemcpyAsync(block + 64, block, 64, stream)),
     );
     say(
         "cuMemsetD8Async",
-        cu!(lab, cuMemsetD8Async(block, 1, 64, stream)),
+        cu!(env, cuMemsetD8Async(block, 1, 64, stream)),
     );
     say(
         "cuMemsetD32Async",
-        cu!(lab, cuMemsetD32Async(block, 1, 16, stream)),
+        cu!(env, cuMemsetD32Async(block, 1, 16, stream)),
     );
     // The bytes stay until the stream is done with them.
-    let _ = cu!(lab, cuStreamSynchronize(stream));
+    let _ = cu!(env, cuStreamSynchronize(stream));
 }
 
-pub(crate) fn copies(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1 << 20, stream)?;
-    lab.synchronise(stream)?;
-    lab.no_context()?;
-    each_copy(lab, "of pool memory", block, stream);
+pub(crate) fn copies(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1 << 20, stream)?;
+    env.synchronise(stream)?;
+    env.no_context()?;
+    each_copy(env, "of pool memory", block, stream);
     each_copy(
-        lab,
+        env,
         "of pool memory, null stream",
         block,
         std::ptr::null_mut(),
     );
     each_copy(
-        lab,
+        env,
         "of pool memory, per-thread stream",
         block,
         CU_STREAM_PER_THREAD,
@@ -66,125 +66,125 @@ pub(crate) fn copies(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn copies_of_plain_memory(lab: &Lab) -> Result<()> {
-    let (stream, block) = (lab.stream()?, lab.plain(1 << 20)?);
-    let pinned = lab.pinned(1 << 20)?;
-    lab.no_context()?;
-    each_copy(lab, "of cuMemAlloc memory", block, stream);
-    let code = cu!(lab, cuMemcpyHtoDAsync_v2(block, pinned, 64, stream));
-    lab.code("cuMemcpyHtoDAsync from pinned memory", code);
-    let code = cu!(lab, cuMemcpyDtoHAsync_v2(pinned, block, 64, stream));
-    lab.code("cuMemcpyDtoHAsync to pinned memory", code);
-    let context = lab.context();
+pub(crate) fn copies_of_plain_memory(env: &Environment) -> Result<()> {
+    let (stream, block) = (env.stream()?, env.plain(1 << 20)?);
+    let pinned = env.pinned(1 << 20)?;
+    env.no_context()?;
+    each_copy(env, "of cuMemAlloc memory", block, stream);
+    let code = cu!(env, cuMemcpyHtoDAsync_v2(block, pinned, 64, stream));
+    env.code("cuMemcpyHtoDAsync from pinned memory", code);
+    let code = cu!(env, cuMemcpyDtoHAsync_v2(pinned, block, 64, stream));
+    env.code("cuMemcpyDtoHAsync to pinned memory", code);
+    let context = env.context();
     let code = cu!(
-        lab,
+        env,
         cuMemcpyPeerAsync(block + 64, context, block, context, 64, stream)
     );
-    lab.code("cuMemcpyPeerAsync", code);
+    env.code("cuMemcpyPeerAsync", code);
     Ok(())
 }
 
-pub(crate) fn synchronous(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1 << 20, stream)?;
-    lab.synchronise(stream)?;
-    lab.no_context()?;
+pub(crate) fn synchronous(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1 << 20, stream)?;
+    env.synchronise(stream)?;
+    env.no_context()?;
     let mut bytes = [0_u8; 64];
     let host = bytes.as_mut_ptr().cast::<c_void>();
-    lab.code("cuMemcpyHtoD", cu!(lab, cuMemcpyHtoD_v2(block, host, 64)));
-    lab.code("cuMemcpyDtoH", cu!(lab, cuMemcpyDtoH_v2(host, block, 64)));
-    lab.code(
+    env.code("cuMemcpyHtoD", cu!(env, cuMemcpyHtoD_v2(block, host, 64)));
+    env.code("cuMemcpyDtoH", cu!(env, cuMemcpyDtoH_v2(host, block, 64)));
+    env.code(
         "cuMemcpyDtoD",
-        cu!(lab, cuMemcpyDtoD_v2(block, block + 64, 64)),
+        cu!(env, cuMemcpyDtoD_v2(block, block + 64, 64)),
     );
-    lab.code("cuMemcpy", cu!(lab, cuMemcpy(block, block + 64, 64)));
-    lab.code("cuMemsetD8", cu!(lab, cuMemsetD8_v2(block, 1, 64)));
-    lab.code(
+    env.code("cuMemcpy", cu!(env, cuMemcpy(block, block + 64, 64)));
+    env.code("cuMemsetD8", cu!(env, cuMemsetD8_v2(block, 1, 64)));
+    env.code(
         "cuMemcpyHtoD of nothing",
-        cu!(lab, cuMemcpyHtoD_v2(block, host, 0)),
+        cu!(env, cuMemcpyHtoD_v2(block, host, 0)),
     );
-    lab.code("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()));
-    let context = lab.context();
-    lab.code(
+    env.code("cuCtxSynchronize", cu!(env, cuCtxSynchronize()));
+    let context = env.context();
+    env.code(
         "cuCtxSynchronize_v2",
-        cu!(lab, cuCtxSynchronize_v2(context)),
+        cu!(env, cuCtxSynchronize_v2(context)),
     );
     let (mut device, mut flags, mut version): (c_int, _, _) = (0, 0, 0);
-    lab.code("cuCtxGetDevice", cu!(lab, cuCtxGetDevice(&raw mut device)));
-    lab.code("cuCtxGetFlags", cu!(lab, cuCtxGetFlags(&raw mut flags)));
+    env.code("cuCtxGetDevice", cu!(env, cuCtxGetDevice(&raw mut device)));
+    env.code("cuCtxGetFlags", cu!(env, cuCtxGetFlags(&raw mut flags)));
     let code = cu!(
-        lab,
+        env,
         cuCtxGetApiVersion(std::ptr::null_mut(), &raw mut version)
     );
-    lab.code("cuCtxGetApiVersion of null", code);
-    let code = cu!(lab, cuCtxGetApiVersion(context, &raw mut version));
-    lab.code("cuCtxGetApiVersion of a context", code);
+    env.code("cuCtxGetApiVersion of null", code);
+    let code = cu!(env, cuCtxGetApiVersion(context, &raw mut version));
+    env.code("cuCtxGetApiVersion of a context", code);
     let (mut least, mut greatest) = (0, 0);
     let code = cu!(
-        lab,
+        env,
         cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
     );
-    lab.code("cuCtxGetStreamPriorityRange", code);
-    lab.code(
+    env.code("cuCtxGetStreamPriorityRange", code);
+    env.code(
         "cuCtxPopCurrent",
-        cu!(lab, cuCtxPopCurrent_v2(std::ptr::null_mut())),
+        cu!(env, cuCtxPopCurrent_v2(std::ptr::null_mut())),
     );
     Ok(())
 }
 
-pub(crate) fn streams(lab: &Lab) -> Result<()> {
+pub(crate) fn streams(env: &Environment) -> Result<()> {
     unsafe extern "C" fn nothing(_: *mut c_void) {}
-    let (stream, event, timed) = (lab.stream()?, lab.event()?, lab.event()?);
-    lab.record(event, stream)?;
-    lab.no_context()?;
+    let (stream, event, timed) = (env.stream()?, env.event()?, env.event()?);
+    env.record(event, stream)?;
+    env.no_context()?;
     let (mut made, mut number, mut flags) = (std::ptr::null_mut(), 0, 0);
-    lab.code("cuStreamCreate", cu!(lab, cuStreamCreate(&raw mut made, 1)));
-    lab.code("cuStreamQuery", cu!(lab, cuStreamQuery(stream)));
-    lab.code("cuStreamSynchronize", cu!(lab, cuStreamSynchronize(stream)));
+    env.code("cuStreamCreate", cu!(env, cuStreamCreate(&raw mut made, 1)));
+    env.code("cuStreamQuery", cu!(env, cuStreamQuery(stream)));
+    env.code("cuStreamSynchronize", cu!(env, cuStreamSynchronize(stream)));
     let null = std::ptr::null_mut();
-    let code = cu!(lab, cuLaunchHostFunc(stream, Some(nothing), null));
-    lab.code("cuLaunchHostFunc", code);
-    lab.code(
+    let code = cu!(env, cuLaunchHostFunc(stream, Some(nothing), null));
+    env.code("cuLaunchHostFunc", code);
+    env.code(
         "cuStreamGetFlags",
-        cu!(lab, cuStreamGetFlags(stream, &raw mut flags)),
+        cu!(env, cuStreamGetFlags(stream, &raw mut flags)),
     );
-    lab.code(
+    env.code(
         "cuStreamGetPriority",
-        cu!(lab, cuStreamGetPriority(stream, &raw mut number)),
+        cu!(env, cuStreamGetPriority(stream, &raw mut number)),
     );
     let mut context = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "cuStreamGetCtx",
-        cu!(lab, cuStreamGetCtx(stream, &raw mut context)),
+        cu!(env, cuStreamGetCtx(stream, &raw mut context)),
     );
     let mut id = 0;
-    lab.code(
+    env.code(
         "cuStreamGetId",
-        cu!(lab, cuStreamGetId(stream, &raw mut id)),
+        cu!(env, cuStreamGetId(stream, &raw mut id)),
     );
     let mut made = std::ptr::null_mut();
-    lab.code("cuEventCreate", cu!(lab, cuEventCreate(&raw mut made, 2)));
-    lab.code("cuEventRecord", cu!(lab, cuEventRecord(event, stream)));
-    lab.let_it_finish();
-    lab.code("cuEventQuery", cu!(lab, cuEventQuery(event)));
-    lab.code("cuEventSynchronize", cu!(lab, cuEventSynchronize(event)));
+    env.code("cuEventCreate", cu!(env, cuEventCreate(&raw mut made, 2)));
+    env.code("cuEventRecord", cu!(env, cuEventRecord(event, stream)));
+    env.let_it_finish();
+    env.code("cuEventQuery", cu!(env, cuEventQuery(event)));
+    env.code("cuEventSynchronize", cu!(env, cuEventSynchronize(event)));
     let mut time = 0.0;
-    let code = cu!(lab, cuEventElapsedTime(&raw mut time, event, timed));
-    lab.code("cuEventElapsedTime without timing", code);
-    lab.code(
+    let code = cu!(env, cuEventElapsedTime(&raw mut time, event, timed));
+    env.code("cuEventElapsedTime without timing", code);
+    env.code(
         "cuStreamWaitEvent",
-        cu!(lab, cuStreamWaitEvent(stream, event, 0)),
+        cu!(env, cuStreamWaitEvent(stream, event, 0)),
     );
-    lab.code("cuEventDestroy", cu!(lab, cuEventDestroy_v2(event)));
-    lab.code("cuStreamDestroy", cu!(lab, cuStreamDestroy_v2(stream)));
+    env.code("cuEventDestroy", cu!(env, cuEventDestroy_v2(event)));
+    env.code("cuStreamDestroy", cu!(env, cuStreamDestroy_v2(stream)));
     Ok(())
 }
 
-pub(crate) fn default_streams(lab: &Lab) -> Result<()> {
-    let (pool, stream, event) = (lab.pool(0)?, lab.stream()?, lab.event()?);
-    let block = lab.alloc(pool, 1000, stream)?;
-    lab.synchronise(stream)?;
-    lab.no_context()?;
+pub(crate) fn default_streams(env: &Environment) -> Result<()> {
+    let (pool, stream, event) = (env.pool(0)?, env.stream()?, env.event()?);
+    let block = env.alloc(pool, 1000, stream)?;
+    env.synchronise(stream)?;
+    env.no_context()?;
     let null = std::ptr::null_mut();
     for (kind, default) in [
         ("null", null),
@@ -192,115 +192,115 @@ pub(crate) fn default_streams(lab: &Lab) -> Result<()> {
         ("per-thread", CU_STREAM_PER_THREAD),
     ] {
         let mut address = 0;
-        let say = |part: &str, code| lab.code(format!("{kind}: {part}"), code);
+        let say = |part: &str, code| env.code(format!("{kind}: {part}"), code);
         say(
             "cuMemAllocAsync",
-            cu!(lab, cuMemAllocAsync(&raw mut address, 1, default)),
+            cu!(env, cuMemAllocAsync(&raw mut address, 1, default)),
         );
         say(
             "cuMemAllocAsync of nothing",
-            cu!(lab, cuMemAllocAsync(&raw mut address, 0, default)),
+            cu!(env, cuMemAllocAsync(&raw mut address, 0, default)),
         );
-        say("cuMemAllocFromPoolAsync", lab.try_alloc(pool, 1, default).0);
-        say("cuMemFreeAsync", cu!(lab, cuMemFreeAsync(block, default)));
+        say("cuMemAllocFromPoolAsync", env.try_alloc(pool, 1, default).0);
+        say("cuMemFreeAsync", cu!(env, cuMemFreeAsync(block, default)));
         say(
             "cuMemFreeAsync of null",
-            cu!(lab, cuMemFreeAsync(0, default)),
+            cu!(env, cuMemFreeAsync(0, default)),
         );
         say(
             "cuStreamSynchronize",
-            cu!(lab, cuStreamSynchronize(default)),
+            cu!(env, cuStreamSynchronize(default)),
         );
-        say("cuStreamQuery", cu!(lab, cuStreamQuery(default)));
-        say("cuEventRecord", cu!(lab, cuEventRecord(event, default)));
+        say("cuStreamQuery", cu!(env, cuStreamQuery(default)));
+        say("cuEventRecord", cu!(env, cuEventRecord(event, default)));
         say(
             "cuStreamWaitEvent",
-            cu!(lab, cuStreamWaitEvent(default, event, 0)),
+            cu!(env, cuStreamWaitEvent(default, event, 0)),
         );
     }
     Ok(())
 }
 
-pub(crate) fn memory(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 1000, stream)?;
-    let other = lab.alloc(pool, 1000, stream)?;
-    let (plain, pinned) = (lab.plain(1000)?, lab.pinned(1000)?);
-    let later = lab.plain(1000)?;
-    lab.synchronise(stream)?;
-    lab.no_context()?;
+pub(crate) fn memory(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let block = env.alloc(pool, 1000, stream)?;
+    let other = env.alloc(pool, 1000, stream)?;
+    let (plain, pinned) = (env.plain(1000)?, env.pinned(1000)?);
+    let later = env.plain(1000)?;
+    env.synchronise(stream)?;
+    env.no_context()?;
     let (mut free, mut total, mut address) = (0, 0, 0);
-    let code = cu!(lab, cuMemGetInfo_v2(&raw mut free, &raw mut total));
-    lab.code("cuMemGetInfo", code);
-    lab.code("cuMemAlloc", cu!(lab, cuMemAlloc_v2(&raw mut address, 1)));
+    let code = cu!(env, cuMemGetInfo_v2(&raw mut free, &raw mut total));
+    env.code("cuMemGetInfo", code);
+    env.code("cuMemAlloc", cu!(env, cuMemAlloc_v2(&raw mut address, 1)));
     let mut host = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "cuMemHostAlloc",
-        cu!(lab, cuMemHostAlloc(&raw mut host, 1, 0)),
+        cu!(env, cuMemHostAlloc(&raw mut host, 1, 0)),
     );
     for (kind, address) in [("pool", block), ("plain", plain)] {
         let mut value = 0_u64;
         let place = (&raw mut value).cast::<c_void>();
         let code = cu!(
-            lab,
+            env,
             cuPointerGetAttribute(place, CUpointer_attribute(2), address)
         );
-        lab.code(format!("cuPointerGetAttribute of {kind} memory"), code);
+        env.code(format!("cuPointerGetAttribute of {kind} memory"), code);
         let (mut base, mut size) = (0, 0);
         let code = cu!(
-            lab,
+            env,
             cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address)
         );
-        lab.code(format!("cuMemGetAddressRange of {kind} memory"), code);
+        env.code(format!("cuMemGetAddressRange of {kind} memory"), code);
     }
-    lab.code(
+    env.code(
         "cuMemFreeAsync of plain memory",
-        cu!(lab, cuMemFreeAsync(later, stream)),
+        cu!(env, cuMemFreeAsync(later, stream)),
     );
-    lab.code(
+    env.code(
         "cuMemFreeAsync of pool memory",
-        cu!(lab, cuMemFreeAsync(other, stream)),
+        cu!(env, cuMemFreeAsync(other, stream)),
     );
-    lab.code("cuMemFree of null", cu!(lab, cuMemFree_v2(0)));
-    lab.code("cuMemFree of pool memory", cu!(lab, cuMemFree_v2(block)));
-    lab.code("cuMemFree of plain memory", cu!(lab, cuMemFree_v2(plain)));
-    lab.code("cuMemFreeHost", cu!(lab, cuMemFreeHost(pinned)));
+    env.code("cuMemFree of null", cu!(env, cuMemFree_v2(0)));
+    env.code("cuMemFree of pool memory", cu!(env, cuMemFree_v2(block)));
+    env.code("cuMemFree of plain memory", cu!(env, cuMemFree_v2(plain)));
+    env.code("cuMemFreeHost", cu!(env, cuMemFreeHost(pinned)));
     Ok(())
 }
 
-pub(crate) fn pools(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    lab.no_context()?;
-    let (code, pool) = lab.pool_with(&Lab::props());
-    lab.code("cuMemPoolCreate", code);
-    let (code, block) = lab.try_alloc(pool, 1000, stream);
-    lab.code("cuMemAllocFromPoolAsync", code);
+pub(crate) fn pools(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    env.no_context()?;
+    let (code, pool) = env.pool_with(&Environment::props());
+    env.code("cuMemPoolCreate", code);
+    let (code, block) = env.try_alloc(pool, 1000, stream);
+    env.code("cuMemAllocFromPoolAsync", code);
     let mut plain = 0;
-    lab.code(
+    env.code(
         "cuMemAllocAsync",
-        cu!(lab, cuMemAllocAsync(&raw mut plain, 1000, stream)),
+        cu!(env, cuMemAllocAsync(&raw mut plain, 1000, stream)),
     );
-    lab.code("cuMemFreeAsync", cu!(lab, cuMemFreeAsync(plain, stream)));
-    lab.code(
+    env.code("cuMemFreeAsync", cu!(env, cuMemFreeAsync(plain, stream)));
+    env.code(
         "cuMemFreeAsync of the other",
-        cu!(lab, cuMemFreeAsync(block, stream)),
+        cu!(env, cuMemFreeAsync(block, stream)),
     );
-    lab.code("cuMemPoolSetAttribute", lab.try_set(pool, 4, 0));
+    env.code("cuMemPoolSetAttribute", env.try_set(pool, 4, 0));
     let mut value = 0_u64;
     let place = (&raw mut value).cast::<c_void>();
     let code = cu!(
-        lab,
+        env,
         cuMemPoolGetAttribute(pool, CUmemPool_attribute(5), place)
     );
-    lab.code("cuMemPoolGetAttribute", code);
-    lab.code("cuMemPoolTrimTo", cu!(lab, cuMemPoolTrimTo(pool, 0)));
+    env.code("cuMemPoolGetAttribute", code);
+    env.code("cuMemPoolTrimTo", cu!(env, cuMemPoolTrimTo(pool, 0)));
     let mut default = std::ptr::null_mut();
-    let code = cu!(lab, cuDeviceGetDefaultMemPool(&raw mut default, 0));
-    lab.code("cuDeviceGetDefaultMemPool", code);
-    lab.code(
+    let code = cu!(env, cuDeviceGetDefaultMemPool(&raw mut default, 0));
+    env.code("cuDeviceGetDefaultMemPool", code);
+    env.code(
         "cuDeviceSetMemPool",
-        cu!(lab, cuDeviceSetMemPool(0, default)),
+        cu!(env, cuDeviceSetMemPool(0, default)),
     );
-    lab.code("cuMemPoolDestroy", cu!(lab, cuMemPoolDestroy(pool)));
+    env.code("cuMemPoolDestroy", cu!(env, cuMemPoolDestroy(pool)));
     Ok(())
 }

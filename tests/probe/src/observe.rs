@@ -3,224 +3,224 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MIB, cu, name};
+use crate::environment::{Environment, MIB, cu, name};
 
 const BLOCK: u64 = 40 * MIB;
 
 /// A block that was allocated and freed on `stream`, which has got that far.
-fn freed(lab: &Lab, pool: CUmemoryPool, stream: CUstream) -> Result<CUdeviceptr> {
-    let block = lab.alloc(pool, BLOCK, stream)?;
-    lab.free(block, stream)?;
-    lab.let_it_finish();
+fn freed(env: &Environment, pool: CUmemoryPool, stream: CUstream) -> Result<CUdeviceptr> {
+    let block = env.alloc(pool, BLOCK, stream)?;
+    env.free(block, stream)?;
+    env.let_it_finish();
     Ok(block)
 }
 
-type Call = fn(&Lab, CUstream, CUevent) -> CUresult;
+type Call = fn(&Environment, CUstream, CUevent) -> CUresult;
 
 const CALLS: [(&str, Call); 15] = [
     ("nothing", |_, _, _| CUresult::CUDA_SUCCESS),
-    ("cuStreamQuery", |lab, stream, _| {
-        cu!(lab, cuStreamQuery(stream))
+    ("cuStreamQuery", |env, stream, _| {
+        cu!(env, cuStreamQuery(stream))
     }),
-    ("cuEventQuery", |lab, _, event| {
-        cu!(lab, cuEventQuery(event))
+    ("cuEventQuery", |env, _, event| {
+        cu!(env, cuEventQuery(event))
     }),
-    ("cuStreamSynchronize", |lab, stream, _| {
-        cu!(lab, cuStreamSynchronize(stream))
+    ("cuStreamSynchronize", |env, stream, _| {
+        cu!(env, cuStreamSynchronize(stream))
     }),
-    ("cuEventSynchronize", |lab, _, event| {
-        cu!(lab, cuEventSynchronize(event))
+    ("cuEventSynchronize", |env, _, event| {
+        cu!(env, cuEventSynchronize(event))
     }),
-    ("cuCtxSynchronize", |lab, _, _| cu!(lab, cuCtxSynchronize())),
-    ("cuStreamSynchronize of null", |lab, _, _| {
-        cu!(lab, cuStreamSynchronize(std::ptr::null_mut()))
+    ("cuCtxSynchronize", |env, _, _| cu!(env, cuCtxSynchronize())),
+    ("cuStreamSynchronize of null", |env, _, _| {
+        cu!(env, cuStreamSynchronize(std::ptr::null_mut()))
     }),
-    ("cuStreamSynchronize of another", |lab, _, _| {
-        match lab.stream() {
-            Ok(other) => cu!(lab, cuStreamSynchronize(other)),
+    ("cuStreamSynchronize of another", |env, _, _| {
+        match env.stream() {
+            Ok(other) => cu!(env, cuStreamSynchronize(other)),
             Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
         }
     }),
-    ("cuStreamDestroy", |lab, stream, _| {
-        cu!(lab, cuStreamDestroy_v2(stream))
+    ("cuStreamDestroy", |env, stream, _| {
+        cu!(env, cuStreamDestroy_v2(stream))
     }),
-    ("cuMemcpyDtoH of other memory", |lab, _, _| {
+    ("cuMemcpyDtoH of other memory", |env, _, _| {
         let mut byte = 0_u8;
-        match lab.plain(64) {
-            Ok(plain) => cu!(lab, cuMemcpyDtoH_v2((&raw mut byte).cast(), plain, 1)),
+        match env.plain(64) {
+            Ok(plain) => cu!(env, cuMemcpyDtoH_v2((&raw mut byte).cast(), plain, 1)),
             Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
         }
     }),
-    ("cuMemFree of other memory", |lab, _, _| {
-        match lab.plain(64) {
-            Ok(plain) => cu!(lab, cuMemFree_v2(plain)),
+    ("cuMemFree of other memory", |env, _, _| {
+        match env.plain(64) {
+            Ok(plain) => cu!(env, cuMemFree_v2(plain)),
             Err(_) => CUresult::CUDA_ERROR_UNKNOWN,
         }
     }),
-    ("cuMemAlloc", |lab, _, _| {
-        lab.plain(64).map_or(CUresult(999), |_| CUresult(0))
+    ("cuMemAlloc", |env, _, _| {
+        env.plain(64).map_or(CUresult(999), |_| CUresult(0))
     }),
-    ("cuMemGetInfo", |lab, _, _| {
-        lab.device_free().map_or(CUresult(999), |_| CUresult(0))
+    ("cuMemGetInfo", |env, _, _| {
+        env.device_free().map_or(CUresult(999), |_| CUresult(0))
     }),
-    ("cuMemHostAlloc", |lab, _, _| {
-        lab.pinned(64).map_or(CUresult(999), |_| CUresult(0))
+    ("cuMemHostAlloc", |env, _, _| {
+        env.pinned(64).map_or(CUresult(999), |_| CUresult(0))
     }),
-    ("cuMemPoolCreate", |lab, _, _| {
-        lab.pool_with(&Lab::props()).0
+    ("cuMemPoolCreate", |env, _, _| {
+        env.pool_with(&Environment::props()).0
     }),
 ];
 
 /// Threshold 0: what each call leaves reserved.
-pub(crate) fn queries(lab: &Lab) -> Result<()> {
+pub(crate) fn queries(env: &Environment) -> Result<()> {
     for (part, call) in CALLS {
-        let (pool, stream, event) = (lab.pool(0)?, lab.stream()?, lab.event()?);
-        let block = lab.alloc(pool, BLOCK, stream)?;
-        lab.free(block, stream)?;
-        lab.record(event, stream)?;
-        lab.let_it_finish();
-        let code = call(lab, stream, event);
-        lab.say(
+        let (pool, stream, event) = (env.pool(0)?, env.stream()?, env.event()?);
+        let block = env.alloc(pool, BLOCK, stream)?;
+        env.free(block, stream)?;
+        env.record(event, stream)?;
+        env.let_it_finish();
+        let code = call(env, stream, event);
+        env.say(
             part,
-            format!("{}, reserved {}", name(code), lab.reserved(pool)?),
+            format!("{}, reserved {}", name(code), env.reserved(pool)?),
         );
-        lab.end_pool(pool)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// No reuse flag: after which calls another stream gets the block.
-pub(crate) fn query_and_other_stream(lab: &Lab) -> Result<()> {
+pub(crate) fn query_and_other_stream(env: &Environment) -> Result<()> {
     for (part, call) in CALLS {
-        let pool = lab.keeper(64 * MIB)?;
-        lab.only_reuse(pool, 0)?;
-        let (a, b, event) = (lab.stream()?, lab.stream()?, lab.event()?);
-        let block = lab.alloc(pool, BLOCK, a)?;
-        lab.free(block, a)?;
-        lab.record(event, a)?;
-        lab.let_it_finish();
-        let code = call(lab, a, event);
-        let answer = lab.where_is(pool, BLOCK, b, block)?;
-        lab.say(part, format!("{}, {answer}", name(code)));
-        lab.end_pool(pool)?;
+        let pool = env.keeper(64 * MIB)?;
+        env.only_reuse(pool, 0)?;
+        let (a, b, event) = (env.stream()?, env.stream()?, env.event()?);
+        let block = env.alloc(pool, BLOCK, a)?;
+        env.free(block, a)?;
+        env.record(event, a)?;
+        env.let_it_finish();
+        let code = call(env, a, event);
+        let answer = env.where_is(pool, BLOCK, b, block)?;
+        env.say(part, format!("{}, {answer}", name(code)));
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// Two pools above their threshold, each used by a stream of its own.
-pub(crate) fn two_pools(lab: &Lab) -> Result<()> {
-    let (first, second) = (lab.pool(0)?, lab.pool(0)?);
-    let (a, b) = (lab.stream()?, lab.stream()?);
+pub(crate) fn two_pools(env: &Environment) -> Result<()> {
+    let (first, second) = (env.pool(0)?, env.pool(0)?);
+    let (a, b) = (env.stream()?, env.stream()?);
     let show = |part: &str| -> Result<()> {
-        lab.say(
+        env.say(
             part,
-            format!("{} and {}", lab.reserved(first)?, lab.reserved(second)?),
+            format!("{} and {}", env.reserved(first)?, env.reserved(second)?),
         );
         Ok(())
     };
     let fill = || -> Result<()> {
-        freed(lab, first, a)?;
-        freed(lab, second, b)?;
+        freed(env, first, a)?;
+        freed(env, second, b)?;
         Ok(())
     };
     fill()?;
     show("at first")?;
-    lab.synchronise(a)?;
+    env.synchronise(a)?;
     show("after a synchronise of the first stream")?;
-    lab.synchronise(b)?;
+    env.synchronise(b)?;
     show("then of the second")?;
     fill()?;
-    let event = lab.event()?;
-    lab.record(event, a)?;
-    lab.fine("cuEventSynchronize", cu!(lab, cuEventSynchronize(event)))?;
+    let event = env.event()?;
+    env.record(event, a)?;
+    env.fine("cuEventSynchronize", cu!(env, cuEventSynchronize(event)))?;
     show("after a synchronise of an event of the first stream")?;
-    lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
+    env.fine("cuCtxSynchronize", cu!(env, cuCtxSynchronize()))?;
     show("after a synchronise of the context")?;
     // One stream used both.
-    freed(lab, first, a)?;
-    freed(lab, second, a)?;
-    lab.synchronise(a)?;
+    freed(env, first, a)?;
+    freed(env, second, a)?;
+    env.synchronise(a)?;
     show("both used by the synchronised stream")?;
-    lab.end_pool(first)?;
-    lab.end_pool(second)
+    env.end_pool(first)?;
+    env.end_pool(second)
 }
 
 /// A free that was seen long ago, in a pool whose threshold is lowered: who gives it back?
-pub(crate) fn kinds(lab: &Lab) -> Result<()> {
+pub(crate) fn kinds(env: &Environment) -> Result<()> {
     for (part, call) in CALLS {
-        let (pool, stream, event) = (lab.keeper(0)?, lab.stream()?, lab.event()?);
-        freed(lab, pool, stream)?;
-        lab.record(event, stream)?;
-        lab.synchronise(stream)?;
-        lab.set(pool, 4, 0)?;
-        let code = call(lab, stream, event);
-        lab.say(
+        let (pool, stream, event) = (env.keeper(0)?, env.stream()?, env.event()?);
+        freed(env, pool, stream)?;
+        env.record(event, stream)?;
+        env.synchronise(stream)?;
+        env.set(pool, 4, 0)?;
+        let code = call(env, stream, event);
+        env.say(
             part,
-            format!("{}, reserved {}", name(code), lab.reserved(pool)?),
+            format!("{}, reserved {}", name(code), env.reserved(pool)?),
         );
-        lab.end_pool(pool)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// The pool's own calls on memory whose free was seen, threshold lowered to 0.
-pub(crate) fn other_calls(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-    freed(lab, pool, stream)?;
-    lab.synchronise(stream)?;
-    lab.set(pool, 4, 0)?;
-    let block = lab.alloc(pool, 1000, stream)?;
-    lab.say("after an allocation", lab.reserved(pool)?);
-    lab.free(block, stream)?;
-    lab.say("after a free", lab.reserved(pool)?);
-    lab.end_pool(pool)
+pub(crate) fn other_calls(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.keeper(0)?, env.stream()?);
+    freed(env, pool, stream)?;
+    env.synchronise(stream)?;
+    env.set(pool, 4, 0)?;
+    let block = env.alloc(pool, 1000, stream)?;
+    env.say("after an allocation", env.reserved(pool)?);
+    env.free(block, stream)?;
+    env.say("after a free", env.reserved(pool)?);
+    env.end_pool(pool)
 }
 
 /// B waited for A; B is synchronised.
-pub(crate) fn through_a_wait(lab: &Lab) -> Result<()> {
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let (a, b, c) = (lab.stream()?, lab.stream()?, lab.stream()?);
-    let block = freed(lab, pool, a)?;
-    lab.order(b, a)?;
-    lab.let_it_finish();
-    lab.say("B waits for A", lab.where_is(pool, BLOCK, c, block)?);
-    lab.synchronise(b)?;
-    lab.say("B is synchronised", lab.where_is(pool, BLOCK, c, block)?);
-    lab.trim(pool, 0)?;
-    lab.say("reserved after a trim", lab.reserved(pool)?);
-    lab.end_pool(pool)?;
+pub(crate) fn through_a_wait(env: &Environment) -> Result<()> {
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let (a, b, c) = (env.stream()?, env.stream()?, env.stream()?);
+    let block = freed(env, pool, a)?;
+    env.order(b, a)?;
+    env.let_it_finish();
+    env.say("B waits for A", env.where_is(pool, BLOCK, c, block)?);
+    env.synchronise(b)?;
+    env.say("B is synchronised", env.where_is(pool, BLOCK, c, block)?);
+    env.trim(pool, 0)?;
+    env.say("reserved after a trim", env.reserved(pool)?);
+    env.end_pool(pool)?;
 
-    let pool = lab.pool(0)?;
-    freed(lab, pool, a)?;
-    lab.order(b, a)?;
-    lab.synchronise(b)?;
-    lab.say("threshold 0, reserved", lab.reserved(pool)?);
-    lab.end_pool(pool)?;
+    let pool = env.pool(0)?;
+    freed(env, pool, a)?;
+    env.order(b, a)?;
+    env.synchronise(b)?;
+    env.say("threshold 0, reserved", env.reserved(pool)?);
+    env.end_pool(pool)?;
 
     // An event that was recorded in A after the free, and is seen done.
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let block = lab.alloc(pool, BLOCK, a)?;
-    let (before, after) = (lab.event()?, lab.event()?);
-    lab.record(before, a)?;
-    lab.free(block, a)?;
-    lab.record(after, a)?;
-    lab.let_it_finish();
-    lab.fine("cuEventSynchronize", cu!(lab, cuEventSynchronize(before)))?;
-    lab.say(
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let block = env.alloc(pool, BLOCK, a)?;
+    let (before, after) = (env.event()?, env.event()?);
+    env.record(before, a)?;
+    env.free(block, a)?;
+    env.record(after, a)?;
+    env.let_it_finish();
+    env.fine("cuEventSynchronize", cu!(env, cuEventSynchronize(before)))?;
+    env.say(
         "event before the free",
-        lab.where_is(pool, BLOCK, c, block)?,
+        env.where_is(pool, BLOCK, c, block)?,
     );
-    lab.fine("cuEventSynchronize", cu!(lab, cuEventSynchronize(after)))?;
-    lab.say("event after the free", lab.where_is(pool, BLOCK, c, block)?);
-    lab.end_pool(pool)
+    env.fine("cuEventSynchronize", cu!(env, cuEventSynchronize(after)))?;
+    env.say("event after the free", env.where_is(pool, BLOCK, c, block)?);
+    env.end_pool(pool)
 }
 
 /// The same calls for what was freed on the null stream.
-pub(crate) fn null_stream(lab: &Lab) -> Result<()> {
+pub(crate) fn null_stream(env: &Environment) -> Result<()> {
     let null = std::ptr::null_mut();
-    let plain = lab.plain(64)?;
+    let plain = env.plain(64)?;
     for (part, step) in [
         ("nothing", 0),
         ("cuMemcpyDtoH", 1),
@@ -228,98 +228,98 @@ pub(crate) fn null_stream(lab: &Lab) -> Result<()> {
         ("cuStreamSynchronize of a blocking stream", 3),
         ("cuStreamSynchronize of the per-thread stream", 4),
     ] {
-        let pool = lab.keeper(64 * MIB)?;
-        lab.only_reuse(pool, 0)?;
-        let (b, blocking) = (lab.stream()?, lab.stream_with(0)?);
-        let block = freed(lab, pool, null)?;
+        let pool = env.keeper(64 * MIB)?;
+        env.only_reuse(pool, 0)?;
+        let (b, blocking) = (env.stream()?, env.stream_with(0)?);
+        let block = freed(env, pool, null)?;
         let mut byte = 0_u8;
         let code = match step {
             0 => CUresult::CUDA_SUCCESS,
-            1 => cu!(lab, cuMemcpyDtoH_v2((&raw mut byte).cast(), plain, 1)),
-            2 => cu!(lab, cuStreamSynchronize(null)),
-            3 => cu!(lab, cuStreamSynchronize(blocking)),
-            _ => cu!(lab, cuStreamSynchronize(CU_STREAM_PER_THREAD)),
+            1 => cu!(env, cuMemcpyDtoH_v2((&raw mut byte).cast(), plain, 1)),
+            2 => cu!(env, cuStreamSynchronize(null)),
+            3 => cu!(env, cuStreamSynchronize(blocking)),
+            _ => cu!(env, cuStreamSynchronize(CU_STREAM_PER_THREAD)),
         };
-        let answer = lab.where_is(pool, BLOCK, b, block)?;
-        lab.say(part, format!("{}, {answer}", name(code)));
-        lab.end_pool(pool)?;
+        let answer = env.where_is(pool, BLOCK, b, block)?;
+        env.say(part, format!("{}, {answer}", name(code)));
+        env.end_pool(pool)?;
     }
     // The null stream waits for blocking streams.
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let (b, blocking) = (lab.stream()?, lab.stream_with(0)?);
-    let block = freed(lab, pool, blocking)?;
-    lab.synchronise(null)?;
-    lab.say(
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let (b, blocking) = (env.stream()?, env.stream_with(0)?);
+    let block = freed(env, pool, blocking)?;
+    env.synchronise(null)?;
+    env.say(
         "freed in a blocking stream, null synchronised",
-        lab.where_is(pool, BLOCK, b, block)?,
+        env.where_is(pool, BLOCK, b, block)?,
     );
-    lab.end_pool(pool)
+    env.end_pool(pool)
 }
 
 /// Which stream's synchronise gives back what was seen freed long ago: threshold lowered to 0.
-pub(crate) fn users(lab: &Lab) -> Result<()> {
-    type Step = fn(&Lab, CUmemoryPool, CUstream, CUstream) -> Result<()>;
+pub(crate) fn users(env: &Environment) -> Result<()> {
+    type Step = fn(&Environment, CUmemoryPool, CUstream, CUstream) -> Result<()>;
     let steps: [(&str, Step); 5] = [
         ("the other did nothing", |_, _, _, _| Ok(())),
-        ("the other waited for the first", |lab, _, a, b| {
-            lab.order(b, a)
+        ("the other waited for the first", |env, _, a, b| {
+            env.order(b, a)
         }),
-        ("the other allocated and freed", |lab, pool, _, b| {
-            let block = lab.alloc(pool, 1000, b)?;
-            lab.free(block, b)
+        ("the other allocated and freed", |env, pool, _, b| {
+            let block = env.alloc(pool, 1000, b)?;
+            env.free(block, b)
         }),
         (
             "the other frees what the first allocated",
-            |lab, pool, a, b| {
-                let block = lab.alloc(pool, 1000, a)?;
-                lab.free(block, b)
+            |env, pool, a, b| {
+                let block = env.alloc(pool, 1000, a)?;
+                env.free(block, b)
             },
         ),
-        ("the other allocated", |lab, pool, _, b| {
-            lab.alloc(pool, 1000, b).map(|_| ())
+        ("the other allocated", |env, pool, _, b| {
+            env.alloc(pool, 1000, b).map(|_| ())
         }),
     ];
     for (part, step) in steps {
-        let (pool, a, b) = (lab.keeper(0)?, lab.stream()?, lab.stream()?);
-        freed(lab, pool, a)?;
-        lab.synchronise(a)?;
-        step(lab, pool, a, b)?;
-        lab.set(pool, 4, 0)?;
-        lab.synchronise(b)?;
-        let other = lab.reserved(pool)?;
-        lab.synchronise(a)?;
-        lab.say(
+        let (pool, a, b) = (env.keeper(0)?, env.stream()?, env.stream()?);
+        freed(env, pool, a)?;
+        env.synchronise(a)?;
+        step(env, pool, a, b)?;
+        env.set(pool, 4, 0)?;
+        env.synchronise(b)?;
+        let other = env.reserved(pool)?;
+        env.synchronise(a)?;
+        env.say(
             part,
-            format!("{other}, then the first {}", lab.reserved(pool)?),
+            format!("{other}, then the first {}", env.reserved(pool)?),
         );
-        lab.fine("cuMemPoolDestroy", cu!(lab, cuMemPoolDestroy(pool)))?;
+        env.fine("cuMemPoolDestroy", cu!(env, cuMemPoolDestroy(pool)))?;
     }
     Ok(())
 }
 
 /// A copy to pageable memory returns when it is done: does the host know what came before it?
-pub(crate) fn pageable_copy(lab: &Lab) -> Result<()> {
-    let pool = lab.keeper(64 * MIB)?;
-    lab.only_reuse(pool, 0)?;
-    let (a, b, plain) = (lab.stream()?, lab.stream()?, lab.plain(64)?);
+pub(crate) fn pageable_copy(env: &Environment) -> Result<()> {
+    let pool = env.keeper(64 * MIB)?;
+    env.only_reuse(pool, 0)?;
+    let (a, b, plain) = (env.stream()?, env.stream()?, env.plain(64)?);
     let mut bytes = [0_u8; 64];
-    let block = lab.alloc(pool, BLOCK, a)?;
-    lab.free(block, a)?;
+    let block = env.alloc(pool, BLOCK, a)?;
+    env.free(block, a)?;
     let to = bytes.as_mut_ptr().cast();
-    lab.fine(
+    env.fine(
         "cuMemcpyDtoHAsync",
-        cu!(lab, cuMemcpyDtoHAsync_v2(to, plain, 64, a)),
+        cu!(env, cuMemcpyDtoHAsync_v2(to, plain, 64, a)),
     )?;
-    lab.say("another stream", lab.where_is(pool, BLOCK, b, block)?);
-    lab.end_pool(pool)?;
-    let pool = lab.pool(0)?;
-    let block = lab.alloc(pool, BLOCK, a)?;
-    lab.free(block, a)?;
-    lab.fine(
+    env.say("another stream", env.where_is(pool, BLOCK, b, block)?);
+    env.end_pool(pool)?;
+    let pool = env.pool(0)?;
+    let block = env.alloc(pool, BLOCK, a)?;
+    env.free(block, a)?;
+    env.fine(
         "cuMemcpyDtoHAsync",
-        cu!(lab, cuMemcpyDtoHAsync_v2(to, plain, 64, a)),
+        cu!(env, cuMemcpyDtoHAsync_v2(to, plain, 64, a)),
     )?;
-    lab.say("threshold 0, reserved", lab.reserved(pool)?);
-    lab.end_pool(pool)
+    env.say("threshold 0, reserved", env.reserved(pool)?);
+    env.end_pool(pool)
 }

@@ -5,28 +5,28 @@ use std::ffi::c_int;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, MIB, OK, cu, name, yes};
 use crate::gate::Gate;
-use crate::lab::{Lab, MIB, OK, cu, name, yes};
 use crate::two::{access_of, and_synchronise, apart, attribute, pool_at, set_access, wish};
 
-pub(crate) fn devices(lab: &Lab) -> Result<()> {
-    apart(lab, "", |_| {
+pub(crate) fn devices(env: &Environment) -> Result<()> {
+    apart(env, "", |_| {
         for (device, peer) in [(0, 1), (1, 0), (0, 0), (0, 99), (99, 0), (0, -1), (-1, 0)] {
             let mut value = -77;
-            let code = cu!(lab, cuDeviceCanAccessPeer(&raw mut value, device, peer));
-            lab.say(
+            let code = cu!(env, cuDeviceCanAccessPeer(&raw mut value, device, peer));
+            env.say(
                 format!("{device} can access {peer}"),
                 format!("{}, {value}", name(code)),
             );
         }
         let null = std::ptr::null_mut();
-        lab.code("into null", cu!(lab, cuDeviceCanAccessPeer(null, 0, 1)));
+        env.code("into null", cu!(env, cuDeviceCanAccessPeer(null, 0, 1)));
         for (from, to) in [(0, 1), (1, 0), (0, 0), (0, 99), (99, 0)] {
             for id in 0..=7 {
                 let mut value = -77;
                 let what = CUdevice_P2PAttribute(id);
-                let code = cu!(lab, cuDeviceGetP2PAttribute(&raw mut value, what, from, to));
-                lab.say(
+                let code = cu!(env, cuDeviceGetP2PAttribute(&raw mut value, what, from, to));
+                env.say(
                     format!("attribute {id} of {from} and {to}"),
                     format!("{}, {value}", name(code)),
                 );
@@ -34,9 +34,9 @@ pub(crate) fn devices(lab: &Lab) -> Result<()> {
         }
         let what = CUdevice_P2PAttribute(2);
         let null = std::ptr::null_mut();
-        lab.code(
+        env.code(
             "attribute into null",
-            cu!(lab, cuDeviceGetP2PAttribute(null, what, 0, 1)),
+            cu!(env, cuDeviceGetP2PAttribute(null, what, 0, 1)),
         );
         Ok(())
     });
@@ -44,12 +44,12 @@ pub(crate) fn devices(lab: &Lab) -> Result<()> {
 }
 
 /// One list after another on one pool; both devices' access after each.
-pub(crate) fn lists(lab: &Lab) -> Result<()> {
+pub(crate) fn lists(env: &Environment) -> Result<()> {
     for (kind, id, label) in [(1, 0, "device"), (1, 1, "second device"), (2, 0, "host")] {
-        apart(lab, label, |_| {
-            let pool = pool_at(lab, kind, id, 0)?;
-            let both = || format!("{} {}", access_of(lab, pool, 0), access_of(lab, pool, 1));
-            lab.say(format!("{label}: at first"), both());
+        apart(env, label, |_| {
+            let pool = pool_at(env, kind, id, 0)?;
+            let both = || format!("{} {}", access_of(env, pool, 0), access_of(env, pool, 1));
+            env.say(format!("{label}: at first"), both());
             for (part, list) in [
                 ("READWRITE for the second", vec![wish(1, 1, 3)]),
                 ("NONE for the second", vec![wish(1, 1, 0)]),
@@ -96,87 +96,87 @@ pub(crate) fn lists(lab: &Lab) -> Result<()> {
                 ),
                 ("one entry of another kind", vec![wish(3, 1, 3)]),
             ] {
-                let code = set_access(lab, pool, &list);
-                lab.say(
+                let code = set_access(env, pool, &list);
+                env.say(
                     format!("{label}: {part}"),
                     format!("{}, now {}", name(code), both()),
                 );
             }
-            lab.end_pool(pool)
+            env.end_pool(pool)
         });
     }
     Ok(())
 }
 
 /// Access between contexts, which pools do not follow.
-pub(crate) fn enabled(lab: &Lab) -> Result<()> {
-    apart(lab, "", |two| {
+pub(crate) fn enabled(env: &Environment) -> Result<()> {
+    apart(env, "", |two| {
         let [first, second] = two.contexts;
-        two.enter(lab, Some(0))?;
-        let enable = |context, flags| cu!(lab, cuCtxEnablePeerAccess(context, flags));
-        let disable = |context| cu!(lab, cuCtxDisablePeerAccess(context));
-        lab.code("disable before", disable(second));
-        lab.code("enable null", enable(std::ptr::null_mut(), 0));
-        lab.code("enable itself", enable(first, 0));
-        lab.code("enable with flags", enable(second, 1));
-        lab.code("enable", enable(second, 0));
-        lab.code("enable again", enable(second, 0));
-        let pool = pool_at(lab, 1, 1, 0)?;
-        lab.say("access to a pool", access_of(lab, pool, 0));
-        let block = two.block(lab, pool, 1, 4096, 1)?;
-        two.enter(lab, Some(0))?;
-        let code = cu!(lab, cuMemsetD8Async(block, 2, 4096, two.streams[0]));
-        lab.say(
+        two.enter(env, Some(0))?;
+        let enable = |context, flags| cu!(env, cuCtxEnablePeerAccess(context, flags));
+        let disable = |context| cu!(env, cuCtxDisablePeerAccess(context));
+        env.code("disable before", disable(second));
+        env.code("enable null", enable(std::ptr::null_mut(), 0));
+        env.code("enable itself", enable(first, 0));
+        env.code("enable with flags", enable(second, 1));
+        env.code("enable", enable(second, 0));
+        env.code("enable again", enable(second, 0));
+        let pool = pool_at(env, 1, 1, 0)?;
+        env.say("access to a pool", access_of(env, pool, 0));
+        let block = two.block(env, pool, 1, 4096, 1)?;
+        two.enter(env, Some(0))?;
+        let code = cu!(env, cuMemsetD8Async(block, 2, 4096, two.streams[0]));
+        env.say(
             "memset of pool memory",
-            and_synchronise(lab, code, two.streams[0]),
+            and_synchronise(env, code, two.streams[0]),
         );
-        two.enter(lab, Some(1))?;
-        let plain = lab.plain(4096)?;
-        two.enter(lab, Some(0))?;
-        let code = cu!(lab, cuMemsetD8Async(plain, 2, 4096, two.streams[0]));
-        lab.say(
+        two.enter(env, Some(1))?;
+        let plain = env.plain(4096)?;
+        two.enter(env, Some(0))?;
+        let code = cu!(env, cuMemsetD8Async(plain, 2, 4096, two.streams[0]));
+        env.say(
             "memset of plain memory",
-            and_synchronise(lab, code, two.streams[0]),
+            and_synchronise(env, code, two.streams[0]),
         );
-        let (code, _) = attribute(lab, 3, plain);
-        lab.code("plain memory's device address", code);
-        lab.code("disable", disable(second));
-        lab.code("disable again", disable(second));
-        let code = cu!(lab, cuMemsetD8Async(plain, 2, 4096, two.streams[0]));
-        lab.say(
+        let (code, _) = attribute(env, 3, plain);
+        env.code("plain memory's device address", code);
+        env.code("disable", disable(second));
+        env.code("disable again", disable(second));
+        let code = cu!(env, cuMemsetD8Async(plain, 2, 4096, two.streams[0]));
+        env.say(
             "memset of plain memory, disabled",
-            and_synchronise(lab, code, two.streams[0]),
+            and_synchronise(env, code, two.streams[0]),
         );
-        two.enter(lab, None)?;
-        lab.code("enable without a context", enable(second, 0));
+        two.enter(env, None)?;
+        env.code("enable without a context", enable(second, 0));
         Ok(())
     });
     Ok(())
 }
 
 /// Who is the default pools' owner, and whether they can be opened.
-pub(crate) fn defaults(lab: &Lab) -> Result<()> {
-    apart(lab, "", |two| {
+pub(crate) fn defaults(env: &Environment) -> Result<()> {
+    apart(env, "", |two| {
         let default = |device: c_int| -> Result<CUmemoryPool> {
             let mut pool = std::ptr::null_mut();
-            let code = cu!(lab, cuDeviceGetDefaultMemPool(&raw mut pool, device));
-            lab.fine("cuDeviceGetDefaultMemPool", code)?;
+            let code = cu!(env, cuDeviceGetDefaultMemPool(&raw mut pool, device));
+            env.fine("cuDeviceGetDefaultMemPool", code)?;
             Ok(pool)
         };
         let pools = [default(0)?, default(1)?];
-        lab.say("different", yes(pools[0] != pools[1]));
+        env.say("different", yes(pools[0] != pools[1]));
         for pool in pools {
             let which = usize::from(pool == pools[1]);
-            let both = || format!("{} {}", access_of(lab, pool, 0), access_of(lab, pool, 1));
-            lab.say(format!("access of {which}"), both());
+            let both = || format!("{} {}", access_of(env, pool, 0), access_of(env, pool, 1));
+            env.say(format!("access of {which}"), both());
             let other = c_int::from(pool == pools[0]);
-            let code = set_access(lab, pool, &[wish(1, other, 3)]);
-            lab.say(
+            let code = set_access(env, pool, &[wish(1, other, 3)]);
+            env.say(
                 format!("opened {which}"),
                 format!("{}, now {}", name(code), both()),
             );
-            let code = set_access(lab, pool, &[wish(1, other, 0)]);
-            lab.say(
+            let code = set_access(env, pool, &[wish(1, other, 0)]);
+            env.say(
                 format!("closed {which}"),
                 format!("{}, now {}", name(code), both()),
             );
@@ -186,29 +186,29 @@ pub(crate) fn defaults(lab: &Lab) -> Result<()> {
             let mut pool = std::ptr::null_mut();
             let kind = CUmemAllocationType(1);
             let code = cu!(
-                lab,
+                env,
                 cuMemGetDefaultMemPool(&raw mut pool, &raw mut place, kind)
             );
             let same = yes(pool == pools[device as usize]);
-            lab.say(
+            env.say(
                 format!("by location {device}"),
                 format!("{}, {same}", name(code)),
             );
         }
-        let own = [pool_at(lab, 1, 0, 0)?, pool_at(lab, 1, 1, 0)?];
+        let own = [pool_at(env, 1, 0, 0)?, pool_at(env, 1, 1, 0)?];
         for (pool, device) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let part = format!("a pool of {pool} as the current one of {device}");
             let device = c_int::from(device == 1);
-            lab.code(part, cu!(lab, cuDeviceSetMemPool(device, own[pool])));
+            env.code(part, cu!(env, cuDeviceSetMemPool(device, own[pool])));
             let mut place = location(CUmemLocationType(1), device);
             let kind = CUmemAllocationType(1);
-            let code = cu!(lab, cuMemSetMemPool(&raw mut place, kind, own[pool]));
-            lab.code(
+            let code = cu!(env, cuMemSetMemPool(&raw mut place, kind, own[pool]));
+            env.code(
                 format!("a pool of {pool} at the location of {device}"),
                 code,
             );
-            let code = cu!(lab, cuDeviceSetMemPool(device, pools[device as usize]));
-            lab.fine("cuDeviceSetMemPool", code)?;
+            let code = cu!(env, cuDeviceSetMemPool(device, pools[device as usize]));
+            env.fine("cuDeviceSetMemPool", code)?;
         }
         // Whose current pool a plain allocation takes from.
         for (part, current, stream) in [
@@ -219,53 +219,53 @@ pub(crate) fn defaults(lab: &Lab) -> Result<()> {
             ("legacy, context of 1", Some(1), CU_STREAM_LEGACY),
             ("per-thread, context of 1", Some(1), CU_STREAM_PER_THREAD),
         ] {
-            two.enter(lab, current)?;
+            two.enter(env, current)?;
             let mut block = 0;
-            let code = cu!(lab, cuMemAllocAsync(&raw mut block, 1000, stream));
-            let (asked, device) = attribute(lab, 9, block);
-            lab.say(
+            let code = cu!(env, cuMemAllocAsync(&raw mut block, 1000, stream));
+            let (asked, device) = attribute(env, 9, block);
+            env.say(
                 format!("plain allocation, {part}"),
                 format!("{}, device {}, {device}", name(code), name(asked)),
             );
-            lab.free(block, stream)?;
+            env.free(block, stream)?;
         }
-        two.synchronise(lab)
+        two.synchronise(env)
     });
     Ok(())
 }
 
 /// Whether access counts for blocks from before and from after, and what is left of it.
-pub(crate) fn follows(lab: &Lab) -> Result<()> {
+pub(crate) fn follows(env: &Environment) -> Result<()> {
     for (part, current) in [
         ("own context", Some(1)),
         ("other context", Some(0)),
         ("no context", None),
     ] {
-        apart(lab, part, |two| {
-            let pool = pool_at(lab, 1, 0, 0)?;
-            let say = |what: &str, answer: String| lab.say(format!("{part}: {what}"), answer);
-            let before = two.block(lab, pool, 0, 4096, 1)?;
-            two.enter(lab, current)?;
+        apart(env, part, |two| {
+            let pool = pool_at(env, 1, 0, 0)?;
+            let say = |what: &str, answer: String| env.say(format!("{part}: {what}"), answer);
+            let before = two.block(env, pool, 0, 4096, 1)?;
+            two.enter(env, current)?;
             let write = |block: CUdeviceptr, byte: u8| {
                 let stream = two.streams[1];
-                let code = cu!(lab, cuMemsetD8Async(block, byte, 4096, stream));
-                and_synchronise(lab, code, stream)
+                let code = cu!(env, cuMemsetD8Async(block, byte, 4096, stream));
+                and_synchronise(env, code, stream)
             };
-            say("given", name(set_access(lab, pool, &[wish(1, 1, 3)])));
+            say("given", name(set_access(env, pool, &[wish(1, 1, 3)])));
             say("block from before", write(before, 2));
-            let after = lab.alloc(pool, 4096, two.streams[0])?;
-            lab.synchronise(two.streams[0])?;
+            let after = env.alloc(pool, 4096, two.streams[0])?;
+            env.synchronise(two.streams[0])?;
             say("block from after", write(after, 3));
             say(
                 "the first's bytes are there",
-                yes(two.holds(lab, before, 0, 4096, 2)?).into(),
+                yes(two.holds(env, before, 0, 4096, 2)?).into(),
             );
             say(
                 "the second's bytes are there",
-                yes(two.holds(lab, after, 0, 4096, 3)?).into(),
+                yes(two.holds(env, after, 0, 4096, 3)?).into(),
             );
-            two.enter(lab, current)?;
-            say("taken", name(set_access(lab, pool, &[wish(1, 1, 0)])));
+            two.enter(env, current)?;
+            say("taken", name(set_access(env, pool, &[wish(1, 1, 0)])));
             say("block without access", write(after, 4));
             Ok(())
         });
@@ -276,17 +276,17 @@ pub(crate) fn follows(lab: &Lab) -> Result<()> {
         ("host pool, given to the first", 2, 0),
         ("host pool, given to the second", 2, 1),
     ] {
-        apart(lab, part, |two| {
-            let pool = pool_at(lab, kind, 0, 0)?;
+        apart(env, part, |two| {
+            let pool = pool_at(env, kind, 0, 0)?;
             if access != 77 {
-                let code = set_access(lab, pool, &[wish(1, access, 3)]);
-                lab.fine("cuMemPoolSetAccess", code)?;
+                let code = set_access(env, pool, &[wish(1, access, 3)]);
+                env.fine("cuMemPoolSetAccess", code)?;
             }
-            let block = lab.alloc(pool, 4096, two.streams[0])?;
-            lab.synchronise(two.streams[0])?;
-            two.enter(lab, Some(1))?;
-            let code = cu!(lab, cuMemsetD8Async(block, 1, 4096, two.streams[1]));
-            lab.say(part, and_synchronise(lab, code, two.streams[1]));
+            let block = env.alloc(pool, 4096, two.streams[0])?;
+            env.synchronise(two.streams[0])?;
+            two.enter(env, Some(1))?;
+            let code = cu!(env, cuMemsetD8Async(block, 1, 4096, two.streams[1]));
+            env.say(part, and_synchronise(env, code, two.streams[1]));
             Ok(())
         });
     }
@@ -294,69 +294,69 @@ pub(crate) fn follows(lab: &Lab) -> Result<()> {
 }
 
 /// What a new pool inherits of a destroyed one that the other device could reach.
-pub(crate) fn handles(lab: &Lab) -> Result<()> {
+pub(crate) fn handles(env: &Environment) -> Result<()> {
     for (part, with_block) in [("empty", false), ("with a block freed before", true)] {
-        apart(lab, part, |two| {
+        apart(env, part, |two| {
             let mut old = Vec::new();
             for _ in 0..4 {
-                let pool = pool_at(lab, 1, 0, 0)?;
-                let code = set_access(lab, pool, &[wish(1, 1, 3)]);
-                lab.fine("cuMemPoolSetAccess", code)?;
+                let pool = pool_at(env, 1, 0, 0)?;
+                let code = set_access(env, pool, &[wish(1, 1, 3)]);
+                env.fine("cuMemPoolSetAccess", code)?;
                 if with_block {
-                    let block = two.block(lab, pool, 0, 4096, 1)?;
-                    lab.free(block, two.streams[0])?;
-                    two.synchronise(lab)?;
+                    let block = two.block(env, pool, 0, 4096, 1)?;
+                    env.free(block, two.streams[0])?;
+                    two.synchronise(env)?;
                 }
                 old.push(pool);
             }
             for pool in &old {
-                lab.fine("cuMemPoolDestroy", cu!(lab, cuMemPoolDestroy(*pool)))?;
+                env.fine("cuMemPoolDestroy", cu!(env, cuMemPoolDestroy(*pool)))?;
             }
             let mut recycled = 0;
             let mut inherited = 0;
             for _ in 0..8 {
-                let pool = pool_at(lab, 1, 0, 0)?;
+                let pool = pool_at(env, 1, 0, 0)?;
                 recycled += usize::from(old.contains(&pool));
-                inherited += usize::from(access_of(lab, pool, 1) != "0");
+                inherited += usize::from(access_of(env, pool, 1) != "0");
             }
-            lab.say(format!("{part}: a handle comes again"), yes(recycled > 0));
-            lab.say(format!("{part}: access is inherited"), yes(inherited > 0));
+            env.say(format!("{part}: a handle comes again"), yes(recycled > 0));
+            env.say(format!("{part}: access is inherited"), yes(inherited > 0));
             Ok(())
         });
     }
     // A destroyed pool whose block lives on.
-    apart(lab, "live block", |two| {
-        let pool = pool_at(lab, 1, 0, 0)?;
-        let code = set_access(lab, pool, &[wish(1, 1, 3)]);
-        lab.fine("cuMemPoolSetAccess", code)?;
-        let block = two.block(lab, pool, 0, 4096, 1)?;
-        lab.code("live block: destroy", cu!(lab, cuMemPoolDestroy(pool)));
-        two.enter(lab, Some(1))?;
-        let code = cu!(lab, cuMemsetD8Async(block, 9, 4096, two.streams[1]));
-        lab.say(
+    apart(env, "live block", |two| {
+        let pool = pool_at(env, 1, 0, 0)?;
+        let code = set_access(env, pool, &[wish(1, 1, 3)]);
+        env.fine("cuMemPoolSetAccess", code)?;
+        let block = two.block(env, pool, 0, 4096, 1)?;
+        env.code("live block: destroy", cu!(env, cuMemPoolDestroy(pool)));
+        two.enter(env, Some(1))?;
+        let code = cu!(env, cuMemsetD8Async(block, 9, 4096, two.streams[1]));
+        env.say(
             "live block: the other device writes",
-            and_synchronise(lab, code, two.streams[1]),
+            and_synchronise(env, code, two.streams[1]),
         );
-        lab.say(
+        env.say(
             "live block: and it is there",
-            yes(two.holds(lab, block, 0, 4096, 9)?),
+            yes(two.holds(env, block, 0, 4096, 9)?),
         );
-        let next = pool_at(lab, 1, 0, 0)?;
-        lab.say(
+        let next = pool_at(env, 1, 0, 0)?;
+        env.say(
             "live block: access of the next pool",
-            access_of(lab, next, 1),
+            access_of(env, next, 1),
         );
-        lab.code(
+        env.code(
             "live block: freed by the other device",
-            cu!(lab, cuMemFreeAsync(block, two.streams[1])),
+            cu!(env, cuMemFreeAsync(block, two.streams[1])),
         );
-        two.synchronise(lab)
+        two.synchronise(env)
     });
     Ok(())
 }
 
 /// Reuse of what another device's stream freed.
-pub(crate) fn reuse(lab: &Lab) -> Result<()> {
+pub(crate) fn reuse(env: &Environment) -> Result<()> {
     for (flag, part, ordered) in [
         (0, "none", false),
         (0, "none, ordered", true),
@@ -364,33 +364,33 @@ pub(crate) fn reuse(lab: &Lab) -> Result<()> {
         (1, "events, ordered", true),
         (3, "internal dependencies", false),
     ] {
-        apart(lab, part, |two| {
-            let pool = pool_at(lab, 1, 0, 64 << 20)?;
-            lab.set(pool, 4, u64::MAX)?;
-            lab.only_reuse(pool, flag)?;
-            let block = lab.alloc(pool, 40 * MIB, two.streams[0])?;
-            let gate = Gate::hold(lab, two.streams[0])?;
-            lab.free(block, two.streams[0])?;
+        apart(env, part, |two| {
+            let pool = pool_at(env, 1, 0, 64 << 20)?;
+            env.set(pool, 4, u64::MAX)?;
+            env.only_reuse(pool, flag)?;
+            let block = env.alloc(pool, 40 * MIB, two.streams[0])?;
+            let gate = Gate::hold(env, two.streams[0])?;
+            env.free(block, two.streams[0])?;
             if ordered {
-                lab.order(two.streams[1], two.streams[0])?;
+                env.order(two.streams[1], two.streams[0])?;
             }
-            let (code, address) = lab.try_alloc(pool, 40 * MIB, two.streams[1]);
+            let (code, address) = env.try_alloc(pool, 40 * MIB, two.streams[1]);
             let place = match code {
                 OK if address == block => "same block".into(),
                 OK => "other block".into(),
                 code => name(code),
             };
-            lab.say(format!("{part}: held"), place);
-            let waits = cu!(lab, cuStreamQuery(two.streams[1]));
-            lab.code(format!("{part}: the other stream"), waits);
+            env.say(format!("{part}: held"), place);
+            let waits = cu!(env, cuStreamQuery(two.streams[1]));
+            env.code(format!("{part}: the other stream"), waits);
             gate.open();
             if code == OK {
-                lab.free(address, two.streams[1])?;
+                env.free(address, two.streams[1])?;
             }
-            lab.synchronise(two.streams[0])?;
-            let place = lab.where_is(pool, 40 * MIB, two.streams[1], block)?;
-            lab.say(format!("{part}: seen"), place);
-            two.synchronise(lab)
+            env.synchronise(two.streams[0])?;
+            let place = env.where_is(pool, 40 * MIB, two.streams[1], block)?;
+            env.say(format!("{part}: seen"), place);
+            two.synchronise(env)
         });
     }
     Ok(())

@@ -3,11 +3,11 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MIB, OK, RESERVED, THRESHOLD, cu, name, size, yes};
+use crate::environment::{Environment, MIB, OK, RESERVED, THRESHOLD, cu, name, size, yes};
 
 /// Fresh pool, threshold 0, requests kept live one after another.
-pub(crate) fn growth(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
+pub(crate) fn growth(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
     let mut blocks = Vec::new();
     let sizes = [
         1,
@@ -23,50 +23,50 @@ pub(crate) fn growth(lab: &Lab) -> Result<()> {
         100 * MIB,
     ];
     for bytes in sizes {
-        blocks.push(lab.alloc(pool, bytes, stream)?);
+        blocks.push(env.alloc(pool, bytes, stream)?);
         let answer = format!(
             "used {} B, reserved {}",
-            lab.used(pool)?,
-            lab.reserved(pool)?
+            env.used(pool)?,
+            env.reserved(pool)?
         );
-        lab.say(format!("after {bytes} B"), answer);
+        env.say(format!("after {bytes} B"), answer);
     }
     let aligned = blocks.iter().all(|block| block.is_multiple_of(512));
-    lab.say("addresses are multiples of 512", yes(aligned));
+    env.say("addresses are multiples of 512", yes(aligned));
     for block in blocks {
-        lab.free(block, stream)?;
+        env.free(block, stream)?;
     }
     let freed = format!(
         "used {} B, reserved {}",
-        lab.used(pool)?,
-        lab.reserved(pool)?
+        env.used(pool)?,
+        env.reserved(pool)?
     );
-    lab.say("after the frees", freed);
-    lab.synchronise(stream)?;
-    lab.say("after a synchronise", lab.reserved(pool)?);
-    lab.say("highest reserved", size(lab.get(pool, 6)?));
-    lab.say("highest used", format!("{} B", lab.get(pool, 8)?));
-    lab.end_pool(pool)
+    env.say("after the frees", freed);
+    env.synchronise(stream)?;
+    env.say("after a synchronise", env.reserved(pool)?);
+    env.say("highest reserved", size(env.get(pool, 6)?));
+    env.say("highest used", format!("{} B", env.get(pool, 8)?));
+    env.end_pool(pool)
 }
 
-pub(crate) fn spacing(lab: &Lab) -> Result<()> {
+pub(crate) fn spacing(env: &Environment) -> Result<()> {
     for bytes in [1, 512, 513, 4096, 5000, MIB, 3 * MIB + 1, 33 * MIB] {
-        let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-        let first = lab.alloc(pool, bytes, stream)?;
-        let second = lab.alloc(pool, bytes, stream)?;
+        let (pool, stream) = (env.pool(0)?, env.stream()?);
+        let first = env.alloc(pool, bytes, stream)?;
+        let second = env.alloc(pool, bytes, stream)?;
         let distance = second.wrapping_sub(first).cast_signed();
-        lab.say(
+        env.say(
             format!("of two blocks of {bytes} B"),
             format!("{distance} B"),
         );
-        lab.free(first, stream)?;
-        lab.free(second, stream)?;
-        lab.end_pool(pool)?;
+        env.free(first, stream)?;
+        env.free(second, stream)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
-pub(crate) fn threshold(lab: &Lab) -> Result<()> {
+pub(crate) fn threshold(env: &Environment) -> Result<()> {
     for (threshold, bytes) in [
         (0, 160),
         (1, 160),
@@ -78,53 +78,53 @@ pub(crate) fn threshold(lab: &Lab) -> Result<()> {
         (160, 160),
         (80, 64),
     ] {
-        let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-        lab.set(pool, THRESHOLD, threshold * MIB)?;
-        let block = lab.alloc(pool, bytes * MIB, stream)?;
-        lab.free(block, stream)?;
-        let before = lab.reserved(pool)?;
-        lab.synchronise(stream)?;
+        let (pool, stream) = (env.pool(0)?, env.stream()?);
+        env.set(pool, THRESHOLD, threshold * MIB)?;
+        let block = env.alloc(pool, bytes * MIB, stream)?;
+        env.free(block, stream)?;
+        let before = env.reserved(pool)?;
+        env.synchronise(stream)?;
         let part = format!("{threshold} MiB of {bytes} MiB");
-        lab.say(part, format!("{before}, then {}", lab.reserved(pool)?));
-        lab.end_pool(pool)?;
+        env.say(part, format!("{before}, then {}", env.reserved(pool)?));
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// A threshold that is set below what is kept.
-pub(crate) fn threshold_is_lowered(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 160 * MIB, stream)?;
-    lab.free(block, stream)?;
-    lab.synchronise(stream)?;
-    lab.set(pool, THRESHOLD, 0)?;
-    lab.say("at once", lab.reserved(pool)?);
-    lab.synchronise(stream)?;
-    lab.say("after a synchronise of an idle stream", lab.reserved(pool)?);
-    let block = lab.alloc(pool, 1000, stream)?;
-    lab.say("after an allocation", lab.reserved(pool)?);
-    lab.free(block, stream)?;
-    lab.synchronise(stream)?;
-    lab.say("after its free and a synchronise", lab.reserved(pool)?);
-    lab.end_pool(pool)
+pub(crate) fn threshold_is_lowered(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.keeper(0)?, env.stream()?);
+    let block = env.alloc(pool, 160 * MIB, stream)?;
+    env.free(block, stream)?;
+    env.synchronise(stream)?;
+    env.set(pool, THRESHOLD, 0)?;
+    env.say("at once", env.reserved(pool)?);
+    env.synchronise(stream)?;
+    env.say("after a synchronise of an idle stream", env.reserved(pool)?);
+    let block = env.alloc(pool, 1000, stream)?;
+    env.say("after an allocation", env.reserved(pool)?);
+    env.free(block, stream)?;
+    env.synchronise(stream)?;
+    env.say("after its free and a synchronise", env.reserved(pool)?);
+    env.end_pool(pool)
 }
 
-pub(crate) fn sizes(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
+pub(crate) fn sizes(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
     for bytes in [0, 1 << 50, u64::MAX, u64::MAX - 511, 1 << 63] {
-        let (code, address) = lab.try_alloc(pool, bytes, stream);
+        let (code, address) = env.try_alloc(pool, bytes, stream);
         let place = match address {
             0 => "null",
             1 => "untouched",
             _ => "an address",
         };
-        lab.say(
+        env.say(
             format!("from a pool {bytes}"),
             format!("{}, {place}", name(code)),
         );
         let mut address = 1;
         let code = cu!(
-            lab,
+            env,
             cuMemAllocAsync(&raw mut address, bytes as usize, stream)
         );
         let place = match address {
@@ -132,43 +132,43 @@ pub(crate) fn sizes(lab: &Lab) -> Result<()> {
             1 => "untouched",
             _ => "an address",
         };
-        lab.say(format!("plain {bytes}"), format!("{}, {place}", name(code)));
+        env.say(format!("plain {bytes}"), format!("{}, {place}", name(code)));
     }
-    lab.say("used after that", format!("{} B", lab.used(pool)?));
-    lab.say("reserved after that", lab.reserved(pool)?);
-    lab.code(
+    env.say("used after that", format!("{} B", env.used(pool)?));
+    env.say("reserved after that", env.reserved(pool)?);
+    env.code(
         "cuMemFreeAsync of null",
-        cu!(lab, cuMemFreeAsync(0, stream)),
+        cu!(env, cuMemFreeAsync(0, stream)),
     );
-    lab.code("cuMemFree of null", cu!(lab, cuMemFree_v2(0)));
+    env.code("cuMemFree of null", cu!(env, cuMemFree_v2(0)));
     let null = std::ptr::null_mut();
-    let code = cu!(lab, cuMemAllocFromPoolAsync(null, 1, pool, stream));
-    lab.code("into null", code);
+    let code = cu!(env, cuMemAllocFromPoolAsync(null, 1, pool, stream));
+    env.code("into null", code);
     let mut out = 1;
     let none = std::ptr::null_mut();
-    let code = cu!(lab, cuMemAllocFromPoolAsync(&raw mut out, 1, none, stream));
-    lab.code("from the null pool", code);
-    let code = cu!(lab, cuMemAllocFromPoolAsync(&raw mut out, 0, none, stream));
-    lab.code("nothing from the null pool", code);
-    let code = cu!(lab, cuMemAllocAsync(std::ptr::null_mut(), 1, stream));
-    lab.code("plain into null", code);
-    lab.end_pool(pool)
+    let code = cu!(env, cuMemAllocFromPoolAsync(&raw mut out, 1, none, stream));
+    env.code("from the null pool", code);
+    let code = cu!(env, cuMemAllocFromPoolAsync(&raw mut out, 0, none, stream));
+    env.code("nothing from the null pool", code);
+    let code = cu!(env, cuMemAllocAsync(std::ptr::null_mut(), 1, stream));
+    env.code("plain into null", code);
+    env.end_pool(pool)
 }
 
-pub(crate) fn limit(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(64 * MIB)?, lab.stream()?);
+pub(crate) fn limit(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(64 * MIB)?, env.stream()?);
     for bytes in [32, 48, 20, 12, 1] {
-        let (code, _) = lab.try_alloc(pool, bytes * MIB, stream);
-        lab.say(
+        let (code, _) = env.try_alloc(pool, bytes * MIB, stream);
+        env.say(
             format!("64 MiB, then {bytes}"),
-            format!("{}, {}", name(code), lab.reserved(pool)?),
+            format!("{}, {}", name(code), env.reserved(pool)?),
         );
     }
     Ok(())
 }
 
 /// Live blocks of 1 MiB until no more come.
-pub(crate) fn largest_total(lab: &Lab) -> Result<()> {
+pub(crate) fn largest_total(env: &Environment) -> Result<()> {
     for max in [
         1,
         MIB,
@@ -179,49 +179,49 @@ pub(crate) fn largest_total(lab: &Lab) -> Result<()> {
         65 * MIB,
         100 * MIB,
     ] {
-        let (pool, stream) = (lab.pool(max)?, lab.stream()?);
+        let (pool, stream) = (env.pool(max)?, env.stream()?);
         let mut blocks = Vec::new();
         let code = loop {
-            let (code, block) = lab.try_alloc(pool, MIB, stream);
+            let (code, block) = env.try_alloc(pool, MIB, stream);
             if code != OK || blocks.len() >= 200 {
                 break code;
             }
             blocks.push(block);
         };
         let answer = format!("{} MiB, then {}", blocks.len(), name(code));
-        lab.say(format!("of a pool of {}", size(max)), answer);
+        env.say(format!("of a pool of {}", size(max)), answer);
         for block in blocks {
-            lab.free(block, stream)?;
+            env.free(block, stream)?;
         }
-        lab.end_pool(pool)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// The largest single block of a pool, in whole MiB.
-pub(crate) fn largest_block(lab: &Lab) -> Result<()> {
+pub(crate) fn largest_block(env: &Environment) -> Result<()> {
     for max in [1, 33 * MIB, 64 * MIB, 65 * MIB] {
-        let (pool, stream) = (lab.pool(max)?, lab.stream()?);
+        let (pool, stream) = (env.pool(max)?, env.stream()?);
         let mut largest = 0;
         for bytes in 1..=130 {
-            let (code, block) = lab.try_alloc(pool, bytes * MIB, stream);
+            let (code, block) = env.try_alloc(pool, bytes * MIB, stream);
             if code == OK {
                 largest = bytes;
-                lab.free(block, stream)?;
-                lab.synchronise(stream)?;
+                env.free(block, stream)?;
+                env.synchronise(stream)?;
             }
         }
-        lab.say(
+        env.say(
             format!("of a pool of {}", size(max)),
             format!("{largest} MiB"),
         );
-        lab.end_pool(pool)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// What can be made. Managed memory is not asked about.
-pub(crate) fn kinds(lab: &Lab) -> Result<()> {
+pub(crate) fn kinds(env: &Environment) -> Result<()> {
     for (kind, place, id, types) in [
         (1, 1, 0, 0),
         (1, 1, 0, 1),
@@ -251,100 +251,100 @@ pub(crate) fn kinds(lab: &Lab) -> Result<()> {
             location: location(CUmemLocationType(place), id),
             ..CUmemPoolProps::default()
         };
-        let (code, pool) = lab.pool_with(&wish);
-        lab.code(
+        let (code, pool) = env.pool_with(&wish);
+        env.code(
             format!("type {kind}, location {place} {id}, handles {types}"),
             code,
         );
         if code == OK {
-            lab.end_pool(pool)?;
+            env.end_pool(pool)?;
         }
     }
-    let mut wish = Lab::props();
+    let mut wish = Environment::props();
     wish.reserved[0] = 1;
-    lab.code("reserved byte set", lab.pool_with(&wish).0);
+    env.code("reserved byte set", env.pool_with(&wish).0);
     for usage in [1, 2, 4] {
         let wish = CUmemPoolProps {
             usage,
-            ..Lab::props()
+            ..Environment::props()
         };
-        lab.code(format!("usage {usage}"), lab.pool_with(&wish).0);
+        env.code(format!("usage {usage}"), env.pool_with(&wish).0);
     }
     for max in [1 << 45, usize::MAX] {
         let wish = CUmemPoolProps {
             maxSize: max,
-            ..Lab::props()
+            ..Environment::props()
         };
-        lab.code(format!("maximum {max}"), lab.pool_with(&wish).0);
+        env.code(format!("maximum {max}"), env.pool_with(&wish).0);
     }
-    let (null, plain) = (std::ptr::null_mut(), Lab::props());
-    lab.code(
+    let (null, plain) = (std::ptr::null_mut(), Environment::props());
+    env.code(
         "into null",
-        cu!(lab, cuMemPoolCreate(null, &raw const plain)),
+        cu!(env, cuMemPoolCreate(null, &raw const plain)),
     );
     let mut pool = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "of null",
-        cu!(lab, cuMemPoolCreate(&raw mut pool, std::ptr::null())),
+        cu!(env, cuMemPoolCreate(&raw mut pool, std::ptr::null())),
     );
     Ok(())
 }
 
-pub(crate) fn default(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
+pub(crate) fn default(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
     let ask = |which: bool| -> Result<CUmemoryPool> {
         let mut found = std::ptr::null_mut();
         let code = if which {
-            cu!(lab, cuDeviceGetDefaultMemPool(&raw mut found, 0))
+            cu!(env, cuDeviceGetDefaultMemPool(&raw mut found, 0))
         } else {
-            cu!(lab, cuDeviceGetMemPool(&raw mut found, 0))
+            cu!(env, cuDeviceGetMemPool(&raw mut found, 0))
         };
-        lab.fine("the pool of the device", code)?;
+        env.fine("the pool of the device", code)?;
         Ok(found)
     };
     let default = ask(true)?;
-    lab.say("is current at first", yes(ask(false)? == default));
-    lab.say("its threshold", lab.get(default, THRESHOLD)?);
-    lab.say("its reserved", size(lab.get(default, RESERVED)?));
-    lab.code("destroy it", cu!(lab, cuMemPoolDestroy(default)));
-    lab.code("set current", cu!(lab, cuDeviceSetMemPool(0, pool)));
-    lab.say("is current then", yes(ask(false)? == pool));
+    env.say("is current at first", yes(ask(false)? == default));
+    env.say("its threshold", env.get(default, THRESHOLD)?);
+    env.say("its reserved", size(env.get(default, RESERVED)?));
+    env.code("destroy it", cu!(env, cuMemPoolDestroy(default)));
+    env.code("set current", cu!(env, cuDeviceSetMemPool(0, pool)));
+    env.say("is current then", yes(ask(false)? == pool));
     let mut block = 0;
-    let code = cu!(lab, cuMemAllocAsync(&raw mut block, 1000, stream));
-    lab.fine("cuMemAllocAsync", code)?;
-    lab.say(
+    let code = cu!(env, cuMemAllocAsync(&raw mut block, 1000, stream));
+    env.fine("cuMemAllocAsync", code)?;
+    env.say(
         "a plain allocation counts in it",
-        format!("{} B", lab.used(pool)?),
+        format!("{} B", env.used(pool)?),
     );
-    lab.free(block, stream)?;
-    lab.code(
+    env.free(block, stream)?;
+    env.code(
         "set current null",
-        cu!(lab, cuDeviceSetMemPool(0, std::ptr::null_mut())),
+        cu!(env, cuDeviceSetMemPool(0, std::ptr::null_mut())),
     );
-    lab.code("set current on 99", cu!(lab, cuDeviceSetMemPool(99, pool)));
-    lab.code("destroy the current", cu!(lab, cuMemPoolDestroy(pool)));
-    lab.say("then the default is current", yes(ask(false)? == default));
-    lab.code(
+    env.code("set current on 99", cu!(env, cuDeviceSetMemPool(99, pool)));
+    env.code("destroy the current", cu!(env, cuMemPoolDestroy(pool)));
+    env.say("then the default is current", yes(ask(false)? == default));
+    env.code(
         "destroy null",
-        cu!(lab, cuMemPoolDestroy(std::ptr::null_mut())),
+        cu!(env, cuMemPoolDestroy(std::ptr::null_mut())),
     );
     Ok(())
 }
 
-pub(crate) fn destroyed_with_a_block(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool(0)?, lab.stream()?);
-    let before = lab.device_free()?;
-    let block = lab.alloc(pool, 40 * MIB, stream)?;
-    lab.synchronise(stream)?;
-    lab.code("destroy", cu!(lab, cuMemPoolDestroy(pool)));
-    let free = lab.device_free()?;
-    lab.say("then the device misses", size(before.saturating_sub(free)));
-    lab.code("write", cu!(lab, cuMemsetD8Async(block, 1, 1000, stream)));
-    lab.synchronise(stream)?;
-    lab.code("free", cu!(lab, cuMemFreeAsync(block, stream)));
-    lab.synchronise(stream)?;
-    let free = lab.device_free()?;
-    lab.say(
+pub(crate) fn destroyed_with_a_block(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool(0)?, env.stream()?);
+    let before = env.device_free()?;
+    let block = env.alloc(pool, 40 * MIB, stream)?;
+    env.synchronise(stream)?;
+    env.code("destroy", cu!(env, cuMemPoolDestroy(pool)));
+    let free = env.device_free()?;
+    env.say("then the device misses", size(before.saturating_sub(free)));
+    env.code("write", cu!(env, cuMemsetD8Async(block, 1, 1000, stream)));
+    env.synchronise(stream)?;
+    env.code("free", cu!(env, cuMemFreeAsync(block, stream)));
+    env.synchronise(stream)?;
+    let free = env.device_free()?;
+    env.say(
         "then the device misses, freed",
         size(before.saturating_sub(free)),
     );
@@ -352,27 +352,27 @@ pub(crate) fn destroyed_with_a_block(lab: &Lab) -> Result<()> {
 }
 
 /// What pools take from the device.
-pub(crate) fn device_memory(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let start = lab.device_free()?;
-    let pool = lab.pool(0)?;
+pub(crate) fn device_memory(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let start = env.device_free()?;
+    let pool = env.pool(0)?;
     let missing = || -> Result<String> {
-        let free = lab.device_free()?;
+        let free = env.device_free()?;
         Ok(size(start.saturating_sub(free)))
     };
-    lab.say("an empty pool", missing()?);
-    let block = lab.alloc(pool, 10 * MIB, stream)?;
-    lab.say("with 10 MiB", missing()?);
-    let other = lab.alloc(pool, 100 * MIB, stream)?;
-    lab.say("with 100 MiB more", missing()?);
-    lab.free(other, stream)?;
-    lab.say("with these freed", missing()?);
-    lab.synchronise(stream)?;
-    lab.say("with the free seen", missing()?);
-    lab.free(block, stream)?;
-    lab.synchronise(stream)?;
-    lab.say("with all freed", missing()?);
-    lab.end_pool(pool)?;
-    lab.say("after the end of the pool", missing()?);
+    env.say("an empty pool", missing()?);
+    let block = env.alloc(pool, 10 * MIB, stream)?;
+    env.say("with 10 MiB", missing()?);
+    let other = env.alloc(pool, 100 * MIB, stream)?;
+    env.say("with 100 MiB more", missing()?);
+    env.free(other, stream)?;
+    env.say("with these freed", missing()?);
+    env.synchronise(stream)?;
+    env.say("with the free seen", missing()?);
+    env.free(block, stream)?;
+    env.synchronise(stream)?;
+    env.say("with all freed", missing()?);
+    env.end_pool(pool)?;
+    env.say("after the end of the pool", missing()?);
     Ok(())
 }

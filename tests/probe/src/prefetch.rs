@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_uint};
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, cu, name};
 use crate::gate::while_held;
-use crate::lab::{Lab, cu, name};
 use crate::managed::managed;
 use crate::recorder::{MODES, begin, ended, status};
 use crate::two::and_synchronise;
@@ -14,24 +14,29 @@ use crate::two::and_synchronise;
 const LEN: usize = 64 << 10;
 
 /// A prefetch by the form that every driver has.
-pub(crate) fn to_device(lab: &Lab, at: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
-    cu!(lab, cuMemPrefetchAsync(at, len, 0, stream))
+pub(crate) fn to_device(
+    env: &Environment,
+    at: CUdeviceptr,
+    len: usize,
+    stream: CUstream,
+) -> CUresult {
+    cu!(env, cuMemPrefetchAsync(at, len, 0, stream))
 }
 
 /// By the newer form.
 fn to(
-    lab: &Lab,
+    env: &Environment,
     (at, len): (CUdeviceptr, usize),
     (kind, id): (u32, c_int),
     flags: c_uint,
     stream: CUstream,
 ) -> CUresult {
     let place = location(CUmemLocationType(kind), id);
-    cu!(lab, cuMemPrefetchAsync_v2(at, len, place, flags, stream))
+    cu!(env, cuMemPrefetchAsync_v2(at, len, place, flags, stream))
 }
 
-pub(crate) fn places(lab: &Lab) -> Result<()> {
-    let (stream, block) = (lab.stream()?, managed(lab, LEN)?);
+pub(crate) fn places(env: &Environment) -> Result<()> {
+    let (stream, block) = (env.stream()?, managed(env, LEN)?);
     for (part, device) in [
         ("0", 0),
         ("0, where it is already", 0),
@@ -40,9 +45,9 @@ pub(crate) fn places(lab: &Lab) -> Result<()> {
         ("-2", -2),
         ("99", 99),
     ] {
-        let code = cu!(lab, cuMemPrefetchAsync(block, LEN, device, stream));
-        let answer = and_synchronise(lab, code, stream);
-        lab.say(format!("old form, device {part}"), answer);
+        let code = cu!(env, cuMemPrefetchAsync(block, LEN, device, stream));
+        let answer = and_synchronise(env, code, stream);
+        env.say(format!("old form, device {part}"), answer);
     }
     for place in [
         (1, 0),
@@ -61,21 +66,21 @@ pub(crate) fn places(lab: &Lab) -> Result<()> {
         (5, 0),
         (99, 0),
     ] {
-        let code = to(lab, (block, LEN), place, 0, stream);
-        lab.say(
+        let code = to(env, (block, LEN), place, 0, stream);
+        env.say(
             format!("location {} {}", place.0, place.1),
-            and_synchronise(lab, code, stream),
+            and_synchronise(env, code, stream),
         );
     }
     for flags in [1, 2, 0x8000_0000] {
-        let code = to(lab, (block, LEN), (1, 0), flags, stream);
-        lab.code(format!("flags {flags}"), code);
+        let code = to(env, (block, LEN), (1, 0), flags, stream);
+        env.code(format!("flags {flags}"), code);
     }
     Ok(())
 }
 
-pub(crate) fn ranges(lab: &Lab) -> Result<()> {
-    let (stream, block) = (lab.stream()?, managed(lab, LEN)?);
+pub(crate) fn ranges(env: &Environment) -> Result<()> {
+    let (stream, block) = (env.stream()?, managed(env, LEN)?);
     let len = LEN as u64;
     for (part, offset, count) in [
         ("all", 0, LEN),
@@ -91,23 +96,23 @@ pub(crate) fn ranges(lab: &Lab) -> Result<()> {
         ("64 MiB", 0, 64 << 20),
         ("the largest", 0, usize::MAX),
     ] {
-        let code = to_device(lab, block + offset, count, stream);
-        let old = and_synchronise(lab, code, stream);
-        let code = to(lab, (block + offset, count), (1, 0), 0, stream);
-        let new = and_synchronise(lab, code, stream);
-        lab.say(part, format!("{old}, by the newer form {new}"));
+        let code = to_device(env, block + offset, count, stream);
+        let old = and_synchronise(env, code, stream);
+        let code = to(env, (block + offset, count), (1, 0), 0, stream);
+        let new = and_synchronise(env, code, stream);
+        env.say(part, format!("{old}, by the newer form {new}"));
     }
-    let code = to(lab, (block, 0), (1, 99), 0, stream);
-    lab.code("nothing, to an unknown device", code);
-    let code = to(lab, (0, LEN), (1, 99), 0, stream);
-    lab.code("null, to an unknown device", code);
-    let code = to(lab, (block, 0), (1, 0), 1, stream);
-    lab.code("nothing, with flags", code);
+    let code = to(env, (block, 0), (1, 99), 0, stream);
+    env.code("nothing, to an unknown device", code);
+    let code = to(env, (0, LEN), (1, 99), 0, stream);
+    env.code("null, to an unknown device", code);
+    let code = to(env, (block, 0), (1, 0), 1, stream);
+    env.code("nothing, with flags", code);
     Ok(())
 }
 
 /// Memory of all kinds, each in a process of its own.
-pub(crate) fn kinds(lab: &Lab) -> Result<()> {
+pub(crate) fn kinds(env: &Environment) -> Result<()> {
     for (number, part) in [
         "pool memory",
         "plain memory",
@@ -122,40 +127,40 @@ pub(crate) fn kinds(lab: &Lab) -> Result<()> {
     .enumerate()
     {
         for (place, device) in [("device", 0), ("host", -1)] {
-            lab.alone(&format!("{part}, to the {place}"), || {
-                let stream = lab.stream()?;
+            env.alone(&format!("{part}, to the {place}"), || {
+                let stream = env.stream()?;
                 let mut heap = vec![0_u8; LEN];
                 let block = match number {
-                    0 => lab.alloc(lab.pool(0)?, LEN as u64, stream)?,
-                    1 => lab.plain(LEN)?,
-                    2 => lab.pinned(LEN)?.expose_provenance() as u64,
+                    0 => env.alloc(env.pool(0)?, LEN as u64, stream)?,
+                    1 => env.plain(LEN)?,
+                    2 => env.pinned(LEN)?.expose_provenance() as u64,
                     3 => heap.as_mut_ptr().expose_provenance() as u64,
                     4 => 0,
                     7 => {
                         let mut out = 0;
-                        let code = cu!(lab, cuMemAllocManaged(&raw mut out, LEN, 2));
-                        lab.fine("cuMemAllocManaged", code)?;
+                        let code = cu!(env, cuMemAllocManaged(&raw mut out, LEN, 2));
+                        env.fine("cuMemAllocManaged", code)?;
                         out
                     }
-                    _ => managed(lab, LEN)?,
+                    _ => managed(env, LEN)?,
                 };
                 match number {
-                    5 => lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(block)))?,
+                    5 => env.fine("cuMemFree", cu!(env, cuMemFree_v2(block)))?,
                     6 => {
                         // Where this is refused, the memory is simply alive.
-                        let code = cu!(lab, cuMemFreeAsync(block, stream));
-                        let then = and_synchronise(lab, code, stream);
+                        let code = cu!(env, cuMemFreeAsync(block, stream));
+                        let then = and_synchronise(env, code, stream);
                         if then != "SUCCESS" {
                             return Ok(format!("the free answers {then}"));
                         }
                     }
                     _ => {}
                 }
-                let code = cu!(lab, cuMemPrefetchAsync(block, LEN, device, stream));
-                let old = and_synchronise(lab, code, stream);
+                let code = cu!(env, cuMemPrefetchAsync(block, LEN, device, stream));
+                let old = and_synchronise(env, code, stream);
                 let place = if device == 0 { (1, 0) } else { (2, 0) };
-                let code = to(lab, (block, LEN), place, 0, stream);
-                let new = and_synchronise(lab, code, stream);
+                let code = to(env, (block, LEN), place, 0, stream);
+                let new = and_synchronise(env, code, stream);
                 Ok(format!("{old}, by the newer form {new}"))
             });
         }
@@ -163,54 +168,54 @@ pub(crate) fn kinds(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn streams(lab: &Lab) -> Result<()> {
-    let (stream, block) = (lab.stream()?, managed(lab, LEN)?);
+pub(crate) fn streams(env: &Environment) -> Result<()> {
+    let (stream, block) = (env.stream()?, managed(env, LEN)?);
     for (part, device) in [("device", 0), ("host", -1)] {
-        let call = || cu!(lab, cuMemPrefetchAsync(block, LEN, device, stream));
-        let (code, waited) = while_held(lab, stream, call)?;
-        lab.say(
+        let call = || cu!(env, cuMemPrefetchAsync(block, LEN, device, stream));
+        let (code, waited) = while_held(env, stream, call)?;
+        env.say(
             format!("on a held stream, to the {part}"),
             format!("{}, {waited}", name(code)),
         );
-        lab.synchronise(stream)?;
+        env.synchronise(stream)?;
     }
     let (legacy, own, null) = (CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, std::ptr::null_mut());
     let ask = |when: &str| {
         for (part, default) in [("null", null), ("legacy", legacy), ("per thread", own)] {
-            let code = to_device(lab, block, LEN, default);
-            lab.code(format!("{part} stream, {when}"), code);
+            let code = to_device(env, block, LEN, default);
+            env.code(format!("{part} stream, {when}"), code);
         }
-        let code = cu!(lab, cuMemPrefetchAsync_ptsz(block, LEN, 0, null));
-        lab.code(format!("null stream of the twin, {when}"), code);
+        let code = cu!(env, cuMemPrefetchAsync_ptsz(block, LEN, 0, null));
+        env.code(format!("null stream of the twin, {when}"), code);
         let place = location(CUmemLocationType(1), 0);
-        let code = cu!(lab, cuMemPrefetchAsync_v2_ptsz(block, LEN, place, 0, null));
-        lab.code(format!("null stream of the newer twin, {when}"), code);
-        lab.code(format!("a stream, {when}"), {
-            to_device(lab, block, LEN, stream)
+        let code = cu!(env, cuMemPrefetchAsync_v2_ptsz(block, LEN, place, 0, null));
+        env.code(format!("null stream of the newer twin, {when}"), code);
+        env.code(format!("a stream, {when}"), {
+            to_device(env, block, LEN, stream)
         });
     };
     ask("with a context");
-    lab.no_context()?;
+    env.no_context()?;
     ask("without");
     Ok(())
 }
 
 /// While a stream is recorded: in it, and in another.
-pub(crate) fn recorded(lab: &Lab) -> Result<()> {
+pub(crate) fn recorded(env: &Environment) -> Result<()> {
     for (mode, number) in MODES {
         for elsewhere in [false, true] {
             let part = if elsewhere { "elsewhere" } else { "in it" };
-            lab.alone(&format!("{part}, {mode}"), || {
-                let (stream, other) = (lab.stream()?, lab.stream()?);
-                let block = managed(lab, LEN)?;
-                lab.fine("begin", begin(lab, stream, number))?;
+            env.alone(&format!("{part}, {mode}"), || {
+                let (stream, other) = (env.stream()?, env.stream()?);
+                let block = managed(env, LEN)?;
+                env.fine("begin", begin(env, stream, number))?;
                 let on = if elsewhere { other } else { stream };
-                let code = to_device(lab, block, LEN, on);
-                let after = status(lab, stream);
+                let code = to_device(env, block, LEN, on);
+                let after = status(env, stream);
                 Ok(format!(
                     "{}, {after}; end {}",
                     name(code),
-                    ended(lab, stream)
+                    ended(env, stream)
                 ))
             });
         }

@@ -5,25 +5,25 @@ use std::ffi::c_void;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, OK, cu, name, size};
+use crate::environment::{Environment, OK, cu, name, size};
 
 pub(crate) const MODES: [(&str, u32); 3] = [("global", 0), ("thread", 1), ("relaxed", 2)];
 
-pub(crate) fn begin(lab: &Lab, stream: CUstream, mode: u32) -> CUresult {
+pub(crate) fn begin(env: &Environment, stream: CUstream, mode: u32) -> CUresult {
     let mode = CUstreamCaptureMode_enum(mode);
-    cu!(lab, cuStreamBeginCapture_v2(stream, mode))
+    cu!(env, cuStreamBeginCapture_v2(stream, mode))
 }
 
-pub(crate) fn end(lab: &Lab, stream: CUstream) -> (CUresult, CUgraph) {
+pub(crate) fn end(env: &Environment, stream: CUstream) -> (CUresult, CUgraph) {
     let mut graph = std::ptr::without_provenance_mut(1);
-    let code = cu!(lab, cuStreamEndCapture(stream, &raw mut graph));
+    let code = cu!(env, cuStreamEndCapture(stream, &raw mut graph));
     (code, graph)
 }
 
 /// What the driver says about a stream: none, active, invalidated, or a code.
-pub(crate) fn status(lab: &Lab, stream: CUstream) -> String {
+pub(crate) fn status(env: &Environment, stream: CUstream) -> String {
     let mut status = CUstreamCaptureStatus_enum(77);
-    let code = cu!(lab, cuStreamIsCapturing(stream, &raw mut status));
+    let code = cu!(env, cuStreamIsCapturing(stream, &raw mut status));
     match (code, status.0) {
         (OK, 0) => "none".into(),
         (OK, 1) => "active".into(),
@@ -34,20 +34,20 @@ pub(crate) fn status(lab: &Lab, stream: CUstream) -> String {
 }
 
 /// The nodes of a graph, in the driver's order.
-pub(crate) fn nodes(lab: &Lab, graph: CUgraph) -> Vec<CUgraphNode> {
+pub(crate) fn nodes(env: &Environment, graph: CUgraph) -> Vec<CUgraphNode> {
     let mut nodes = vec![std::ptr::null_mut(); 64];
     let mut count = nodes.len();
     let code = cu!(
-        lab,
+        env,
         cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count)
     );
     nodes.truncate(if code == OK { count } else { 0 });
     nodes
 }
 
-pub(crate) fn kind(lab: &Lab, node: CUgraphNode) -> String {
+pub(crate) fn kind(env: &Environment, node: CUgraphNode) -> String {
     let mut kind = CUgraphNodeType_enum(77);
-    let code = cu!(lab, cuGraphNodeGetType(node, &raw mut kind));
+    let code = cu!(env, cuGraphNodeGetType(node, &raw mut kind));
     let names = [
         "kernel", "memcpy", "memset", "host", "graph", "empty", "wait", "record", "signal",
         "await", "alloc", "free",
@@ -59,10 +59,10 @@ pub(crate) fn kind(lab: &Lab, node: CUgraphNode) -> String {
 }
 
 /// The kinds of a graph's nodes.
-pub(crate) fn kinds(lab: &Lab, graph: CUgraph) -> String {
-    let kinds: Vec<String> = nodes(lab, graph)
+pub(crate) fn kinds(env: &Environment, graph: CUgraph) -> String {
+    let kinds: Vec<String> = nodes(env, graph)
         .into_iter()
-        .map(|node| kind(lab, node))
+        .map(|node| kind(env, node))
         .collect();
     if kinds.is_empty() {
         "no node".into()
@@ -72,33 +72,33 @@ pub(crate) fn kinds(lab: &Lab, graph: CUgraph) -> String {
 }
 
 /// Ends a capture and says how: the code, and the nodes of the graph if there is one.
-pub(crate) fn ended(lab: &Lab, stream: CUstream) -> String {
-    let (code, graph) = end(lab, stream);
+pub(crate) fn ended(env: &Environment, stream: CUstream) -> String {
+    let (code, graph) = end(env, stream);
     if graph.is_null() {
         return format!("{}, no graph", name(code));
     }
     if graph.addr() == 1 {
         return format!("{}, graph untouched", name(code));
     }
-    format!("{}, {}", name(code), kinds(lab, graph))
+    format!("{}, {}", name(code), kinds(env, graph))
 }
 
-pub(crate) fn graph(lab: &Lab) -> Result<CUgraph> {
+pub(crate) fn graph(env: &Environment) -> Result<CUgraph> {
     let mut graph = std::ptr::null_mut();
-    lab.fine("cuGraphCreate", cu!(lab, cuGraphCreate(&raw mut graph, 0)))?;
+    env.fine("cuGraphCreate", cu!(env, cuGraphCreate(&raw mut graph, 0)))?;
     Ok(graph)
 }
 
 pub(crate) fn alloc_params(bytes: u64) -> CUDA_MEM_ALLOC_NODE_PARAMS {
     CUDA_MEM_ALLOC_NODE_PARAMS {
-        poolProps: Lab::props(),
+        poolProps: Environment::props(),
         bytesize: bytes as usize,
         ..CUDA_MEM_ALLOC_NODE_PARAMS::default()
     }
 }
 
 pub(crate) fn try_alloc_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     params: &mut CUDA_MEM_ALLOC_NODE_PARAMS,
@@ -106,7 +106,7 @@ pub(crate) fn try_alloc_node(
     let mut node = std::ptr::null_mut();
     let (list, count) = (after.as_ptr(), after.len());
     let code = cu!(
-        lab,
+        env,
         cuGraphAddMemAllocNode(
             &raw mut node,
             graph,
@@ -119,19 +119,19 @@ pub(crate) fn try_alloc_node(
 }
 
 pub(crate) fn alloc_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     bytes: u64,
 ) -> Result<(CUgraphNode, CUdeviceptr)> {
     let mut params = alloc_params(bytes);
-    let (code, node) = try_alloc_node(lab, graph, after, &mut params);
-    lab.fine("cuGraphAddMemAllocNode", code)?;
+    let (code, node) = try_alloc_node(env, graph, after, &mut params);
+    env.fine("cuGraphAddMemAllocNode", code)?;
     Ok((node, params.dptr))
 }
 
 pub(crate) fn try_free_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     address: CUdeviceptr,
@@ -139,25 +139,25 @@ pub(crate) fn try_free_node(
     let mut node = std::ptr::null_mut();
     let (list, count) = (after.as_ptr(), after.len());
     let code = cu!(
-        lab,
+        env,
         cuGraphAddMemFreeNode(&raw mut node, graph, list, count, address)
     );
     (code, node)
 }
 
 pub(crate) fn free_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     address: CUdeviceptr,
 ) -> Result<CUgraphNode> {
-    let (code, node) = try_free_node(lab, graph, after, address);
-    lab.fine("cuGraphAddMemFreeNode", code)?;
+    let (code, node) = try_free_node(env, graph, after, address);
+    env.fine("cuGraphAddMemFreeNode", code)?;
     Ok(node)
 }
 
 pub(crate) fn try_memset_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     address: CUdeviceptr,
@@ -172,9 +172,9 @@ pub(crate) fn try_memset_node(
         height: 1,
     };
     let mut node = std::ptr::null_mut();
-    let (list, count, context) = (after.as_ptr(), after.len(), lab.context());
+    let (list, count, context) = (after.as_ptr(), after.len(), env.context());
     let code = cu!(
-        lab,
+        env,
         cuGraphAddMemsetNode(
             &raw mut node,
             graph,
@@ -189,7 +189,7 @@ pub(crate) fn try_memset_node(
 
 /// A copy of so many bytes between two addresses of a device.
 pub(crate) fn try_copy_node(
-    lab: &Lab,
+    env: &Environment,
     graph: CUgraph,
     after: &[CUgraphNode],
     to: CUdeviceptr,
@@ -207,9 +207,9 @@ pub(crate) fn try_copy_node(
         ..CUDA_MEMCPY3D_st::default()
     };
     let mut node = std::ptr::null_mut();
-    let (list, count, context) = (after.as_ptr(), after.len(), lab.context());
+    let (list, count, context) = (after.as_ptr(), after.len(), env.context());
     let code = cu!(
-        lab,
+        env,
         cuGraphAddMemcpyNode(
             &raw mut node,
             graph,
@@ -222,73 +222,77 @@ pub(crate) fn try_copy_node(
     (code, node)
 }
 
-pub(crate) fn try_instantiate(lab: &Lab, graph: CUgraph, flags: u64) -> (CUresult, CUgraphExec) {
+pub(crate) fn try_instantiate(
+    env: &Environment,
+    graph: CUgraph,
+    flags: u64,
+) -> (CUresult, CUgraphExec) {
     let mut exec = std::ptr::null_mut();
     let code = cu!(
-        lab,
+        env,
         cuGraphInstantiateWithFlags(&raw mut exec, graph, flags)
     );
     (code, exec)
 }
 
-pub(crate) fn instantiate(lab: &Lab, graph: CUgraph, flags: u64) -> Result<CUgraphExec> {
-    let (code, exec) = try_instantiate(lab, graph, flags);
-    lab.fine("cuGraphInstantiate", code)?;
+pub(crate) fn instantiate(env: &Environment, graph: CUgraph, flags: u64) -> Result<CUgraphExec> {
+    let (code, exec) = try_instantiate(env, graph, flags);
+    env.fine("cuGraphInstantiate", code)?;
     Ok(exec)
 }
 
-pub(crate) fn try_launch(lab: &Lab, exec: CUgraphExec, stream: CUstream) -> CUresult {
-    cu!(lab, cuGraphLaunch(exec, stream))
+pub(crate) fn try_launch(env: &Environment, exec: CUgraphExec, stream: CUstream) -> CUresult {
+    cu!(env, cuGraphLaunch(exec, stream))
 }
 
-pub(crate) fn launch(lab: &Lab, exec: CUgraphExec, stream: CUstream) -> Result<()> {
-    lab.fine("cuGraphLaunch", try_launch(lab, exec, stream))
+pub(crate) fn launch(env: &Environment, exec: CUgraphExec, stream: CUstream) -> Result<()> {
+    env.fine("cuGraphLaunch", try_launch(env, exec, stream))
 }
 
-pub(crate) fn destroy_exec(lab: &Lab, exec: CUgraphExec) -> Result<()> {
-    lab.fine("cuGraphExecDestroy", cu!(lab, cuGraphExecDestroy(exec)))
+pub(crate) fn destroy_exec(env: &Environment, exec: CUgraphExec) -> Result<()> {
+    env.fine("cuGraphExecDestroy", cu!(env, cuGraphExecDestroy(exec)))
 }
 
-pub(crate) fn destroy(lab: &Lab, graph: CUgraph) -> Result<()> {
-    lab.fine("cuGraphDestroy", cu!(lab, cuGraphDestroy(graph)))
+pub(crate) fn destroy(env: &Environment, graph: CUgraph) -> Result<()> {
+    env.fine("cuGraphDestroy", cu!(env, cuGraphDestroy(graph)))
 }
 
 /// One number of the device's graph memory: used, its high mark, reserved, its high mark.
-pub(crate) fn memory(lab: &Lab, attribute: u32) -> Result<u64> {
+pub(crate) fn memory(env: &Environment, attribute: u32) -> Result<u64> {
     let mut value = 0_u64;
     let place = (&raw mut value).cast::<c_void>();
     let attribute = CUgraphMem_attribute_enum(attribute);
-    let code = cu!(lab, cuDeviceGetGraphMemAttribute(0, attribute, place));
-    lab.fine("cuDeviceGetGraphMemAttribute", code)?;
+    let code = cu!(env, cuDeviceGetGraphMemAttribute(0, attribute, place));
+    env.fine("cuDeviceGetGraphMemAttribute", code)?;
     Ok(value)
 }
 
-pub(crate) fn set_memory(lab: &Lab, attribute: u32, value: u64) -> CUresult {
+pub(crate) fn set_memory(env: &Environment, attribute: u32, value: u64) -> CUresult {
     let mut value = value;
     let place = (&raw mut value).cast::<c_void>();
     let attribute = CUgraphMem_attribute_enum(attribute);
-    cu!(lab, cuDeviceSetGraphMemAttribute(0, attribute, place))
+    cu!(env, cuDeviceSetGraphMemAttribute(0, attribute, place))
 }
 
 /// All four numbers.
-pub(crate) fn footprint(lab: &Lab) -> Result<String> {
+pub(crate) fn footprint(env: &Environment) -> Result<String> {
     Ok(format!(
         "used {} (high {}), reserved {} (high {})",
-        size(memory(lab, 0)?),
-        size(memory(lab, 1)?),
-        size(memory(lab, 2)?),
-        size(memory(lab, 3)?)
+        size(memory(env, 0)?),
+        size(memory(env, 1)?),
+        size(memory(env, 2)?),
+        size(memory(env, 3)?)
     ))
 }
 
 /// Says all four numbers.
-pub(crate) fn show(lab: &Lab, part: &str) -> Result<()> {
-    lab.say(part, footprint(lab)?);
+pub(crate) fn show(env: &Environment, part: &str) -> Result<()> {
+    env.say(part, footprint(env)?);
     Ok(())
 }
 
-pub(crate) fn trim_graphs(lab: &Lab) -> Result<()> {
-    lab.fine("cuDeviceGraphMemTrim", cu!(lab, cuDeviceGraphMemTrim(0)))
+pub(crate) fn trim_graphs(env: &Environment) -> Result<()> {
+    env.fine("cuDeviceGraphMemTrim", cu!(env, cuDeviceGraphMemTrim(0)))
 }
 
 /// A graph that leaves its memory allocated.
@@ -298,12 +302,12 @@ pub(crate) struct Left {
     pub(crate) address: CUdeviceptr,
 }
 
-pub(crate) fn left(lab: &Lab, bytes: u64, flags: u64) -> Result<Left> {
-    let graph = graph(lab)?;
-    let (node, address) = alloc_node(lab, graph, &[], bytes)?;
-    let (code, _) = try_memset_node(lab, graph, &[node], address, bytes);
-    lab.fine("cuGraphAddMemsetNode", code)?;
-    let exec = instantiate(lab, graph, flags)?;
+pub(crate) fn left(env: &Environment, bytes: u64, flags: u64) -> Result<Left> {
+    let graph = graph(env)?;
+    let (node, address) = alloc_node(env, graph, &[], bytes)?;
+    let (code, _) = try_memset_node(env, graph, &[node], address, bytes);
+    env.fine("cuGraphAddMemsetNode", code)?;
+    let exec = instantiate(env, graph, flags)?;
     Ok(Left {
         graph,
         exec,
@@ -320,7 +324,12 @@ pub(crate) fn node_of(kind: CUgraphNodeType) -> CUgraphNodeParams {
 }
 
 /// Puts a graph into another, with this kind of ownership.
-pub(crate) fn add_child(lab: &Lab, parent: CUgraph, child: CUgraph, ownership: i32) -> CUresult {
+pub(crate) fn add_child(
+    env: &Environment,
+    parent: CUgraph,
+    child: CUgraph,
+    ownership: i32,
+) -> CUresult {
     let mut params = node_of(CUgraphNodeType_enum::CU_GRAPH_NODE_TYPE_GRAPH);
     params.__bindgen_anon_1.graph = CUDA_CHILD_GRAPH_NODE_PARAMS_st {
         graph: child,
@@ -328,7 +337,7 @@ pub(crate) fn add_child(lab: &Lab, parent: CUgraph, child: CUgraph, ownership: i
     };
     let mut node = std::ptr::null_mut();
     cu!(
-        lab,
+        env,
         cuGraphAddNode_v2(
             &raw mut node,
             parent,

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, OK, cu, name, yes};
 use crate::gate::while_held;
-use crate::lab::{Lab, OK, cu, name, yes};
 
 const PAGE: usize = 4096;
 
@@ -17,129 +17,129 @@ fn pages(count: usize) -> *mut u8 {
     at.wrapping_add(at.align_offset(PAGE))
 }
 
-fn register(lab: &Lab, at: *mut u8, bytes: usize, flags: u32) -> CUresult {
-    cu!(lab, cuMemHostRegister_v2(at.cast(), bytes, flags))
+fn register(env: &Environment, at: *mut u8, bytes: usize, flags: u32) -> CUresult {
+    cu!(env, cuMemHostRegister_v2(at.cast(), bytes, flags))
 }
 
-fn unregister(lab: &Lab, at: *mut u8) -> CUresult {
-    cu!(lab, cuMemHostUnregister(at.cast()))
+fn unregister(env: &Environment, at: *mut u8) -> CUresult {
+    cu!(env, cuMemHostUnregister(at.cast()))
 }
 
-pub(crate) fn ranges(lab: &Lab) -> Result<()> {
+pub(crate) fn ranges(env: &Environment) -> Result<()> {
     let at = pages(4);
-    lab.code("nothing", register(lab, at, 0, 0));
-    lab.code("null", register(lab, std::ptr::null_mut(), PAGE, 0));
-    lab.code("flags 64", register(lab, at, PAGE, 64));
-    lab.code("100 bytes", register(lab, at, 100, 0));
-    lab.code(
+    env.code("nothing", register(env, at, 0, 0));
+    env.code("null", register(env, std::ptr::null_mut(), PAGE, 0));
+    env.code("flags 64", register(env, at, PAGE, 64));
+    env.code("100 bytes", register(env, at, 100, 0));
+    env.code(
         "the next 100, of the same page",
-        register(lab, at.wrapping_add(100), 100, 0),
+        register(env, at.wrapping_add(100), 100, 0),
     );
-    lab.code("the same again", register(lab, at, 100, 0));
-    lab.code("more, from the same start", register(lab, at, PAGE, 0));
-    lab.code(
+    env.code("the same again", register(env, at, 100, 0));
+    env.code("more, from the same start", register(env, at, PAGE, 0));
+    env.code(
         "the next page",
-        register(lab, at.wrapping_add(PAGE), PAGE, 0),
+        register(env, at.wrapping_add(PAGE), PAGE, 0),
     );
-    lab.code("unregister inside", unregister(lab, at.wrapping_add(50)));
-    lab.code("unregister the first", unregister(lab, at));
-    lab.code("once more", unregister(lab, at));
-    lab.code("the next 100", unregister(lab, at.wrapping_add(100)));
-    lab.code("the page", unregister(lab, at.wrapping_add(PAGE)));
-    let pinned = lab.pinned(PAGE)?.cast::<u8>();
-    lab.code("pinned memory", register(lab, pinned, PAGE, 0));
-    lab.code("pinned memory, unregister", unregister(lab, pinned));
+    env.code("unregister inside", unregister(env, at.wrapping_add(50)));
+    env.code("unregister the first", unregister(env, at));
+    env.code("once more", unregister(env, at));
+    env.code("the next 100", unregister(env, at.wrapping_add(100)));
+    env.code("the page", unregister(env, at.wrapping_add(PAGE)));
+    let pinned = env.pinned(PAGE)?.cast::<u8>();
+    env.code("pinned memory", register(env, pinned, PAGE, 0));
+    env.code("pinned memory, unregister", unregister(env, pinned));
     for (part, flags) in [
         ("portable", 1),
         ("mapped", 2),
         ("read only", 8),
         ("all", 11),
     ] {
-        let code = register(lab, at, PAGE, flags);
-        lab.code(part, code);
+        let code = register(env, at, PAGE, flags);
+        env.code(part, code);
         if code == OK {
             let mut address = 0;
             let code = cu!(
-                lab,
+                env,
                 cuMemHostGetDevicePointer_v2(&raw mut address, at.cast(), 0)
             );
             let same = yes(address == at.expose_provenance() as u64);
-            lab.say(
+            env.say(
                 format!("{part}, address"),
                 format!("{}, the same {same}", name(code)),
             );
             let mut found = 77;
-            let code = cu!(lab, cuMemHostGetFlags(&raw mut found, at.cast()));
-            lab.say(format!("{part}, flags"), format!("{} {found}", name(code)));
-            lab.code(format!("{part}, end"), unregister(lab, at));
+            let code = cu!(env, cuMemHostGetFlags(&raw mut found, at.cast()));
+            env.say(format!("{part}, flags"), format!("{} {found}", name(code)));
+            env.code(format!("{part}, end"), unregister(env, at));
         }
     }
     let mut found = 77;
-    let code = cu!(lab, cuMemHostGetFlags(&raw mut found, pinned.cast()));
-    lab.say("flags of pinned memory", format!("{} {found}", name(code)));
-    let code = cu!(lab, cuMemHostGetFlags(&raw mut found, at.cast()));
-    lab.code("flags of what is not registered", code);
+    let code = cu!(env, cuMemHostGetFlags(&raw mut found, pinned.cast()));
+    env.say("flags of pinned memory", format!("{} {found}", name(code)));
+    let code = cu!(env, cuMemHostGetFlags(&raw mut found, at.cast()));
+    env.code("flags of what is not registered", code);
     Ok(())
 }
 
-pub(crate) fn uses(lab: &Lab) -> Result<()> {
+pub(crate) fn uses(env: &Environment) -> Result<()> {
     let at = pages(4);
     let (inside, bytes) = (at.wrapping_add(10), PAGE);
-    lab.fine("register", register(lab, inside, bytes, 0))?;
+    env.fine("register", register(env, inside, bytes, 0))?;
     let address = inside.expose_provenance() as u64;
     for attribute in [2, 4, 8, 9, 10, 11, 12, 13] {
         let mut value = 0_u64;
         let key = CUpointer_attribute(attribute);
         let place = (&raw mut value).cast::<c_void>();
-        let code = cu!(lab, cuPointerGetAttribute(place, key, address + 5));
+        let code = cu!(env, cuPointerGetAttribute(place, key, address + 5));
         let value = match value {
             value if value == address => "its start".to_owned(),
             value if value == address + 5 => "the address".to_owned(),
             value if value > 1 << 32 => "another address".to_owned(),
             value => value.to_string(),
         };
-        lab.say(
+        env.say(
             format!("attribute {attribute}"),
             format!("{}, {value}", name(code)),
         );
     }
-    let stream = lab.stream()?;
-    let device = lab.plain(bytes)?;
-    let (code, waited) = while_held(lab, stream, || {
+    let stream = env.stream()?;
+    let device = env.plain(bytes)?;
+    let (code, waited) = while_held(env, stream, || {
         cu!(
-            lab,
+            env,
             cuMemcpyHtoDAsync_v2(device, inside.cast(), bytes, stream)
         )
     })?;
-    lab.say("copy from it", format!("{}, {waited}", name(code)));
+    env.say("copy from it", format!("{}, {waited}", name(code)));
     let other = pages(1);
-    let (code, waited) = while_held(lab, stream, || register(lab, other, PAGE, 0))?;
-    lab.say(
+    let (code, waited) = while_held(env, stream, || register(env, other, PAGE, 0))?;
+    env.say(
         "register, a stream is held",
         format!("{}, {waited}", name(code)),
     );
-    let (code, waited) = while_held(lab, stream, || unregister(lab, other))?;
-    lab.say(
+    let (code, waited) = while_held(env, stream, || unregister(env, other))?;
+    env.say(
         "unregister, a stream is held",
         format!("{}, {waited}", name(code)),
     );
-    lab.no_context()?;
-    lab.code("register without a context", register(lab, other, PAGE, 0));
-    lab.code("unregister without a context", unregister(lab, inside));
+    env.no_context()?;
+    env.code("register without a context", register(env, other, PAGE, 0));
+    env.code("unregister without a context", unregister(env, inside));
     Ok(())
 }
 
 /// A device writes where it may only read.
-pub(crate) fn read_only(lab: &Lab) -> Result<()> {
-    lab.alone("copied to", || {
+pub(crate) fn read_only(env: &Environment) -> Result<()> {
+    env.alone("copied to", || {
         let at = pages(1);
-        let code = register(lab, at, PAGE, 8);
+        let code = register(env, at, PAGE, 8);
         if code != OK {
             return Ok(name(code));
         }
-        let device = lab.plain(PAGE)?;
-        let code = cu!(lab, cuMemcpyDtoH_v2(at.cast(), device, PAGE));
-        let after = cu!(lab, cuCtxSynchronize());
+        let device = env.plain(PAGE)?;
+        let code = cu!(env, cuMemcpyDtoH_v2(at.cast(), device, PAGE));
+        let after = cu!(env, cuCtxSynchronize());
         Ok(format!("{}, then {}", name(code), name(after)))
     });
     Ok(())

@@ -7,85 +7,85 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, OK, cu, name, yes};
 use crate::gate::{Gate, while_held};
-use crate::lab::{Lab, OK, cu, name, yes};
 
-pub(crate) fn flags(lab: &Lab) -> Result<()> {
+pub(crate) fn flags(env: &Environment) -> Result<()> {
     let mut stream = std::ptr::null_mut();
     for flags in [0, 1, 2, 3, 1 << 31] {
-        let code = cu!(lab, cuStreamCreate(&raw mut stream, flags));
+        let code = cu!(env, cuStreamCreate(&raw mut stream, flags));
         let mut read = 77;
         if code == OK {
-            lab.fine(
+            env.fine(
                 "cuStreamGetFlags",
-                cu!(lab, cuStreamGetFlags(stream, &raw mut read)),
+                cu!(env, cuStreamGetFlags(stream, &raw mut read)),
             )?;
         }
-        lab.say(
+        env.say(
             format!("create with {flags}"),
             format!("{}, reads {read}", name(code)),
         );
     }
-    lab.code(
+    env.code(
         "create into null",
-        cu!(lab, cuStreamCreate(std::ptr::null_mut(), 0)),
+        cu!(env, cuStreamCreate(std::ptr::null_mut(), 0)),
     );
-    let (stream, event) = (lab.stream()?, lab.event()?);
+    let (stream, event) = (env.stream()?, env.event()?);
     for flags in [0, 1, 2, 3] {
-        let code = cu!(lab, cuStreamWaitEvent(stream, event, flags));
-        lab.code(format!("cuStreamWaitEvent with {flags}"), code);
+        let code = cu!(env, cuStreamWaitEvent(stream, event, flags));
+        env.code(format!("cuStreamWaitEvent with {flags}"), code);
     }
     let null = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "cuStreamWaitEvent for null",
-        cu!(lab, cuStreamWaitEvent(stream, null, 0)),
+        cu!(env, cuStreamWaitEvent(stream, null, 0)),
     );
-    lab.code(
+    env.code(
         "cuStreamGetFlags into null",
-        cu!(lab, cuStreamGetFlags(stream, null.cast())),
+        cu!(env, cuStreamGetFlags(stream, null.cast())),
     );
-    lab.code(
+    env.code(
         "cuLaunchHostFunc of null",
-        cu!(lab, cuLaunchHostFunc(stream, None, null.cast())),
+        cu!(env, cuLaunchHostFunc(stream, None, null.cast())),
     );
     let (mut context, mut device) = (std::ptr::null_mut(), 7);
-    let code = cu!(lab, cuStreamGetCtx(stream, &raw mut context));
-    let own = yes(context == lab.context());
-    lab.say(
+    let code = cu!(env, cuStreamGetCtx(stream, &raw mut context));
+    let own = yes(context == env.context());
+    env.say(
         "cuStreamGetCtx is the current context",
         format!("{}, {own}", name(code)),
     );
-    let code = cu!(lab, cuStreamGetDevice(stream, &raw mut device));
-    lab.say("cuStreamGetDevice", format!("{}, {device}", name(code)));
+    let code = cu!(env, cuStreamGetDevice(stream, &raw mut device));
+    env.say("cuStreamGetDevice", format!("{}, {device}", name(code)));
     Ok(())
 }
 
-pub(crate) fn priorities(lab: &Lab) -> Result<()> {
+pub(crate) fn priorities(env: &Environment) -> Result<()> {
     let (mut least, mut greatest) = (77, 77);
     let code = cu!(
-        lab,
+        env,
         cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
     );
-    lab.say("range", format!("{}, {least} to {greatest}", name(code)));
+    env.say("range", format!("{}, {least} to {greatest}", name(code)));
     let null = std::ptr::null_mut();
-    lab.code(
+    env.code(
         "range into null",
-        cu!(lab, cuCtxGetStreamPriorityRange(null, null)),
+        cu!(env, cuCtxGetStreamPriorityRange(null, null)),
     );
     for wanted in [-99, -5, -3, 0, 1, 99] {
         let mut stream = std::ptr::null_mut();
-        let code = cu!(lab, cuStreamCreateWithPriority(&raw mut stream, 1, wanted));
+        let code = cu!(env, cuStreamCreateWithPriority(&raw mut stream, 1, wanted));
         let mut given = 77;
         if code == OK {
-            let code = cu!(lab, cuStreamGetPriority(stream, &raw mut given));
-            lab.fine("cuStreamGetPriority", code)?;
+            let code = cu!(env, cuStreamGetPriority(stream, &raw mut given));
+            env.fine("cuStreamGetPriority", code)?;
         }
-        lab.say(wanted, format!("{}, reads {given}", name(code)));
+        env.say(wanted, format!("{}, reads {given}", name(code)));
     }
     Ok(())
 }
 
-pub(crate) fn defaults(lab: &Lab) -> Result<()> {
+pub(crate) fn defaults(env: &Environment) -> Result<()> {
     let null = std::ptr::null_mut();
     for (part, stream) in [
         ("null", null),
@@ -93,54 +93,54 @@ pub(crate) fn defaults(lab: &Lab) -> Result<()> {
         ("per-thread", CU_STREAM_PER_THREAD),
     ] {
         let (mut flags, mut priority) = (77, 77);
-        let code = cu!(lab, cuStreamGetFlags(stream, &raw mut flags));
-        lab.say(format!("{part}: flags"), format!("{}, {flags}", name(code)));
-        let code = cu!(lab, cuStreamGetPriority(stream, &raw mut priority));
-        lab.say(
+        let code = cu!(env, cuStreamGetFlags(stream, &raw mut flags));
+        env.say(format!("{part}: flags"), format!("{}, {flags}", name(code)));
+        let code = cu!(env, cuStreamGetPriority(stream, &raw mut priority));
+        env.say(
             format!("{part}: priority"),
             format!("{}, {priority}", name(code)),
         );
-        lab.code(format!("{part}: query"), cu!(lab, cuStreamQuery(stream)));
+        env.code(format!("{part}: query"), cu!(env, cuStreamQuery(stream)));
     }
     let id = |stream: CUstream, twin: bool| -> Result<u64> {
         let mut id = 0;
         let code = if twin {
-            cu!(lab, cuStreamGetId_ptsz(stream, &raw mut id))
+            cu!(env, cuStreamGetId_ptsz(stream, &raw mut id))
         } else {
-            cu!(lab, cuStreamGetId(stream, &raw mut id))
+            cu!(env, cuStreamGetId(stream, &raw mut id))
         };
-        lab.fine("cuStreamGetId", code)?;
+        env.fine("cuStreamGetId", code)?;
         Ok(id)
     };
-    lab.say(
+    env.say(
         "null is legacy",
         yes(id(null, false)? == id(CU_STREAM_LEGACY, false)?),
     );
     let twin = id(null, true)? == id(CU_STREAM_PER_THREAD, false)?;
-    lab.say("null is per-thread for the twin", yes(twin));
-    let blocking = lab.stream_with(0)?;
-    let gate = Gate::hold(lab, blocking)?;
-    lab.code(
+    env.say("null is per-thread for the twin", yes(twin));
+    let blocking = env.stream_with(0)?;
+    let gate = Gate::hold(env, blocking)?;
+    env.code(
         "legacy, a blocking stream held",
-        cu!(lab, cuStreamQuery(null)),
+        cu!(env, cuStreamQuery(null)),
     );
-    let per_thread = cu!(lab, cuStreamQuery(CU_STREAM_PER_THREAD));
-    lab.code("per-thread, a blocking stream held", per_thread);
+    let per_thread = cu!(env, cuStreamQuery(CU_STREAM_PER_THREAD));
+    env.code("per-thread, a blocking stream held", per_thread);
     gate.open();
-    lab.synchronise(blocking)?;
-    let free_running = lab.stream()?;
-    let gate = Gate::hold(lab, free_running)?;
-    lab.code("legacy, a free stream held", cu!(lab, cuStreamQuery(null)));
+    env.synchronise(blocking)?;
+    let free_running = env.stream()?;
+    let gate = Gate::hold(env, free_running)?;
+    env.code("legacy, a free stream held", cu!(env, cuStreamQuery(null)));
     gate.open();
-    lab.synchronise(free_running)?;
-    let gate = Gate::hold(lab, null)?;
-    lab.code(
+    env.synchronise(free_running)?;
+    let gate = Gate::hold(env, null)?;
+    env.code(
         "a blocking stream, legacy held",
-        cu!(lab, cuStreamQuery(blocking)),
+        cu!(env, cuStreamQuery(blocking)),
     );
-    let event = lab.event()?;
-    lab.record(event, blocking)?;
-    lab.code("an event in it, legacy held", cu!(lab, cuEventQuery(event)));
+    let event = env.event()?;
+    env.record(event, blocking)?;
+    env.code("an event in it, legacy held", cu!(env, cuEventQuery(event)));
     gate.open();
     Ok(())
 }
@@ -152,82 +152,82 @@ unsafe extern "C" fn note(_: *mut c_void) {
 }
 
 /// Whether a host function runs while another stream's does not return.
-pub(crate) fn host_functions(lab: &Lab) -> Result<()> {
-    let (a, b) = (lab.stream()?, lab.stream()?);
-    let gate = Gate::hold(lab, a)?;
+pub(crate) fn host_functions(env: &Environment) -> Result<()> {
+    let (a, b) = (env.stream()?, env.stream()?);
+    let gate = Gate::hold(env, a)?;
     let null = std::ptr::null_mut();
-    lab.fine(
+    env.fine(
         "cuLaunchHostFunc",
-        cu!(lab, cuLaunchHostFunc(b, Some(note), null)),
+        cu!(env, cuLaunchHostFunc(b, Some(note), null)),
     )?;
     let start = Instant::now();
     while !DONE.load(Ordering::SeqCst) && start.elapsed() < Duration::from_millis(400) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    lab.say(
+    env.say(
         "of two streams run at the same time",
         yes(DONE.load(Ordering::SeqCst)),
     );
     DONE.store(false, Ordering::SeqCst);
     let mut made = std::ptr::null_mut();
-    lab.fine("cuCtxCreate", cu!(lab, cuCtxCreate_v2(&raw mut made, 0, 0)))?;
-    let there = lab.stream()?;
-    lab.fine(
+    env.fine("cuCtxCreate", cu!(env, cuCtxCreate_v2(&raw mut made, 0, 0)))?;
+    let there = env.stream()?;
+    env.fine(
         "cuLaunchHostFunc",
-        cu!(lab, cuLaunchHostFunc(there, Some(note), null)),
+        cu!(env, cuLaunchHostFunc(there, Some(note), null)),
     )?;
     let start = Instant::now();
     while !DONE.load(Ordering::SeqCst) && start.elapsed() < Duration::from_millis(400) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    lab.say(
+    env.say(
         "of two contexts run at the same time",
         yes(DONE.load(Ordering::SeqCst)),
     );
-    lab.fine(
+    env.fine(
         "cuCtxPopCurrent",
-        cu!(lab, cuCtxPopCurrent_v2(&raw mut made)),
+        cu!(env, cuCtxPopCurrent_v2(&raw mut made)),
     )?;
-    let (plain, event) = (lab.plain(64)?, lab.event()?);
-    let c = lab.stream()?;
-    lab.fine(
+    let (plain, event) = (env.plain(64)?, env.event()?);
+    let c = env.stream()?;
+    env.fine(
         "cuMemsetD8Async",
-        cu!(lab, cuMemsetD8Async(plain, 1, 64, c)),
+        cu!(env, cuMemsetD8Async(plain, 1, 64, c)),
     )?;
-    lab.record(event, c)?;
-    lab.let_it_finish();
-    lab.code("other work goes on", cu!(lab, cuEventQuery(event)));
+    env.record(event, c)?;
+    env.let_it_finish();
+    env.code("other work goes on", cu!(env, cuEventQuery(event)));
     gate.open();
-    lab.synchronise(a)?;
-    lab.synchronise(b)
+    env.synchronise(a)?;
+    env.synchronise(b)
 }
 
-pub(crate) fn destroy_with_work(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let destroyed = while_held(lab, stream, || {
+pub(crate) fn destroy_with_work(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let destroyed = while_held(env, stream, || {
         DONE.store(false, Ordering::SeqCst);
         let null = std::ptr::null_mut();
-        let code = cu!(lab, cuLaunchHostFunc(stream, Some(note), null));
+        let code = cu!(env, cuLaunchHostFunc(stream, Some(note), null));
         if code != OK {
             return code;
         }
-        cu!(lab, cuStreamDestroy_v2(stream))
+        cu!(env, cuStreamDestroy_v2(stream))
     })?;
-    lab.say(
+    env.say(
         "while held",
         format!("{}, {}", name(destroyed.0), destroyed.1),
     );
-    lab.code("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()));
-    lab.say("its work was done", yes(DONE.load(Ordering::SeqCst)));
+    env.code("cuCtxSynchronize", cu!(env, cuCtxSynchronize()));
+    env.say("its work was done", yes(DONE.load(Ordering::SeqCst)));
     let null = std::ptr::null_mut();
-    lab.code("of the null stream", cu!(lab, cuStreamDestroy_v2(null)));
-    lab.code(
+    env.code("of the null stream", cu!(env, cuStreamDestroy_v2(null)));
+    env.code(
         "of the legacy stream",
-        cu!(lab, cuStreamDestroy_v2(CU_STREAM_LEGACY)),
+        cu!(env, cuStreamDestroy_v2(CU_STREAM_LEGACY)),
     );
-    lab.code(
+    env.code(
         "of the per-thread stream",
-        cu!(lab, cuStreamDestroy_v2(CU_STREAM_PER_THREAD)),
+        cu!(env, cuStreamDestroy_v2(CU_STREAM_PER_THREAD)),
     );
     Ok(())
 }

@@ -2,72 +2,72 @@
 
 use anyhow::Result;
 
-use crate::lab::{Lab, MIB};
+use crate::environment::{Environment, MIB};
 
-pub(crate) fn keep(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-    let block = lab.alloc(pool, 512 * MIB, stream)?;
-    lab.free(block, stream)?;
-    lab.synchronise(stream)?;
+pub(crate) fn keep(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.keeper(0)?, env.stream()?);
+    let block = env.alloc(pool, 512 * MIB, stream)?;
+    env.free(block, stream)?;
+    env.synchronise(stream)?;
     for keep in [1024, 512, 511, 100, 33, 32, 1, 0] {
-        lab.trim(pool, (keep * MIB) as usize)?;
-        lab.say(format!("{keep} MiB"), lab.reserved(pool)?);
+        env.trim(pool, (keep * MIB) as usize)?;
+        env.say(format!("{keep} MiB"), env.reserved(pool)?);
     }
-    lab.end_pool(pool)
+    env.end_pool(pool)
 }
 
-pub(crate) fn live_and_unseen(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-    let live = lab.alloc(pool, 40 * MIB, stream)?;
-    let dead = lab.alloc(pool, 100 * MIB, stream)?;
-    lab.free(dead, stream)?;
-    lab.let_it_finish();
-    lab.trim(pool, 0)?;
-    lab.say(
+pub(crate) fn live_and_unseen(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.keeper(0)?, env.stream()?);
+    let live = env.alloc(pool, 40 * MIB, stream)?;
+    let dead = env.alloc(pool, 100 * MIB, stream)?;
+    env.free(dead, stream)?;
+    env.let_it_finish();
+    env.trim(pool, 0)?;
+    env.say(
         "40 MiB live, 100 MiB freed and not seen",
-        lab.reserved(pool)?,
+        env.reserved(pool)?,
     );
-    lab.synchronise(stream)?;
-    lab.trim(pool, 0)?;
-    lab.say("seen", lab.reserved(pool)?);
-    lab.free(live, stream)?;
-    lab.synchronise(stream)?;
-    lab.trim(pool, 0)?;
-    lab.say("all freed", lab.reserved(pool)?);
-    lab.end_pool(pool)
+    env.synchronise(stream)?;
+    env.trim(pool, 0)?;
+    env.say("seen", env.reserved(pool)?);
+    env.free(live, stream)?;
+    env.synchronise(stream)?;
+    env.trim(pool, 0)?;
+    env.say("all freed", env.reserved(pool)?);
+    env.end_pool(pool)
 }
 
 /// A freed block between two that live: memory in the middle of the range.
-pub(crate) fn between_live(lab: &Lab) -> Result<()> {
+pub(crate) fn between_live(env: &Environment) -> Result<()> {
     for middle in [31, 64, 96, 128] {
-        let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-        let low = lab.alloc(pool, MIB, stream)?;
-        let dead = lab.alloc(pool, middle * MIB, stream)?;
-        let high = lab.alloc(pool, MIB, stream)?;
-        let before = lab.reserved(pool)?;
-        lab.free(dead, stream)?;
-        lab.synchronise(stream)?;
-        lab.trim(pool, 0)?;
-        let after = lab.reserved(pool)?;
-        lab.say(
+        let (pool, stream) = (env.keeper(0)?, env.stream()?);
+        let low = env.alloc(pool, MIB, stream)?;
+        let dead = env.alloc(pool, middle * MIB, stream)?;
+        let high = env.alloc(pool, MIB, stream)?;
+        let before = env.reserved(pool)?;
+        env.free(dead, stream)?;
+        env.synchronise(stream)?;
+        env.trim(pool, 0)?;
+        let after = env.reserved(pool)?;
+        env.say(
             format!("1 MiB, freed {middle} MiB, 1 MiB"),
             format!("{before}, then {after}"),
         );
-        lab.free(low, stream)?;
-        lab.synchronise(stream)?;
-        lab.trim(pool, 0)?;
-        lab.say(
+        env.free(low, stream)?;
+        env.synchronise(stream)?;
+        env.trim(pool, 0)?;
+        env.say(
             format!("the same with {middle} MiB, low one freed"),
-            lab.reserved(pool)?,
+            env.reserved(pool)?,
         );
-        lab.free(high, stream)?;
-        lab.end_pool(pool)?;
+        env.free(high, stream)?;
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
 /// Close to the largest number.
-pub(crate) fn boundary(lab: &Lab) -> Result<()> {
+pub(crate) fn boundary(env: &Environment) -> Result<()> {
     let max = usize::MAX;
     let mib = MIB as usize;
     for (part, keep) in [
@@ -82,30 +82,30 @@ pub(crate) fn boundary(lab: &Lab) -> Result<()> {
         ("2^62", 1 << 62),
         ("2^50", 1 << 50),
     ] {
-        let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-        let block = lab.alloc(pool, 64 * MIB, stream)?;
-        lab.free(block, stream)?;
-        lab.synchronise(stream)?;
-        lab.trim(pool, keep)?;
-        lab.say(part, lab.reserved(pool)?);
-        lab.end_pool(pool)?;
+        let (pool, stream) = (env.keeper(0)?, env.stream()?);
+        let block = env.alloc(pool, 64 * MIB, stream)?;
+        env.free(block, stream)?;
+        env.synchronise(stream)?;
+        env.trim(pool, keep)?;
+        env.say(part, env.reserved(pool)?);
+        env.end_pool(pool)?;
     }
     Ok(())
 }
 
-pub(crate) fn half_used(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.keeper(0)?, lab.stream()?);
-    let low = lab.alloc(pool, MIB, stream)?;
-    let high = lab.alloc(pool, 100 * MIB, stream)?;
-    lab.free(high, stream)?;
-    lab.synchronise(stream)?;
-    lab.trim(pool, 0)?;
-    lab.say("1 MiB live in the first step", lab.reserved(pool)?);
-    let high = lab.alloc(pool, 100 * MIB, stream)?;
-    lab.free(low, stream)?;
-    lab.synchronise(stream)?;
-    lab.trim(pool, 0)?;
-    lab.say("100 MiB live from 1 MiB on", lab.reserved(pool)?);
-    lab.free(high, stream)?;
-    lab.end_pool(pool)
+pub(crate) fn half_used(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.keeper(0)?, env.stream()?);
+    let low = env.alloc(pool, MIB, stream)?;
+    let high = env.alloc(pool, 100 * MIB, stream)?;
+    env.free(high, stream)?;
+    env.synchronise(stream)?;
+    env.trim(pool, 0)?;
+    env.say("1 MiB live in the first step", env.reserved(pool)?);
+    let high = env.alloc(pool, 100 * MIB, stream)?;
+    env.free(low, stream)?;
+    env.synchronise(stream)?;
+    env.trim(pool, 0)?;
+    env.say("100 MiB live from 1 MiB on", env.reserved(pool)?);
+    env.free(high, stream)?;
+    env.end_pool(pool)
 }

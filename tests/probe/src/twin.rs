@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use cuda_driver_sys::*;
 
 use crate::child::{self, Child};
-use crate::lab::{Lab, cu};
+use crate::environment::{Environment, cu};
 
 /// The longest message.
 const LONGEST: usize = 256;
@@ -118,9 +118,9 @@ impl Wire {
         self.receive_with().map(drop)
     }
 
-    pub(crate) fn send_pool(&self, lab: &Lab, pool: CUmemoryPool) -> Result<()> {
-        let (code, descriptor) = crate::ipc::export(lab, pool, 1, 0);
-        lab.fine("cuMemPoolExportToShareableHandle", code)?;
+    pub(crate) fn send_pool(&self, env: &Environment, pool: CUmemoryPool) -> Result<()> {
+        let (code, descriptor) = crate::ipc::export(env, pool, 1, 0);
+        env.fine("cuMemPoolExportToShareableHandle", code)?;
         // SAFETY: just made, and nobody else's.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         self.send_with(b"pool", Some(descriptor.as_raw_fd()))
@@ -130,16 +130,16 @@ impl Wire {
         self.receive_with()?.1.context("no descriptor came")
     }
 
-    pub(crate) fn take_pool(&self, lab: &Lab) -> Result<CUmemoryPool> {
+    pub(crate) fn take_pool(&self, env: &Environment) -> Result<CUmemoryPool> {
         let descriptor = self.take_descriptor()?;
-        let (code, pool) = crate::ipc::import(lab, descriptor.as_raw_fd(), 1, 0);
-        lab.fine("cuMemPoolImportFromShareableHandle", code)?;
+        let (code, pool) = crate::ipc::import(env, descriptor.as_raw_fd(), 1, 0);
+        env.fine("cuMemPoolImportFromShareableHandle", code)?;
         Ok(pool)
     }
 
-    pub(crate) fn send_pointer(&self, lab: &Lab, address: CUdeviceptr) -> Result<()> {
-        let (code, token) = crate::ipc::token(lab, address);
-        lab.fine("cuMemPoolExportPointer", code)?;
+    pub(crate) fn send_pointer(&self, env: &Environment, address: CUdeviceptr) -> Result<()> {
+        let (code, token) = crate::ipc::token(env, address);
+        env.fine("cuMemPoolExportPointer", code)?;
         self.send_with(&token.reserved, None)
     }
 
@@ -149,16 +149,20 @@ impl Wire {
         Ok(CUmemPoolPtrExportData_st { reserved })
     }
 
-    pub(crate) fn take_pointer(&self, lab: &Lab, pool: CUmemoryPool) -> Result<CUdeviceptr> {
-        let (code, address) = crate::ipc::open(lab, pool, &self.take_token()?);
-        lab.fine("cuMemPoolImportPointer", code)?;
+    pub(crate) fn take_pointer(
+        &self,
+        env: &Environment,
+        pool: CUmemoryPool,
+    ) -> Result<CUdeviceptr> {
+        let (code, address) = crate::ipc::open(env, pool, &self.take_token()?);
+        env.fine("cuMemPoolImportPointer", code)?;
         Ok(address)
     }
 
-    pub(crate) fn send_event(&self, lab: &Lab, event: CUevent) -> Result<()> {
+    pub(crate) fn send_event(&self, env: &Environment, event: CUevent) -> Result<()> {
         let mut handle = CUipcEventHandle::default();
-        let code = cu!(lab, cuIpcGetEventHandle(&raw mut handle, event));
-        lab.fine("cuIpcGetEventHandle", code)?;
+        let code = cu!(env, cuIpcGetEventHandle(&raw mut handle, event));
+        env.fine("cuIpcGetEventHandle", code)?;
         let bytes = handle.reserved.map(i8::cast_unsigned);
         self.send_with(&bytes, None)
     }
@@ -170,9 +174,9 @@ impl Wire {
         Ok(CUipcEventHandle_st { reserved })
     }
 
-    pub(crate) fn take_event(&self, lab: &Lab) -> Result<CUevent> {
-        let (code, event) = crate::ipc_events::open(lab, self.take_event_handle()?);
-        lab.fine("cuIpcOpenEventHandle", code)?;
+    pub(crate) fn take_event(&self, env: &Environment) -> Result<CUevent> {
+        let (code, event) = crate::ipc_events::open(env, self.take_event_handle()?);
+        env.fine("cuIpcOpenEventHandle", code)?;
         Ok(event)
     }
 }
@@ -195,12 +199,12 @@ impl Other {
 /// Asks one part that takes two processes, each with a driver of its own. `first` runs in a
 /// process that starts that of `second`, and outlives it.
 pub(crate) fn pair(
-    lab: &Lab,
+    env: &Environment,
     part: &str,
     first: impl FnOnce(&Other) -> Result<()>,
     second: impl FnOnce(&Wire) -> Result<()>,
 ) {
-    let label = lab.label(part);
+    let label = env.label(part);
     child::ask(&label, child::LIMIT, || {
         let (ours, theirs) = Wire::pair()?;
         let name = format!("{label}, other process");
@@ -209,12 +213,12 @@ pub(crate) fn pair(
             // SAFETY: the copy that this process has inherited, which nothing here uses: the end
             // of the first process must be seen.
             unsafe { libc::close(closed_there) };
-            lab.start()?;
+            env.start()?;
             second(&theirs)
         });
         let child = child.context("no second process")?;
         drop(theirs);
-        lab.start()?;
+        env.start()?;
         let other = Other { wire: ours, child };
         let outcome = first(&other);
         drop(other.wire);

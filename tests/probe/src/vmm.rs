@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use anyhow::Result;
 use cuda_driver_sys::*;
 
-use crate::lab::{Lab, MIB, OK, cu, name, size, yes};
+use crate::environment::{Environment, MIB, OK, cu, name, size, yes};
 use crate::two::attribute;
 
 /// What every device measured so far wants sizes to be multiples of.
@@ -20,77 +20,77 @@ pub(crate) fn prop(kind: u32, id: c_int) -> CUmemAllocationProp {
 }
 
 pub(crate) fn try_create(
-    lab: &Lab,
+    env: &Environment,
     bytes: u64,
     prop: &CUmemAllocationProp,
     flags: u64,
 ) -> (CUresult, u64) {
     let (mut handle, prop) = (0, std::ptr::from_ref(prop));
     let code = cu!(
-        lab,
+        env,
         cuMemCreate(&raw mut handle, bytes as usize, prop, flags)
     );
     (code, handle)
 }
 
-pub(crate) fn create(lab: &Lab, bytes: u64) -> Result<u64> {
-    let (code, handle) = try_create(lab, bytes, &prop(1, 0), 0);
-    lab.fine("cuMemCreate", code)?;
+pub(crate) fn create(env: &Environment, bytes: u64) -> Result<u64> {
+    let (code, handle) = try_create(env, bytes, &prop(1, 0), 0);
+    env.fine("cuMemCreate", code)?;
     Ok(handle)
 }
 
-pub(crate) fn release(lab: &Lab, handle: u64) -> CUresult {
-    cu!(lab, cuMemRelease(handle))
+pub(crate) fn release(env: &Environment, handle: u64) -> CUresult {
+    cu!(env, cuMemRelease(handle))
 }
 
 fn try_reserve(
-    lab: &Lab,
+    env: &Environment,
     (bytes, align, hint): (u64, u64, u64),
     flags: u64,
 ) -> (CUresult, CUdeviceptr) {
     let mut address = 0;
     let (bytes, align) = (bytes as usize, align as usize);
     let code = cu!(
-        lab,
+        env,
         cuMemAddressReserve(&raw mut address, bytes, align, hint, flags)
     );
     (code, address)
 }
 
-pub(crate) fn reserve(lab: &Lab, bytes: u64) -> Result<CUdeviceptr> {
-    let (code, address) = try_reserve(lab, (bytes, 0, 0), 0);
-    lab.fine("cuMemAddressReserve", code)?;
+pub(crate) fn reserve(env: &Environment, bytes: u64) -> Result<CUdeviceptr> {
+    let (code, address) = try_reserve(env, (bytes, 0, 0), 0);
+    env.fine("cuMemAddressReserve", code)?;
     Ok(address)
 }
 
-pub(crate) fn address_free(lab: &Lab, address: CUdeviceptr, bytes: u64) -> CUresult {
-    cu!(lab, cuMemAddressFree(address, bytes as usize))
+pub(crate) fn address_free(env: &Environment, address: CUdeviceptr, bytes: u64) -> CUresult {
+    cu!(env, cuMemAddressFree(address, bytes as usize))
 }
 
-pub(crate) fn map(lab: &Lab, address: CUdeviceptr, bytes: u64, handle: u64) -> CUresult {
-    cu!(lab, cuMemMap(address, bytes as usize, 0, handle, 0))
+pub(crate) fn map(env: &Environment, address: CUdeviceptr, bytes: u64, handle: u64) -> CUresult {
+    cu!(env, cuMemMap(address, bytes as usize, 0, handle, 0))
 }
 
-pub(crate) fn unmap(lab: &Lab, address: CUdeviceptr, bytes: u64) -> CUresult {
-    cu!(lab, cuMemUnmap(address, bytes as usize))
+pub(crate) fn unmap(env: &Environment, address: CUdeviceptr, bytes: u64) -> CUresult {
+    cu!(env, cuMemUnmap(address, bytes as usize))
 }
 
 /// For a location of this kind and number.
 pub(crate) fn allow(
-    lab: &Lab,
+    env: &Environment,
     (address, bytes): (CUdeviceptr, u64),
     (kind, id): (u32, c_int),
     flags: u32,
 ) -> CUresult {
     let wish = crate::two::wish(kind, id, flags);
     let bytes = bytes as usize;
-    cu!(lab, cuMemSetAccess(address, bytes, &raw const wish, 1))
+    cu!(env, cuMemSetAccess(address, bytes, &raw const wish, 1))
 }
 
-pub(crate) fn access(lab: &Lab, address: CUdeviceptr, kind: u32, id: c_int) -> String {
+pub(crate) fn access(env: &Environment, address: CUdeviceptr, kind: u32, id: c_int) -> String {
     let (mut flags, place) = (77, location(CUmemLocationType(kind), id));
     let code = cu!(
-        lab,
+        env,
         cuMemGetAccess(&raw mut flags, &raw const place, address)
     );
     match code {
@@ -100,50 +100,50 @@ pub(crate) fn access(lab: &Lab, address: CUdeviceptr, kind: u32, id: c_int) -> S
 }
 
 /// Memory of the first device at an address, without a handle and with access.
-pub(crate) fn back(lab: &Lab, address: CUdeviceptr, bytes: u64) -> Result<()> {
-    let handle = create(lab, bytes)?;
-    lab.fine("cuMemMap", map(lab, address, bytes, handle))?;
-    lab.fine("cuMemRelease", release(lab, handle))?;
-    let code = allow(lab, (address, bytes), (1, 0), 3);
-    lab.fine("cuMemSetAccess", code)
+pub(crate) fn back(env: &Environment, address: CUdeviceptr, bytes: u64) -> Result<()> {
+    let handle = create(env, bytes)?;
+    env.fine("cuMemMap", map(env, address, bytes, handle))?;
+    env.fine("cuMemRelease", release(env, handle))?;
+    let code = allow(env, (address, bytes), (1, 0), 3);
+    env.fine("cuMemSetAccess", code)
 }
 
 /// Unmaps and frees what a question has used, once everything is done.
-pub(crate) fn end(lab: &Lab, range: CUdeviceptr, mapped: u64, reserved: u64) -> Result<()> {
-    lab.fine("cuCtxSynchronize", cu!(lab, cuCtxSynchronize()))?;
-    lab.fine("cuMemUnmap", unmap(lab, range, mapped))?;
-    lab.fine("cuMemAddressFree", address_free(lab, range, reserved))
+pub(crate) fn end(env: &Environment, range: CUdeviceptr, mapped: u64, reserved: u64) -> Result<()> {
+    env.fine("cuCtxSynchronize", cu!(env, cuCtxSynchronize()))?;
+    env.fine("cuMemUnmap", unmap(env, range, mapped))?;
+    env.fine("cuMemAddressFree", address_free(env, range, reserved))
 }
 
-pub(crate) fn granularity(lab: &Lab) -> Result<()> {
+pub(crate) fn granularity(env: &Environment) -> Result<()> {
     for (part, prop) in [
         ("device 0", prop(1, 0)),
         ("device 99", prop(1, 99)),
         ("no location", prop(0, 0)),
     ] {
-        steps(lab, part, &prop, &[0, 1, 2]);
+        steps(env, part, &prop, &[0, 1, 2]);
     }
     Ok(())
 }
 
 /// What sizes of such memory are multiples of, by each of these options.
-pub(crate) fn steps(lab: &Lab, part: &str, prop: &CUmemAllocationProp, options: &[u32]) {
+pub(crate) fn steps(env: &Environment, part: &str, prop: &CUmemAllocationProp, options: &[u32]) {
     for &option in options {
         let mut bytes = 0;
         let kind = CUmemAllocationGranularity_flags(option);
         let code = cu!(
-            lab,
+            env,
             cuMemGetAllocationGranularity(&raw mut bytes, prop, kind)
         );
         let bytes = size(bytes as u64);
-        lab.say(
+        env.say(
             format!("{part}, option {option}"),
             format!("{}, {bytes}", name(code)),
         );
     }
 }
 
-pub(crate) fn reservations(lab: &Lab) -> Result<()> {
+pub(crate) fn reservations(env: &Environment) -> Result<()> {
     for (part, bytes, align) in [
         ("nothing", 0, 0),
         ("1 B", 1, 0),
@@ -162,42 +162,42 @@ pub(crate) fn reservations(lab: &Lab) -> Result<()> {
         ("1 PiB", 1 << 50, 0),
         ("8 EiB", 1 << 63, 0),
     ] {
-        let (code, address) = try_reserve(lab, (bytes, align, 0), 0);
+        let (code, address) = try_reserve(env, (bytes, align, 0), 0);
         if code != OK {
-            lab.code(part, code);
+            env.code(part, code);
             continue;
         }
         let aligned = yes(address.is_multiple_of(align.max(STEP)));
-        let freed = name(address_free(lab, address, bytes));
-        lab.say(part, format!("SUCCESS, aligned {aligned}, freed {freed}"));
+        let freed = name(address_free(env, address, bytes));
+        env.say(part, format!("SUCCESS, aligned {aligned}, freed {freed}"));
     }
-    lab.code("flags 1", try_reserve(lab, (STEP, 0, 0), 1).0);
-    let range = reserve(lab, 4 * STEP)?;
-    lab.code("freed by half", address_free(lab, range, 2 * STEP));
-    lab.code("freed from inside", address_free(lab, range + STEP, STEP));
-    let (code, other) = try_reserve(lab, (4 * STEP, 0, range), 0);
+    env.code("flags 1", try_reserve(env, (STEP, 0, 0), 1).0);
+    let range = reserve(env, 4 * STEP)?;
+    env.code("freed by half", address_free(env, range, 2 * STEP));
+    env.code("freed from inside", address_free(env, range + STEP, STEP));
+    let (code, other) = try_reserve(env, (4 * STEP, 0, range), 0);
     let there = yes(other == range);
-    lab.say(
+    env.say(
         "at a taken address",
         format!("{}, there {there}", name(code)),
     );
-    lab.fine("cuMemAddressFree", address_free(lab, range, 4 * STEP))?;
+    env.fine("cuMemAddressFree", address_free(env, range, 4 * STEP))?;
     for (part, hint) in [
         ("at a free address", range),
         ("at an odd address", range + 1),
     ] {
-        let (code, again) = try_reserve(lab, (STEP, 0, hint), 0);
+        let (code, again) = try_reserve(env, (STEP, 0, hint), 0);
         let there = yes(again == hint);
-        lab.say(part, format!("{}, there {there}", name(code)));
+        env.say(part, format!("{}, there {there}", name(code)));
     }
-    let range = reserve(lab, STEP)?;
-    lab.fine("cuMemAddressFree", address_free(lab, range, STEP))?;
-    lab.code("freed twice", address_free(lab, range, STEP));
+    let range = reserve(env, STEP)?;
+    env.fine("cuMemAddressFree", address_free(env, range, STEP))?;
+    env.code("freed twice", address_free(env, range, STEP));
     Ok(())
 }
 
 /// Sizes, kinds and handles; the code alone.
-pub(crate) fn memory(lab: &Lab) -> Result<()> {
+pub(crate) fn memory(env: &Environment) -> Result<()> {
     for (part, bytes, prop, flags) in [
         ("nothing", 0, prop(1, 0), 0),
         ("4 KiB", 4096, prop(1, 0), 0),
@@ -209,26 +209,26 @@ pub(crate) fn memory(lab: &Lab) -> Result<()> {
         ("no type", STEP, CUmemAllocationProp::default(), 0),
         ("1 PiB", 1 << 50, prop(1, 0), 0),
     ] {
-        lab.code(part, try_create(lab, bytes, &prop, flags).0);
+        env.code(part, try_create(env, bytes, &prop, flags).0);
     }
     for types in [1, 2, 4, 8, 9, 16] {
         let prop = CUmemAllocationProp {
             requestedHandleTypes: CUmemAllocationHandleType(types),
             ..prop(1, 0)
         };
-        lab.code(
+        env.code(
             format!("handle types {types}"),
-            try_create(lab, STEP, &prop, 0).0,
+            try_create(env, STEP, &prop, 0).0,
         );
     }
-    let handle = create(lab, STEP)?;
+    let handle = create(env, STEP)?;
     let mut found = CUmemAllocationProp::default();
     let code = cu!(
-        lab,
+        env,
         cuMemGetAllocationPropertiesFromHandle(&raw mut found, handle)
     );
     let (kind, id) = location_parts(found.location);
-    lab.say(
+    env.say(
         "properties",
         format!(
             "{}, type {}, location {} {id}",
@@ -237,64 +237,64 @@ pub(crate) fn memory(lab: &Lab) -> Result<()> {
             kind.0
         ),
     );
-    lab.fine("cuMemRelease", release(lab, handle))?;
-    lab.no_context()?;
-    let (code, handle) = try_create(lab, STEP, &prop(1, 0), 0);
-    lab.code("without context", code);
-    lab.code("released without context", release(lab, handle));
+    env.fine("cuMemRelease", release(env, handle))?;
+    env.no_context()?;
+    let (code, handle) = try_create(env, STEP, &prop(1, 0), 0);
+    env.code("without context", code);
+    env.code("released without context", release(env, handle));
     Ok(())
 }
 
 /// What the device has left, before and after.
-pub(crate) fn device_memory(lab: &Lab) -> Result<()> {
+pub(crate) fn device_memory(env: &Environment) -> Result<()> {
     const LEN: u64 = 256 * MIB;
-    let start = lab.device_free()?;
+    let start = env.device_free()?;
     let more = (start / STEP + 1) * STEP;
-    lab.code("more than is free", try_create(lab, more, &prop(1, 0), 0).0);
-    let taken = || -> Result<String> { Ok(size(start.saturating_sub(lab.device_free()?))) };
-    lab.say("taken after that", taken()?);
-    let handle = create(lab, LEN)?;
-    lab.say("taken once created", taken()?);
-    let range = reserve(lab, 2 * LEN)?;
-    lab.say("taken once reserved", taken()?);
-    lab.fine("cuMemMap", map(lab, range, LEN, handle))?;
-    lab.fine("cuMemSetAccess", allow(lab, (range, LEN), (1, 0), 3))?;
-    lab.say("taken once mapped", taken()?);
-    lab.code("released while mapped", release(lab, handle));
-    lab.say("taken then", taken()?);
-    lab.code("unmapped", unmap(lab, range, LEN));
-    lab.say("taken once unmapped", taken()?);
-    let handle = create(lab, LEN)?;
-    lab.fine("cuMemRelease", release(lab, handle))?;
-    lab.say("taken once created and released", taken()?);
-    lab.fine("cuMemAddressFree", address_free(lab, range, 2 * LEN))
+    env.code("more than is free", try_create(env, more, &prop(1, 0), 0).0);
+    let taken = || -> Result<String> { Ok(size(start.saturating_sub(env.device_free()?))) };
+    env.say("taken after that", taken()?);
+    let handle = create(env, LEN)?;
+    env.say("taken once created", taken()?);
+    let range = reserve(env, 2 * LEN)?;
+    env.say("taken once reserved", taken()?);
+    env.fine("cuMemMap", map(env, range, LEN, handle))?;
+    env.fine("cuMemSetAccess", allow(env, (range, LEN), (1, 0), 3))?;
+    env.say("taken once mapped", taken()?);
+    env.code("released while mapped", release(env, handle));
+    env.say("taken then", taken()?);
+    env.code("unmapped", unmap(env, range, LEN));
+    env.say("taken once unmapped", taken()?);
+    let handle = create(env, LEN)?;
+    env.fine("cuMemRelease", release(env, handle))?;
+    env.say("taken once created and released", taken()?);
+    env.fine("cuMemAddressFree", address_free(env, range, 2 * LEN))
 }
 
-pub(crate) fn pointers(lab: &Lab) -> Result<()> {
-    let range = reserve(lab, 8 * STEP)?;
-    back(lab, range + STEP, STEP)?;
-    back(lab, range + 2 * STEP, 2 * STEP)?;
+pub(crate) fn pointers(env: &Environment) -> Result<()> {
+    let range = reserve(env, 8 * STEP)?;
+    back(env, range + STEP, STEP)?;
+    back(env, range + 2 * STEP, 2 * STEP)?;
     for (part, at) in [
         ("reserved", range),
         ("mapped", range + STEP + 9),
         ("mapped behind it", range + 3 * STEP),
     ] {
         for id in [2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19] {
-            let (code, value) = attribute(lab, id, at);
+            let (code, value) = attribute(env, id, at);
             let value = match id {
                 3 | 11 | 19 if code == OK => {
                     format!("{} MiB into it", value.wrapping_sub(range) / MIB)
                 }
                 _ => value.to_string(),
             };
-            lab.say(
+            env.say(
                 format!("{part}, attribute {id}"),
                 format!("{}, {value}", name(code)),
             );
         }
         let (mut base, mut len) = (range, 0);
         let code = cu!(
-            lab,
+            env,
             cuMemGetAddressRange_v2(&raw mut base, &raw mut len, at)
         );
         let from = if base == 0 {
@@ -302,19 +302,19 @@ pub(crate) fn pointers(lab: &Lab) -> Result<()> {
         } else {
             size(base.wrapping_sub(range))
         };
-        lab.say(
+        env.say(
             format!("{part}, cuMemGetAddressRange"),
             format!("{}, from {from}, {}", name(code), size(len as u64)),
         );
         let mut handle = 0;
         let place = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
-        let code = cu!(lab, cuMemRetainAllocationHandle(&raw mut handle, place));
-        lab.code(format!("{part}, cuMemRetainAllocationHandle"), code);
+        let code = cu!(env, cuMemRetainAllocationHandle(&raw mut handle, place));
+        env.code(format!("{part}, cuMemRetainAllocationHandle"), code);
         if code == OK {
-            lab.code(format!("{part}, released"), release(lab, handle));
+            env.code(format!("{part}, released"), release(env, handle));
         }
     }
-    lab.fine("cuMemUnmap", unmap(lab, range + STEP, STEP))?;
-    lab.fine("cuMemUnmap", unmap(lab, range + 2 * STEP, 2 * STEP))?;
-    lab.fine("cuMemAddressFree", address_free(lab, range, 8 * STEP))
+    env.fine("cuMemUnmap", unmap(env, range + STEP, STEP))?;
+    env.fine("cuMemUnmap", unmap(env, range + 2 * STEP, 2 * STEP))?;
+    env.fine("cuMemAddressFree", address_free(env, range, 8 * STEP))
 }

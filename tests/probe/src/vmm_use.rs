@@ -3,293 +3,293 @@
 use anyhow::Result;
 use cuda_driver_sys::*;
 
+use crate::environment::{Environment, MIB, OK, cu, name, yes};
 use crate::gate::{Gate, while_held};
-use crate::lab::{Lab, MIB, OK, cu, name, yes};
 use crate::two::{and_synchronise, attribute};
 use crate::vmm::{
     STEP, access, address_free, allow, back, create, end, map, release, reserve, unmap,
 };
 
-fn fill(lab: &Lab, at: CUdeviceptr, bytes: u64, stream: CUstream) -> CUresult {
-    cu!(lab, cuMemsetD8Async(at, 5, bytes as usize, stream))
+fn fill(env: &Environment, at: CUdeviceptr, bytes: u64, stream: CUstream) -> CUresult {
+    cu!(env, cuMemsetD8Async(at, 5, bytes as usize, stream))
 }
 
-pub(crate) fn mappings(lab: &Lab) -> Result<()> {
-    let (range, handle) = (reserve(lab, 8 * STEP)?, create(lab, 2 * STEP)?);
-    let say = |part: &str, code: CUresult| lab.code(part, code);
-    say("odd address", map(lab, range + 4096, 2 * STEP, handle));
-    say("odd size", map(lab, range, STEP + 4096, handle));
-    say("no size", map(lab, range, 0, handle));
-    say("more than there is", map(lab, range, 4 * STEP, handle));
-    let past = map(lab, range + 7 * STEP, 2 * STEP, handle);
+pub(crate) fn mappings(env: &Environment) -> Result<()> {
+    let (range, handle) = (reserve(env, 8 * STEP)?, create(env, 2 * STEP)?);
+    let say = |part: &str, code: CUresult| env.code(part, code);
+    say("odd address", map(env, range + 4096, 2 * STEP, handle));
+    say("odd size", map(env, range, STEP + 4096, handle));
+    say("no size", map(env, range, 0, handle));
+    say("more than there is", map(env, range, 4 * STEP, handle));
+    let past = map(env, range + 7 * STEP, 2 * STEP, handle);
     say("past the reservation", past);
     if past == OK {
-        say("past it unmapped", unmap(lab, range + 7 * STEP, 2 * STEP));
+        say("past it unmapped", unmap(env, range + 7 * STEP, 2 * STEP));
     }
     let len = STEP as usize;
-    say("an offset", cu!(lab, cuMemMap(range, len, len, handle, 0)));
-    say("flags 1", cu!(lab, cuMemMap(range, 2 * len, 0, handle, 1)));
-    let half = map(lab, range, STEP, handle);
+    say("an offset", cu!(env, cuMemMap(range, len, len, handle, 0)));
+    say("flags 1", cu!(env, cuMemMap(range, 2 * len, 0, handle, 1)));
+    let half = map(env, range, STEP, handle);
     say("half of it", half);
     if half == OK {
-        say("the half unmapped", unmap(lab, range, STEP));
+        say("the half unmapped", unmap(env, range, STEP));
     }
-    say("all", map(lab, range, 2 * STEP, handle));
-    say("there again", map(lab, range, 2 * STEP, handle));
+    say("all", map(env, range, 2 * STEP, handle));
+    say("there again", map(env, range, 2 * STEP, handle));
     say(
         "elsewhere too",
-        map(lab, range + 2 * STEP, 2 * STEP, handle),
+        map(env, range + 2 * STEP, 2 * STEP, handle),
     );
-    say("a part unmapped", unmap(lab, range, STEP));
-    say("one and a half unmapped", unmap(lab, range, 3 * STEP));
-    say("more than is mapped", unmap(lab, range, 6 * STEP));
-    say("what is not mapped", unmap(lab, range + 6 * STEP, STEP));
-    say("two at once unmapped", unmap(lab, range, 4 * STEP));
-    say("again", unmap(lab, range, 4 * STEP));
-    say("released", release(lab, handle));
-    lab.fine("cuMemAddressFree", address_free(lab, range, 8 * STEP))
+    say("a part unmapped", unmap(env, range, STEP));
+    say("one and a half unmapped", unmap(env, range, 3 * STEP));
+    say("more than is mapped", unmap(env, range, 6 * STEP));
+    say("what is not mapped", unmap(env, range + 6 * STEP, STEP));
+    say("two at once unmapped", unmap(env, range, 4 * STEP));
+    say("again", unmap(env, range, 4 * STEP));
+    say("released", release(env, handle));
+    env.fine("cuMemAddressFree", address_free(env, range, 8 * STEP))
 }
 
-pub(crate) fn accesses(lab: &Lab) -> Result<()> {
-    let (range, stream) = (reserve(lab, 8 * STEP)?, lab.stream()?);
+pub(crate) fn accesses(env: &Environment) -> Result<()> {
+    let (range, stream) = (reserve(env, 8 * STEP)?, env.stream()?);
     for at in [range, range + STEP] {
-        let handle = create(lab, STEP)?;
-        lab.fine("cuMemMap", map(lab, at, STEP, handle))?;
-        lab.fine("cuMemRelease", release(lab, handle))?;
+        let handle = create(env, STEP)?;
+        env.fine("cuMemMap", map(env, at, STEP, handle))?;
+        env.fine("cuMemRelease", release(env, handle))?;
     }
     let two = (range, 2 * STEP);
-    lab.say("at first", access(lab, range, 1, 0));
-    lab.code("over a gap", allow(lab, (range, 3 * STEP), (1, 0), 3));
-    lab.code(
+    env.say("at first", access(env, range, 1, 0));
+    env.code("over a gap", allow(env, (range, 3 * STEP), (1, 0), 3));
+    env.code(
         "nothing mapped",
-        allow(lab, (range + 4 * STEP, STEP), (1, 0), 3),
+        allow(env, (range + 4 * STEP, STEP), (1, 0), 3),
     );
-    lab.code("4 KiB", allow(lab, (range, 4096), (1, 0), 3));
-    lab.code("no size", allow(lab, (range, 0), (1, 0), 3));
-    lab.code("device 99", allow(lab, two, (1, 99), 3));
-    lab.code("flags 7", allow(lab, two, (1, 0), 7));
-    lab.code("of the host", allow(lab, two, (2, 0), 3));
-    lab.code("of a node", allow(lab, two, (3, 0), 3));
+    env.code("4 KiB", allow(env, (range, 4096), (1, 0), 3));
+    env.code("no size", allow(env, (range, 0), (1, 0), 3));
+    env.code("device 99", allow(env, two, (1, 99), 3));
+    env.code("flags 7", allow(env, two, (1, 0), 7));
+    env.code("of the host", allow(env, two, (2, 0), 3));
+    env.code("of a node", allow(env, two, (3, 0), 3));
     let none = cu!(
-        lab,
+        env,
         cuMemSetAccess(range, 2 * STEP as usize, std::ptr::null(), 0)
     );
-    lab.code("for nobody", none);
-    let code = allow(lab, two, (1, 0), 3);
-    lab.code("over two mappings", code);
+    env.code("for nobody", none);
+    let code = allow(env, two, (1, 0), 3);
+    env.code("over two mappings", code);
     if code != OK {
         // What follows is asked of memory that may be touched.
         for at in [range, range + STEP] {
-            let code = allow(lab, (at, STEP), (1, 0), 3);
-            lab.fine("cuMemSetAccess", code)?;
+            let code = allow(env, (at, STEP), (1, 0), 3);
+            env.fine("cuMemSetAccess", code)?;
         }
     }
-    lab.say("then", access(lab, range + STEP, 1, 0));
-    lab.say("then, device 99", access(lab, range, 1, 99));
-    lab.say("then, the host", access(lab, range, 2, 0));
-    lab.say(
+    env.say("then", access(env, range + STEP, 1, 0));
+    env.say("then, device 99", access(env, range, 1, 99));
+    env.say("then, the host", access(env, range, 2, 0));
+    env.say(
         "then, where nothing is mapped",
-        access(lab, range + 4 * STEP, 1, 0),
+        access(env, range + 4 * STEP, 1, 0),
     );
-    let answer = and_synchronise(lab, fill(lab, range, 2 * STEP, stream), stream);
-    lab.say("a memset over both", answer);
-    let code = fill(lab, range + STEP - 64, 128, stream);
-    let answer = and_synchronise(lab, code, stream);
-    lab.say("a memset across the border", answer);
+    let answer = and_synchronise(env, fill(env, range, 2 * STEP, stream), stream);
+    env.say("a memset over both", answer);
+    let code = fill(env, range + STEP - 64, 128, stream);
+    let answer = and_synchronise(env, code, stream);
+    env.say("a memset across the border", answer);
     let code = cu!(
-        lab,
+        env,
         cuMemcpyDtoDAsync_v2(range, range + STEP - 64, 128, stream)
     );
-    lab.say(
+    env.say(
         "a copy across the border",
-        and_synchronise(lab, code, stream),
+        and_synchronise(env, code, stream),
     );
-    lab.code("read only", allow(lab, two, (1, 0), 1));
-    lab.say("then it is", access(lab, range, 1, 0));
-    lab.code("taken away", allow(lab, two, (1, 0), 0));
-    lab.say("then there is", access(lab, range, 1, 0));
-    lab.fine("cuMemSetAccess", allow(lab, two, (1, 0), 3))?;
-    end(lab, range, 2 * STEP, 8 * STEP)
+    env.code("read only", allow(env, two, (1, 0), 1));
+    env.say("then it is", access(env, range, 1, 0));
+    env.code("taken away", allow(env, two, (1, 0), 0));
+    env.say("then there is", access(env, range, 1, 0));
+    env.fine("cuMemSetAccess", allow(env, two, (1, 0), 3))?;
+    end(env, range, 2 * STEP, 8 * STEP)
 }
 
 /// Work that crosses from one mapping into the next, with and without a current context.
-pub(crate) fn borders(lab: &Lab) -> Result<()> {
-    let (range, stream) = (reserve(lab, 2 * STEP)?, lab.stream()?);
+pub(crate) fn borders(env: &Environment) -> Result<()> {
+    let (range, stream) = (reserve(env, 2 * STEP)?, env.stream()?);
     for at in [range, range + STEP] {
-        back(lab, at, STEP)?;
+        back(env, at, STEP)?;
     }
     let (mut other, mut host) = (0, vec![0_u8; 64]);
     let bytes = host.len();
-    let code = cu!(lab, cuMemAlloc_v2(&raw mut other, bytes));
-    lab.fine("cuMemAlloc", code)?;
-    let context = lab.context();
+    let code = cu!(env, cuMemAlloc_v2(&raw mut other, bytes));
+    env.fine("cuMemAlloc", code)?;
+    let context = env.context();
     let memory = host.as_mut_ptr().cast();
     let border = range + STEP - 16;
     for (when, current) in [("", true), (", no context", false)] {
         if !current {
-            lab.no_context()?;
+            env.no_context()?;
         }
         let say = |what: &str, code: CUresult| {
-            let answer = and_synchronise(lab, code, stream);
-            lab.say(format!("{what}{when}"), answer);
+            let answer = and_synchronise(env, code, stream);
+            env.say(format!("{what}{when}"), answer);
         };
-        say("memset", fill(lab, border, bytes as u64, stream));
-        let code = cu!(lab, cuMemcpyDtoDAsync_v2(other, border, bytes, stream));
+        say("memset", fill(env, border, bytes as u64, stream));
+        let code = cu!(env, cuMemcpyDtoDAsync_v2(other, border, bytes, stream));
         say("from there", code);
-        let code = cu!(lab, cuMemcpyDtoDAsync_v2(border, other, bytes, stream));
+        let code = cu!(env, cuMemcpyDtoDAsync_v2(border, other, bytes, stream));
         say("to there", code);
-        let code = cu!(lab, cuMemcpyAsync(range, border, bytes, stream));
+        let code = cu!(env, cuMemcpyAsync(range, border, bytes, stream));
         say("by address", code);
-        let code = cu!(lab, cuMemcpyDtoHAsync_v2(memory, border, bytes, stream));
+        let code = cu!(env, cuMemcpyDtoHAsync_v2(memory, border, bytes, stream));
         say("to the host", code);
-        let code = cu!(lab, cuMemcpyHtoDAsync_v2(border, memory, bytes, stream));
+        let code = cu!(env, cuMemcpyHtoDAsync_v2(border, memory, bytes, stream));
         say("from the host", code);
         let code = cu!(
-            lab,
+            env,
             cuMemcpyPeerAsync(other, context, border, context, bytes, stream)
         );
         say("between contexts", code);
         // Beside the border, so that it is known what the refusals are about.
-        let code = cu!(lab, cuMemcpyDtoDAsync_v2(other, range, bytes, stream));
+        let code = cu!(env, cuMemcpyDtoDAsync_v2(other, range, bytes, stream));
         say("within one", code);
     }
-    lab.current(context)?;
-    lab.fine("cuMemFree", cu!(lab, cuMemFree_v2(other)))?;
-    end(lab, range, 2 * STEP, 2 * STEP)
+    env.current(context)?;
+    env.fine("cuMemFree", cu!(env, cuMemFree_v2(other)))?;
+    end(env, range, 2 * STEP, 2 * STEP)
 }
 
 /// What may crash a driver: each in a process of its own. Work on memory that is not mapped, or without
 /// access, is not asked for: it might break more than its own context.
-pub(crate) fn odd(lab: &Lab) -> Result<()> {
-    lab.alone("cuMemAddressFree with a mapping", || {
-        let range = reserve(lab, 2 * STEP)?;
-        back(lab, range, STEP)?;
-        let freed = name(address_free(lab, range, 2 * STEP));
-        let then = name(unmap(lab, range, STEP));
+pub(crate) fn odd(env: &Environment) -> Result<()> {
+    env.alone("cuMemAddressFree with a mapping", || {
+        let range = reserve(env, 2 * STEP)?;
+        back(env, range, STEP)?;
+        let freed = name(address_free(env, range, 2 * STEP));
+        let then = name(unmap(env, range, STEP));
         Ok(format!("{freed}, then unmapped {then}"))
     });
-    lab.alone("cuMemRelease twice", || {
-        let handle = create(lab, STEP)?;
-        lab.fine("cuMemRelease", release(lab, handle))?;
-        Ok(name(release(lab, handle)))
+    env.alone("cuMemRelease twice", || {
+        let handle = create(env, STEP)?;
+        env.fine("cuMemRelease", release(env, handle))?;
+        Ok(name(release(env, handle)))
     });
-    lab.alone("cuMemRelease twice while mapped", || {
-        let (range, handle) = (reserve(lab, STEP)?, create(lab, STEP)?);
-        lab.fine("cuMemMap", map(lab, range, STEP, handle))?;
-        lab.fine("cuMemRelease", release(lab, handle))?;
-        Ok(name(release(lab, handle)))
+    env.alone("cuMemRelease twice while mapped", || {
+        let (range, handle) = (reserve(env, STEP)?, create(env, STEP)?);
+        env.fine("cuMemMap", map(env, range, STEP, handle))?;
+        env.fine("cuMemRelease", release(env, handle))?;
+        Ok(name(release(env, handle)))
     });
-    lab.alone("cuMemMap of a released handle", || {
-        let (range, handle) = (reserve(lab, STEP)?, create(lab, STEP)?);
-        lab.fine("cuMemRelease", release(lab, handle))?;
-        Ok(name(map(lab, range, STEP, handle)))
+    env.alone("cuMemMap of a released handle", || {
+        let (range, handle) = (reserve(env, STEP)?, create(env, STEP)?);
+        env.fine("cuMemRelease", release(env, handle))?;
+        Ok(name(map(env, range, STEP, handle)))
     });
-    lab.alone("cuMemFree of mapped memory", || {
-        let range = reserve(lab, 2 * STEP)?;
-        back(lab, range, STEP)?;
-        Ok(name(cu!(lab, cuMemFree_v2(range))))
+    env.alone("cuMemFree of mapped memory", || {
+        let range = reserve(env, 2 * STEP)?;
+        back(env, range, STEP)?;
+        Ok(name(cu!(env, cuMemFree_v2(range))))
     });
-    lab.alone("cuMemFreeAsync of mapped memory", || {
-        let (range, stream) = (reserve(lab, 2 * STEP)?, lab.stream()?);
-        back(lab, range, STEP)?;
-        Ok(name(cu!(lab, cuMemFreeAsync(range, stream))))
+    env.alone("cuMemFreeAsync of mapped memory", || {
+        let (range, stream) = (reserve(env, 2 * STEP)?, env.stream()?);
+        back(env, range, STEP)?;
+        Ok(name(cu!(env, cuMemFreeAsync(range, stream))))
     });
     Ok(())
 }
 
 /// The same memory at two addresses, and after its mapping.
-pub(crate) fn bytes(lab: &Lab) -> Result<()> {
-    let (range, handle) = (reserve(lab, 4 * STEP)?, create(lab, STEP)?);
-    let stream = lab.stream()?;
+pub(crate) fn bytes(env: &Environment) -> Result<()> {
+    let (range, handle) = (reserve(env, 4 * STEP)?, create(env, STEP)?);
+    let stream = env.stream()?;
     let read = |at: CUdeviceptr| -> Result<u8> {
         let mut byte = 0_u8;
         let place = (&raw mut byte).cast();
-        lab.fine("cuMemcpyDtoH", cu!(lab, cuMemcpyDtoH_v2(place, at, 1)))?;
+        env.fine("cuMemcpyDtoH", cu!(env, cuMemcpyDtoH_v2(place, at, 1)))?;
         Ok(byte)
     };
     let show = |at: CUdeviceptr| -> Result<()> {
-        lab.fine("cuMemMap", map(lab, at, STEP, handle))?;
-        lab.fine("cuMemSetAccess", allow(lab, (at, STEP), (1, 0), 3))
+        env.fine("cuMemMap", map(env, at, STEP, handle))?;
+        env.fine("cuMemSetAccess", allow(env, (at, STEP), (1, 0), 3))
     };
     show(range)?;
-    lab.fine("cuMemsetD8Async", fill(lab, range, STEP, stream))?;
-    lab.synchronise(stream)?;
+    env.fine("cuMemsetD8Async", fill(env, range, STEP, stream))?;
+    env.synchronise(stream)?;
     show(range + 2 * STEP)?;
     let second = read(range + 2 * STEP + 99)?;
-    lab.say("the same at a second address", yes(second == 5));
-    lab.fine("cuMemUnmap", unmap(lab, range, STEP))?;
-    lab.fine("cuMemUnmap", unmap(lab, range + 2 * STEP, STEP))?;
+    env.say("the same at a second address", yes(second == 5));
+    env.fine("cuMemUnmap", unmap(env, range, STEP))?;
+    env.fine("cuMemUnmap", unmap(env, range + 2 * STEP, STEP))?;
     show(range + STEP)?;
     let third = read(range + STEP)?;
-    lab.say("the same when it is mapped again", yes(third == 5));
-    lab.fine("cuMemRelease", release(lab, handle))?;
-    lab.fine("cuMemUnmap", unmap(lab, range + STEP, STEP))?;
-    lab.fine("cuMemAddressFree", address_free(lab, range, 4 * STEP))
+    env.say("the same when it is mapped again", yes(third == 5));
+    env.fine("cuMemRelease", release(env, handle))?;
+    env.fine("cuMemUnmap", unmap(env, range + STEP, STEP))?;
+    env.fine("cuMemAddressFree", address_free(env, range, 4 * STEP))
 }
 
 /// What returns while another stream is held. The work that is held touches other memory.
-pub(crate) fn waits(lab: &Lab) -> Result<()> {
-    let (stream, range) = (lab.stream()?, reserve(lab, 64 * MIB)?);
-    back(lab, range, STEP)?;
-    back(lab, range + STEP, STEP)?;
-    let handle = create(lab, STEP)?;
+pub(crate) fn waits(env: &Environment) -> Result<()> {
+    let (stream, range) = (env.stream()?, reserve(env, 64 * MIB)?);
+    back(env, range, STEP)?;
+    back(env, range + STEP, STEP)?;
+    let handle = create(env, STEP)?;
     let free = range + 2 * STEP;
     let say = |part: &str, (code, waited): (CUresult, &str)| {
-        lab.say(part, format!("{}, {waited}", name(code)));
+        env.say(part, format!("{}, {waited}", name(code)));
     };
     say(
         "map",
-        while_held(lab, stream, || map(lab, free, STEP, handle))?,
+        while_held(env, stream, || map(env, free, STEP, handle))?,
     );
-    let work = || allow(lab, (free, STEP), (1, 0), 3);
-    say("set access", while_held(lab, stream, work)?);
-    say("release", while_held(lab, stream, || release(lab, handle))?);
-    say("unmap", while_held(lab, stream, || unmap(lab, free, STEP))?);
-    let (created, waited) = while_held(lab, stream, || create(lab, STEP))?;
-    lab.say("create", waited);
-    lab.fine("cuMemRelease", release(lab, created?))?;
+    let work = || allow(env, (free, STEP), (1, 0), 3);
+    say("set access", while_held(env, stream, work)?);
+    say("release", while_held(env, stream, || release(env, handle))?);
+    say("unmap", while_held(env, stream, || unmap(env, free, STEP))?);
+    let (created, waited) = while_held(env, stream, || create(env, STEP))?;
+    env.say("create", waited);
+    env.fine("cuMemRelease", release(env, created?))?;
     // With work queued behind the gate, on the first mapping; the second one goes.
-    let gate = Gate::hold(lab, stream)?;
-    lab.fine("cuMemsetD8Async", fill(lab, range, STEP, stream))?;
-    let code = unmap(lab, range + STEP, STEP);
-    let done = cu!(lab, cuStreamQuery(stream));
+    let gate = Gate::hold(env, stream)?;
+    env.fine("cuMemsetD8Async", fill(env, range, STEP, stream))?;
+    let code = unmap(env, range + STEP, STEP);
+    let done = cu!(env, cuStreamQuery(stream));
     gate.open();
-    lab.say(
+    env.say(
         "unmap of a neighbour of what is queued",
         format!("{}, the stream then {}", name(code), name(done)),
     );
-    let answer = and_synchronise(lab, OK, stream);
-    lab.say("the queued work", answer);
-    end(lab, range, STEP, 64 * MIB)
+    let answer = and_synchronise(env, OK, stream);
+    env.say("the queued work", answer);
+    end(env, range, STEP, 64 * MIB)
 }
 
 /// Mapped memory and contexts.
-pub(crate) fn contexts(lab: &Lab) -> Result<()> {
-    let range = reserve(lab, 4 * STEP)?;
-    lab.no_context()?;
-    let handle = create(lab, STEP)?;
-    let mapped = map(lab, range, STEP, handle);
-    lab.code("mapped without context", mapped);
-    let allowed = allow(lab, (range, STEP), (1, 0), 3);
-    lab.code("access set without context", allowed);
-    lab.current(lab.context())?;
+pub(crate) fn contexts(env: &Environment) -> Result<()> {
+    let range = reserve(env, 4 * STEP)?;
+    env.no_context()?;
+    let handle = create(env, STEP)?;
+    let mapped = map(env, range, STEP, handle);
+    env.code("mapped without context", mapped);
+    let allowed = allow(env, (range, STEP), (1, 0), 3);
+    env.code("access set without context", allowed);
+    env.current(env.context())?;
     if (mapped, allowed) == (OK, OK) {
-        let stream = lab.stream()?;
-        let answer = and_synchronise(lab, fill(lab, range, STEP, stream), stream);
-        lab.say("a memset", answer);
+        let stream = env.stream()?;
+        let answer = and_synchronise(env, fill(env, range, STEP, stream), stream);
+        env.say("a memset", answer);
     }
-    lab.no_context()?;
-    lab.fine("release", lab.release())?;
-    let context = lab.retain()?;
-    lab.current(context)?;
-    let (code, mapped) = attribute(lab, 13, range);
-    lab.say(
+    env.no_context()?;
+    env.fine("release", env.release())?;
+    let context = env.retain()?;
+    env.current(context)?;
+    let (code, mapped) = attribute(env, 13, range);
+    env.say(
         "mapped in the next primary context",
         format!("{}, {mapped}", name(code)),
     );
-    lab.say("access there", access(lab, range, 1, 0));
-    lab.code("released", release(lab, handle));
-    lab.code("unmapped", unmap(lab, range, STEP));
-    lab.code("freed", address_free(lab, range, 4 * STEP));
+    env.say("access there", access(env, range, 1, 0));
+    env.code("released", release(env, handle));
+    env.code("unmapped", unmap(env, range, STEP));
+    env.code("freed", address_free(env, range, 4 * STEP));
     Ok(())
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ReleaseThreshold, Resource, Stream};
 
+use crate::environment::Environment;
 use crate::foreign::{begin, end_well};
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 /// Blocks of this size are pieces of physical memory of their own.
@@ -19,8 +19,8 @@ const NAME: &str = "cuda-mem-arena";
 /// More than any work here takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn arena(lab: &Lab) -> Result<(Arena, Resource)> {
-    let builder = Arena::builder(&lab.device()?).slack(1.0);
+fn arena(env: &Environment) -> Result<(Arena, Resource)> {
+    let builder = Arena::builder(&env.device()?).slack(1.0);
     let arena = builder.background_thread(true).build()?;
     Ok((arena.clone(), Resource::from(arena)))
 }
@@ -82,9 +82,9 @@ fn be_short(resource: &Resource, stream: &Stream) -> Result<Vec<DeviceBuffer<u8>
 }
 
 #[apply(case_alone)]
-fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn a_place_is_made_ahead_of_need(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     // Enough free memory for two requests, in no place for one.
     let _kept = every_other(&resource, &stream, 19)?;
     let _first = resource.alloc::<u8>(&stream, LARGE)?;
@@ -101,9 +101,9 @@ fn a_place_is_made_ahead_of_need(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn the_thread_ends_with_the_last_handle(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     has_thread()?;
     drop(be_short(&resource, &stream)?);
     drop((arena, resource));
@@ -118,9 +118,9 @@ fn the_thread_ends_with_the_last_handle(lab: &Lab) -> Result<()> {
 
 /// A fork has no such thread, and waits for none.
 #[apply(case_alone)]
-fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn a_fork_drops_an_arena_whose_thread_works(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     let kept = be_short(&resource, &stream)?;
     // SAFETY: the child drops what it has, which must make no driver call there, and ends with _exit.
     let child = unsafe { libc::fork() };
@@ -143,9 +143,9 @@ fn a_fork_drops_an_arena_whose_thread_works(lab: &Lab) -> Result<()> {
 /// The process of this test ends while the thread has work, and while the arena lives: the test runs in a process of its
 /// own, whose exit status is looked at.
 #[apply(case_alone)]
-fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn a_process_exits_while_the_thread_works(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     let kept = be_short(&resource, &stream)?;
     let mut blocks = every_other(&resource, &stream, 9)?;
     blocks.extend(every_other(&resource, &stream, 9)?);
@@ -155,11 +155,11 @@ fn a_process_exits_while_the_thread_works(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn the_thread_spoils_no_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, captured) = (lab.stream()?, lab.stream()?);
+fn the_thread_spoils_no_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, captured) = (env.stream()?, env.stream()?);
     for mode in 0..3 {
-        let (arena, resource) = arena(lab)?;
+        let (arena, resource) = arena(env)?;
         let _kept = every_other(&resource, &stream, 19)?;
         begin(&captured, mode)?;
         let _first = resource.alloc::<u8>(&stream, LARGE)?;
@@ -178,9 +178,9 @@ fn switches(thread: &str) -> Result<u64> {
 }
 
 #[apply(case_alone)]
-fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
-    let (_arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn an_idle_thread_is_not_woken(env: &Environment) -> Result<()> {
+    let (_arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     let _kept = be_short(&resource, &stream)?;
     has_thread()?;
     let thread = threads()?.pop().context("no thread")?;
@@ -198,9 +198,9 @@ fn an_idle_thread_is_not_woken(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn the_thread_gives_back_what_the_arena_is_not_to_keep(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     arena.set_release_threshold(ReleaseThreshold::Bytes(0));
     drop(resource.alloc::<u8>(&stream, LARGE)?);
     ensure!(arena.stats().reserved > 0);
@@ -210,9 +210,9 @@ fn the_thread_gives_back_what_the_arena_is_not_to_keep(lab: &Lab) -> Result<()> 
 
 /// Too little for a place: what was taken to move is put back, and is memory as any other.
 #[apply(case_alone)]
-fn what_is_not_moved_can_be_pinned(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab)?;
-    let stream = lab.stream()?;
+fn what_is_not_moved_can_be_pinned(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env)?;
+    let stream = env.stream()?;
     let mut kept = every_other(&resource, &stream, 17)?;
     let _first = resource.alloc::<u8>(&stream, LARGE)?;
     until("a place for another one", || arena.stats().prepared > 0)?;

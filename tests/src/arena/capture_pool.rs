@@ -6,7 +6,7 @@ use cuda_mem::{
     Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const LEN: usize = 1 << 17;
 const MODES: [CaptureMode; 3] = [
@@ -45,9 +45,9 @@ fn check(exec: &mut GraphExec, left: &Left<u32>, value: u32) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_graph_keeps_its_arenas_memory(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream, other) = (lab.device()?, lab.stream()?, lab.stream()?);
+fn a_graph_keeps_its_arenas_memory(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream, other) = (env.device()?, env.stream()?, env.stream()?);
     for mode in MODES {
         let arena = Arena::builder(&device).slack(1.0).build()?;
         let resource = Resource::from(arena.clone());
@@ -94,10 +94,10 @@ fn a_graph_keeps_its_arenas_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn graphs_of_one_pool_share_its_memory(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn graphs_of_one_pool_share_its_memory(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let arena = Arena::builder(&env.device()?).build()?;
     let pool = arena.capture_pool()?;
     let mode = CaptureMode::ThreadLocal;
     let (mut one, of_one, scratch) = graph(&pool, &stream, mode, 1)?;
@@ -132,10 +132,10 @@ fn graphs_of_one_pool_share_its_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
-    let arena = Arena::builder(&lab.device()?).max_bytes(32 << 20).build()?;
+fn captures_that_fail_give_their_memory_back(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).max_bytes(32 << 20).build()?;
     let pool = arena.capture_pool()?;
     for _ in 0..5 {
         let failed = stream.capture(CaptureMode::default(), |capture| {
@@ -164,11 +164,11 @@ fn captures_that_fail_give_their_memory_back(lab: &Lab) -> Result<()> {
 
 /// Graphs of one pool share memory, and each is launched by a thread of its own.
 #[apply(case_alone)]
-fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
-    let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
+fn launches_of_two_threads_keep_apart(env: &Environment) -> Result<()> {
+    let pool = Arena::builder(&env.device()?).build()?.capture_pool()?;
     let mut graphs = Vec::new();
     for value in [1, 2] {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let (exec, left, _) = graph(&pool, &stream, CaptureMode::ThreadLocal, value)?;
         graphs.push((exec, left, stream, value));
     }
@@ -199,10 +199,10 @@ fn launches_of_two_threads_keep_apart(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(lab: &Lab) -> Result<()> {
-    let pool = Arena::builder(&lab.device()?).build()?.capture_pool()?;
-    let stream = lab.stream()?;
-    let buffer = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(env: &Environment) -> Result<()> {
+    let pool = Arena::builder(&env.device()?).build()?.capture_pool()?;
+    let stream = env.stream()?;
+    let buffer = env.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
     let (graph, adopted) = stream.capture(CaptureMode::ThreadLocal, |capture| {
         let adopted = capture.adopt(buffer);
         let mut alone = capture.alloc_alone_from::<u32>(&pool, 1000)?;

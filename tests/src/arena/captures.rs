@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, drop_counts};
 
 use super::ends::overlap;
+use crate::environment::Environment;
 use crate::foreign::{begin, end_well};
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
@@ -25,12 +25,12 @@ const MODES: [CaptureMode; 3] = [
 const RELAXED: u32 = 2;
 
 #[apply(case_alone)]
-fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn misses_of_other_streams_do_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     for mode in MODES {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let (a, b, captured) = (env.stream()?, env.stream()?, env.stream()?);
         drop(resource.alloc::<u8>(&b, 1000)?);
         let first = resource.alloc::<u8>(&a, LARGE)?;
         let held = hold(&a)?;
@@ -57,12 +57,12 @@ fn misses_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
 
 /// A free that looks how far its stream is, because another stream was short of memory.
 #[apply(case_alone)]
-fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn frees_do_not_spoil_what_others_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     for mode in 0..3 {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (a, b, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let (a, b, captured) = (env.stream()?, env.stream()?, env.stream()?);
         let first = resource.alloc::<u8>(&a, 32 * MIB)?;
         let held = hold(&a)?;
         drop(first);
@@ -87,12 +87,12 @@ fn frees_do_not_spoil_what_others_capture(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn a_trim_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     for mode in MODES {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        let (stream, captured) = (env.stream()?, env.stream()?);
         drop(resource.alloc::<u8>(&stream, 8 * MIB)?);
         stream.synchronize()?;
         captured
@@ -111,11 +111,11 @@ fn a_trim_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn a_stream_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     for mode in MODES {
-        let arena = Arena::builder(&lab.device()?).build()?;
-        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        let arena = Arena::builder(&env.device()?).build()?;
+        let (stream, captured) = (env.stream()?, env.stream()?);
         drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
         let held = hold(&stream)?;
         // Its end is marked.
@@ -126,7 +126,7 @@ fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
             })
             .with_context(|| format!("{mode:?}"))?;
         drop(held);
-        let next = lab.stream()?;
+        let next = env.stream()?;
         drop(Resource::from(arena.clone()).alloc::<u8>(&next, 8 * MIB)?);
         ensure!(
             arena.stats().grown == 1,
@@ -138,11 +138,11 @@ fn a_stream_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn an_arena_that_ends_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     for mode in MODES {
-        let arena = Arena::builder(&lab.device()?).build()?;
-        let (stream, captured) = (lab.stream()?, lab.stream()?);
+        let arena = Arena::builder(&env.device()?).build()?;
+        let (stream, captured) = (env.stream()?, env.stream()?);
         drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 8 * MIB)?);
         captured
             .capture(mode, |capture| {
@@ -150,7 +150,7 @@ fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
                 capture.alloc::<u8>(10).map(drop)
             })
             .with_context(|| format!("{mode:?}"))?;
-        let context = lab.context()?;
+        let context = env.context()?;
         for _ in 0..100 {
             // What was refused in the capture is tried again, but not each time.
             context.synchronize()?;
@@ -159,7 +159,7 @@ fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
             }
         }
         ensure!(drop_counts().waiting == 0, "{mode:?}: {:?}", drop_counts());
-        if let Ok(control) = lab.control() {
+        if let Ok(control) = env.control() {
             let left = control.live().mappings;
             ensure!(left == 0, "{mode:?}: {left} mappings are left");
         }
@@ -169,13 +169,13 @@ fn an_arena_that_ends_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
 
 /// What stands in front would be served; only what needs the slow way is seen.
 #[apply(case_alone)]
-fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn a_stream_that_somebody_captures_is_refused(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     let layout = Layout::from_size_align(1000, 256)?;
     for mode in 0..3 {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (known, new) = (lab.stream()?, lab.stream()?);
+        let (known, new) = (env.stream()?, env.stream()?);
         let address = arena.allocate(layout, &known)?;
         for (stream, bytes) in [(&new, 1000), (&new, 8 * MIB), (&known, 32 * MIB)] {
             begin(stream, mode)?;
@@ -206,11 +206,11 @@ fn a_stream_that_somebody_captures_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn what_a_captured_stream_freed_goes_to_others_afterwards(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn what_a_captured_stream_freed_goes_to_others_afterwards(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
-    let (captured, other) = (lab.stream()?, lab.stream()?);
+    let (captured, other) = (env.stream()?, env.stream()?);
     let first = resource.alloc::<u8>(&captured, LARGE)?;
     let place = (first.as_raw(), LARGE);
     drop(first);

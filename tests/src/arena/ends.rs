@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, CaptureMode, DeviceBuffer, MemoryResource, Resource, Stream, drop_counts};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
@@ -44,10 +44,10 @@ fn drop_elsewhere<T: Send>(thing: T) -> Result<()> {
 }
 
 /// Nothing waits to be released any more, and no release has failed.
-fn all_is_released(lab: &Lab) -> Result<()> {
+fn all_is_released(env: &Environment) -> Result<()> {
     let counts = drop_counts();
     ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
-    if let Ok(control) = lab.control() {
+    if let Ok(control) = env.control() {
         ensure!(control.report_count() == 0, "{:#?}", control.reports());
         let live = control.live();
         let left = (live.mappings, live.reservations);
@@ -57,13 +57,13 @@ fn all_is_released(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_cache_whose_end_is_unknown_goes_to_nobody(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
     let current = context.bind()?;
     let own = context.per_thread_stream();
-    let other = lab.stream()?;
+    let other = env.stream()?;
     let first_hold = hold(&own)?;
     drop(resource.alloc::<u8>(&own, 8 * MIB)?);
     // Sets a mark in the thread's stream.
@@ -74,7 +74,7 @@ fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
     drop(last);
     // Nobody can set a mark behind the second hold there.
     drop_elsewhere(own)?;
-    let next = lab.stream()?;
+    let next = env.stream()?;
     let got = resource.alloc::<u8>(&next, 1000)?;
     drop(first_hold);
     next.synchronize()?;
@@ -87,13 +87,13 @@ fn a_cache_whose_end_is_unknown_goes_to_nobody(lab: &Lab) -> Result<()> {
     arena.trim_to(0)?;
     ensure!(arena.stats().reserved == 0, "{}", arena.stats());
     drop((resource, arena, current));
-    all_is_released(lab)
+    all_is_released(env)
 }
 
 #[apply(case_alone)]
-fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let current = context.bind()?;
     let own = context.per_thread_stream();
     let mut buffer = Resource::from(arena.clone()).alloc::<u8>(&own, 4 * MIB)?;
@@ -101,7 +101,7 @@ fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()
     // It runs when the arena is gone, and is an error where there is no memory any more.
     buffer.fill(3)?;
     drop(buffer);
-    let unmapped = || Ok::<_, anyhow::Error>(lab.control()?.calls("cuMemUnmap"));
+    let unmapped = || Ok::<_, anyhow::Error>(env.control()?.calls("cuMemUnmap"));
     let before = unmapped().ok();
     // Another thread cannot ask how far this one's stream is.
     drop_elsewhere(arena)?;
@@ -111,15 +111,15 @@ fn an_arena_dropped_elsewhere_leaves_memory_in_use_alone(lab: &Lab) -> Result<()
     // This thread can ask.
     own.synchronize()?;
     drop(current);
-    all_is_released(lab)
+    all_is_released(env)
 }
 
 /// Alone, because it captures.
 #[apply(case_alone)]
-fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> Result<()> {
+fn an_arena_dropped_in_a_capture_gives_its_memory_back(env: &Environment) -> Result<()> {
     for ends_first in [false, true] {
-        let stream = lab.stream()?;
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let stream = env.stream()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         drop(Resource::from(arena.clone()).alloc_zeroed::<u8>(&stream, 64 * MIB)?);
         let mut arena = Some(arena);
         let (_, counts) = stream.capture(CaptureMode::Relaxed, |_| {
@@ -132,11 +132,11 @@ fn an_arena_dropped_in_a_capture_gives_its_memory_back(lab: &Lab) -> Result<()> 
         );
         if ends_first {
             drop(stream);
-            lab.context()?.synchronize()?;
+            env.context()?.synchronize()?;
         } else {
             stream.synchronize()?;
         }
-        all_is_released(lab)?;
+        all_is_released(env)?;
     }
     Ok(())
 }
@@ -146,11 +146,11 @@ const SENT: usize = 8 * MIB;
 
 /// A thread makes buffers of its own stream, which are dropped on this one after the context was synchronised.
 fn send_buffers(
-    lab: &Lab,
+    env: &Environment,
     rounds: usize,
     make: &mut dyn FnMut() -> Result<DeviceBuffer<u8>>,
 ) -> Result<()> {
-    let context = lab.context()?;
+    let context = env.context()?;
     for _ in 0..rounds {
         let buffer = make()?;
         context.synchronize()?;
@@ -160,12 +160,12 @@ fn send_buffers(
 }
 
 #[apply(case_alone)]
-fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn buffers_of_other_threads_own_streams_come_back(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
     // Each on a thread of its own.
-    send_buffers(lab, 40, &mut || {
+    send_buffers(env, 40, &mut || {
         std::thread::scope(|scope| {
             let make = || Ok(resource.alloc_zeroed(&context.per_thread_stream(), SENT)?);
             let thread = scope.spawn(make);
@@ -189,7 +189,7 @@ fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
                 let _ = send.send(resource.alloc_zeroed(&own, SENT));
             }
         });
-        send_buffers(lab, 40, &mut || {
+        send_buffers(env, 40, &mut || {
             ask.send(())?;
             Ok(sent.recv()??)
         })
@@ -205,16 +205,16 @@ fn buffers_of_other_threads_own_streams_come_back(lab: &Lab) -> Result<()> {
     })??;
     drop((last, resource, arena));
     context.synchronize()?;
-    all_is_released(lab)
+    all_is_released(env)
 }
 
 /// A stream takes over the cache of one that ended behind work. It was waited for before that, which says nothing of
 /// the other one's work.
 #[apply(case_alone)]
-fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
-    let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
+    let (first, second, third) = (env.stream()?, env.stream()?, env.stream()?);
     let block = resource.alloc::<u8>(&first, 6 * MIB)?;
     let place = (block.as_raw(), 6 * MIB);
     let held = hold(&first)?;
@@ -236,11 +236,11 @@ fn a_wait_from_before_a_cache_was_taken_over_shows_nothing(lab: &Lab) -> Result<
 }
 
 #[apply(case_alone)]
-fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
+fn streams_may_end_while_their_arena_ends(env: &Environment) -> Result<()> {
     let layout = Layout::from_size_align(1000, 256)?;
     for round in 0..60 {
-        let arena = Arena::builder(&lab.device()?).build()?;
-        let streams: Result<Vec<_>> = (0..6).map(|_| lab.stream()).collect();
+        let arena = Arena::builder(&env.device()?).build()?;
+        let streams: Result<Vec<_>> = (0..6).map(|_| env.stream()).collect();
         let mut streams = streams?;
         for stream in &streams {
             let address = arena.allocate(layout, stream)?;
@@ -265,7 +265,7 @@ fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
         gone.join()
             .map_err(|_| anyhow!("the end of the arena panicked"))?;
     }
-    let context = lab.context()?;
+    let context = env.context()?;
     for _ in 0..100 {
         // What was not done at first is looked at again, but not each time.
         context.synchronize()?;
@@ -273,15 +273,15 @@ fn streams_may_end_while_their_arena_ends(lab: &Lab) -> Result<()> {
             break;
         }
     }
-    all_is_released(lab)
+    all_is_released(env)
 }
 
 /// The arena itself needs no context: an event that it kept would hold one.
 #[apply(case_alone)]
-fn an_arena_keeps_no_context_of_streams_that_ended(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn an_arena_keeps_no_context_of_streams_that_ended(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let arena = Arena::builder(&device).build()?;
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let held = hold(&stream)?;
     drop(Resource::from(arena.clone()).alloc::<u8>(&stream, 1000)?);
     drop(stream);

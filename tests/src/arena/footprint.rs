@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail, ensure};
 use cuda_mem::{Arena, DeviceBuffer, MemoryPool, ReleaseThreshold, Resource, ReusePolicy, Stream};
 
-use crate::lab::{Backend, Lab};
+use crate::environment::{Backend, Environment};
 
 const POLICIES: [ReusePolicy; 4] = [
     ReusePolicy::DRIVER_DEFAULT,
@@ -47,8 +47,8 @@ impl Draws {
 
 /// What a thread does with a stream of its own: blocks of 256 B to 16 MiB, each filled, so that the stream has work; a
 /// wait every 64 operations.
-fn busy_thread(lab: &Lab, resource: &Resource, operations: usize, seed: u64) -> Result<()> {
-    let stream = lab.stream()?;
+fn busy_thread(env: &Environment, resource: &Resource, operations: usize, seed: u64) -> Result<()> {
+    let stream = env.stream()?;
     let mut draws = Draws(seed);
     let mut alive: Vec<DeviceBuffer<u8>> = Vec::new();
     for operation in 1..=operations {
@@ -68,11 +68,11 @@ fn busy_thread(lab: &Lab, resource: &Resource, operations: usize, seed: u64) -> 
     Ok(())
 }
 
-fn busy_threads(lab: &Lab, resource: &Resource, operations: usize) -> Result<()> {
+fn busy_threads(env: &Environment, resource: &Resource, operations: usize) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (1..=4)
             .map(|seed| {
-                let work = move || busy_thread(lab, resource, operations, seed << 40 | 0x9e37_79b9);
+                let work = move || busy_thread(env, resource, operations, seed << 40 | 0x9e37_79b9);
                 scope.spawn(work)
             })
             .collect();
@@ -83,8 +83,8 @@ fn busy_threads(lab: &Lab, resource: &Resource, operations: usize) -> Result<()>
 }
 
 /// Two streams of one thread take turns, 17 KB to 1 MB, at most four alive on each, no work.
-fn taking_turns(lab: &Lab, resource: &Resource, operations: usize) -> Result<()> {
-    let streams: [Stream; 2] = [lab.stream()?, lab.stream()?];
+fn taking_turns(env: &Environment, resource: &Resource, operations: usize) -> Result<()> {
+    let streams: [Stream; 2] = [env.stream()?, env.stream()?];
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let mut alive: [Vec<DeviceBuffer<u8>>; 2] = Default::default();
     for operation in 0..operations {
@@ -127,12 +127,12 @@ impl Held {
 
 /// Runs one thing over a new pool and another one over a new arena of the same policy.
 fn measure(
-    lab: &Lab,
+    env: &Environment,
     reuse: ReusePolicy,
     over_pool: Program<'_>,
     over_arena: Program<'_>,
 ) -> Result<Held> {
-    let device = lab.device()?;
+    let device = env.device()?;
     let pool = MemoryPool::builder(&device)
         .reuse(reuse)
         .release_threshold(ReleaseThreshold::Never)
@@ -171,11 +171,11 @@ fn one_is_good(name: &str, run: impl Fn() -> Result<Held>) -> Result<()> {
 }
 
 /// The arena after a program and then ten times as much of it, beside the driver's pool.
-fn beside_the_pool(lab: &Lab, short: Program<'_>, long: Program<'_>) -> Result<()> {
+fn beside_the_pool(env: &Environment, short: Program<'_>, long: Program<'_>) -> Result<()> {
     for reuse in POLICIES {
         one_is_good(&format!("{reuse:?}"), || {
             let both = |resource: &Resource| short(resource).and_then(|_| long(resource));
-            measure(lab, reuse, long, &both)
+            measure(env, reuse, long, &both)
         })?;
     }
     Ok(())
@@ -185,11 +185,11 @@ fn beside_the_pool(lab: &Lab, short: Program<'_>, long: Program<'_>) -> Result<(
 const SAMPLE: [usize; 10] = [0, 5, 12, 13, 16, 23, 32, 39, 46, 54];
 
 #[apply(case_alone)]
-fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
+fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(env: &Environment) -> Result<()> {
     let (all, met) = busy::coverage(busy::CELLS);
     ensure!(met == all, "{met} of {all} pairs of choices meet");
     let cells = busy::cells(busy::CELLS);
-    let device = lab.device()?;
+    let device = env.device()?;
     for number in SAMPLE {
         let cell = cells[number];
         ensure!(!cell.forbids_reuse(), "{cell} can only grow");
@@ -207,36 +207,36 @@ fn a_sample_of_busy_programs_holds_no_more_than_the_drivers_pool(lab: &Lab) -> R
             Ok(done.asked)
         };
         one_is_good(&format!("{number}, {cell}"), || {
-            measure(lab, cell.reuse, &program, &program)
+            measure(env, cell.reuse, &program, &program)
         })?;
     }
     Ok(())
 }
 
 #[apply(case_alone)]
-fn busy_threads_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
-    let long = if lab.backend == Backend::Sim {
+fn busy_threads_hold_no_more_than_the_drivers_pool(env: &Environment) -> Result<()> {
+    let long = if env.backend == Backend::Sim {
         400
     } else {
         20_000
     };
     beside_the_pool(
-        lab,
-        &|resource| busy_threads(lab, resource, long / 10).map(|()| 0),
-        &|resource| busy_threads(lab, resource, long).map(|()| 0),
+        env,
+        &|resource| busy_threads(env, resource, long / 10).map(|()| 0),
+        &|resource| busy_threads(env, resource, long).map(|()| 0),
     )
 }
 
 #[apply(case_alone)]
-fn streams_that_take_turns_hold_no_more_than_the_drivers_pool(lab: &Lab) -> Result<()> {
-    let long = if lab.backend == Backend::Sim {
+fn streams_that_take_turns_hold_no_more_than_the_drivers_pool(env: &Environment) -> Result<()> {
+    let long = if env.backend == Backend::Sim {
         10_000
     } else {
         200_000
     };
     beside_the_pool(
-        lab,
-        &|resource| taking_turns(lab, resource, long / 10).map(|()| 0),
-        &|resource| taking_turns(lab, resource, long).map(|()| 0),
+        env,
+        &|resource| taking_turns(env, resource, long / 10).map(|()| 0),
+        &|resource| taking_turns(env, resource, long).map(|()| 0),
     )
 }

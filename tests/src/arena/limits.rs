@@ -6,17 +6,17 @@ use std::sync::Barrier;
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, Error, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
 #[apply(case)]
-fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
+fn threads_together_hold_no_more_than_the_arena_may(env: &Environment) -> Result<()> {
     for _ in 0..20 {
-        let arena = Arena::builder(&lab.device()?).max_bytes(16 << 20).build()?;
+        let arena = Arena::builder(&env.device()?).max_bytes(16 << 20).build()?;
         let resource = Resource::from(arena.clone());
-        let streams: Result<Vec<_>> = (0..4).map(|_| lab.stream()).collect();
+        let streams: Result<Vec<_>> = (0..4).map(|_| env.stream()).collect();
         let streams = streams?;
         let together = Barrier::new(streams.len());
         let served: cuda_mem::Result<Vec<_>> = std::thread::scope(|scope| {
@@ -55,15 +55,15 @@ fn threads_together_hold_no_more_than_the_arena_may(lab: &Lab) -> Result<()> {
 
 /// A stream that was busy often is looked at less often, but not where that decides between memory and none.
 #[apply(case)]
-fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn memory_that_is_done_is_found_before_memory_is_out(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for asked_in_vain in [0, 1, 2, 3, 5, 9, 17, 34, 70] {
-        let arena = Arena::builder(&lab.device()?)
+        let arena = Arena::builder(&env.device()?)
             .reuse(ReusePolicy::ALLOW_OPPORTUNISTIC)
             .max_bytes(16 << 20)
             .build()?;
         let resource = Resource::from(arena.clone());
-        let (a, b) = (lab.stream()?, lab.stream()?);
+        let (a, b) = (env.stream()?, env.stream()?);
         let _small = resource.alloc::<u8>(&b, 1000)?;
         let large = resource.alloc::<u8>(&a, 10 * MIB)?;
         // So that the memory cannot go back to the device.
@@ -87,9 +87,9 @@ fn memory_that_is_done_is_found_before_memory_is_out(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let (a, b) = (lab.stream()?, lab.stream()?);
+fn a_refused_free_changes_no_number(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (a, b) = (env.stream()?, env.stream()?);
     let (large, small) = (
         Layout::from_size_align(MIB, 256)?,
         Layout::from_size_align(1000, 256)?,
@@ -119,17 +119,17 @@ fn a_refused_free_changes_no_number(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn the_initial_bytes_serve_many_streams_without_driver_calls(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for reuse in [
         ReusePolicy::DRIVER_DEFAULT,
         ReusePolicy::ALLOW_OPPORTUNISTIC,
     ] {
-        let builder = Arena::builder(&lab.device()?).reuse(reuse);
+        let builder = Arena::builder(&env.device()?).reuse(reuse);
         let arena = builder.initial_bytes(256 << 20).build()?;
         ensure!(arena.stats().reserved == 0, "{}", arena.stats());
         let resource = Resource::from(arena.clone());
-        let streams: Result<Vec<_>> = (0..16).map(|_| lab.stream()).collect();
+        let streams: Result<Vec<_>> = (0..16).map(|_| env.stream()).collect();
         let streams = streams?;
         // Once before a trim, and once after it.
         drop(resource.alloc::<u8>(&streams[0], MIB)?);
@@ -157,18 +157,18 @@ fn the_initial_bytes_serve_many_streams_without_driver_calls(lab: &Lab) -> Resul
 }
 
 #[apply(case)]
-fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn initial_bytes_that_are_not_to_be_had_are_no_error(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let free = stream.context().memory_info()?.free;
     for initial in [free.saturating_mul(2), u64::MAX] {
-        let builder = Arena::builder(&lab.device()?).initial_bytes(initial);
+        let builder = Arena::builder(&env.device()?).initial_bytes(initial);
         let arena = builder.build()?;
         let block = Resource::from(arena.clone()).alloc::<u8>(&stream, 20 * MIB)?;
         let stats = arena.stats();
         ensure!((20 << 20..free).contains(&stats.reserved), "{stats}");
         drop(block);
     }
-    let builder = Arena::builder(&lab.device()?).initial_bytes(1 << 30);
+    let builder = Arena::builder(&env.device()?).initial_bytes(1 << 30);
     let arena = builder.max_bytes(64 << 20).build()?;
     drop(Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?);
     ensure!(arena.stats().reserved == 64 << 20, "{}", arena.stats());
@@ -176,8 +176,8 @@ fn initial_bytes_that_are_not_to_be_had_are_no_error(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn a_share_of_the_device_is_a_limit_too(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let total = device.total_memory()?;
     let share = 64.0 * MIB as f64 / total as f64;
     for (builder, most) in [
@@ -217,13 +217,13 @@ fn a_share_of_the_device_is_a_limit_too(lab: &Lab) -> Result<()> {
 
 /// A growth takes more than it must, and the addresses that were reserved end before that.
 #[apply(case_alone)]
-fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
-    let total = lab.device()?.total_memory()?.next_multiple_of(2 << 20);
-    let arena = Arena::builder(&lab.device()?)
+fn growth_stays_within_its_addresses(env: &Environment) -> Result<()> {
+    let total = env.device()?.total_memory()?.next_multiple_of(2 << 20);
+    let arena = Arena::builder(&env.device()?)
         .slack(f64::INFINITY)
         .build()?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     // Of which addresses are left.
     let mut left = total;
     let mut take = |bytes: u64| -> Result<_> {
@@ -254,10 +254,10 @@ fn growth_stays_within_its_addresses(lab: &Lab) -> Result<()> {
 
 /// Blocks cut from pages, and blocks of the central heap.
 #[apply(case)]
-fn a_block_takes_little_of_the_host(lab: &Lab) -> Result<()> {
-    let (stream, others) = (lab.stream()?, [lab.stream()?, lab.stream()?]);
+fn a_block_takes_little_of_the_host(env: &Environment) -> Result<()> {
+    let (stream, others) = (env.stream()?, [env.stream()?, env.stream()?]);
     for (bytes, count) in [(256, 50_000), (17 << 10, 10_000)] {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
         for other in &others {
             drop(resource.alloc::<u8>(other, bytes)?);

@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, Stream};
 
 use crate::draws::Draws;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MIB: u64 = 1 << 20;
 /// Requests after which it has been decided whether a stream keeps pages.
@@ -91,17 +91,17 @@ fn keep(arena: &Arena, streams: &[Stream; 2]) -> Result<bool> {
 }
 
 /// An arena with 64 MiB, two streams and the one that asked for them.
-fn three_streams(lab: &Lab) -> Result<(Arena, [Stream; 2], Stream)> {
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let streams = [lab.stream()?, lab.stream()?];
+fn three_streams(env: &Environment) -> Result<(Arena, [Stream; 2], Stream)> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let streams = [env.stream()?, env.stream()?];
     // Streams keep blocks of a part of what the arena holds.
-    let third = lab.stream()?;
+    let third = env.stream()?;
     pair(&arena, &third, 64 << 20)?;
     Ok((arena, streams, third))
 }
 
-fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
-    let (arena, streams, third) = three_streams(lab)?;
+fn arena_that_keeps(env: &Environment) -> Result<(Arena, [Stream; 2])> {
+    let (arena, streams, third) = three_streams(env)?;
     for _ in 0..ROUNDS {
         ask_at_once(&arena, &streams, &third)?;
         if keep(&arena, &streams)? {
@@ -112,9 +112,9 @@ fn arena_that_keeps(lab: &Lab) -> Result<(Arena, [Stream; 2])> {
 }
 
 #[apply(case)]
-fn threads_that_seldom_meet_keep_no_pages(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams, _third) = three_streams(lab)?;
+fn threads_that_seldom_meet_keep_no_pages(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams, _third) = three_streams(env)?;
     take_turns(&arena, &streams)?;
     let block = Resource::from(arena.clone()).alloc::<u8>(&streams[0], 1 << 20)?;
     let space = arena.free_space();
@@ -124,9 +124,9 @@ fn threads_that_seldom_meet_keep_no_pages(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn threads_that_mix_sizes_live_from_pages_of_their_own(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams) = arena_that_keeps(lab)?;
+fn threads_that_mix_sizes_live_from_pages_of_their_own(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
     let resource = Resource::from(arena.clone());
     thread::scope(|scope| {
         let workers: Vec<_> = (1..)
@@ -182,9 +182,9 @@ fn mix(arena: &Arena, resource: &Resource, stream: &Stream, seed: u64) -> Result
 }
 
 #[apply(case)]
-fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams) = arena_that_keeps(lab)?;
+fn pages_that_an_idle_stream_keeps_go_to_others(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
     let resource = Resource::from(arena.clone());
     let alloc = |stream: &Stream, count: usize| -> Result<Vec<_>> {
         let buffers = (0..count).map(|_| resource.alloc::<u8>(stream, 1 << 20));
@@ -200,7 +200,7 @@ fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
     let before = arena.stats();
     // The rest would not do.
     ensure!(before.reserved - kept < kept, "{before}, {kept} kept");
-    let third = lab.stream()?;
+    let third = env.stream()?;
     let elsewhere = alloc(&third, (kept / MIB) as usize)?;
     let after = arena.stats();
     ensure!(after.reserved == before.reserved, "{before}; {after}");
@@ -209,9 +209,9 @@ fn pages_that_an_idle_stream_keeps_go_to_others(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams) = arena_that_keeps(lab)?;
+fn blocks_that_are_freed_elsewhere_are_not_kept(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
     let resource = Resource::from(arena.clone());
     for _ in 0..4000 {
         let block = resource.alloc::<u8>(&streams[0], 1 << 20)?;
@@ -236,9 +236,9 @@ fn blocks_that_are_freed_elsewhere_are_not_kept(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams) = arena_that_keeps(lab)?;
+fn pages_go_back_when_little_is_in_use_for_long(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
     let resource = Resource::from(arena.clone());
     let blocks = (0..64).map(|_| resource.alloc::<u8>(&streams[0], 1 << 20));
     let mut blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
@@ -256,9 +256,9 @@ fn pages_go_back_when_little_is_in_use_for_long(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, streams) = arena_that_keeps(lab)?;
+fn blocks_that_others_freed_come_back_when_a_stream_keeps_no_more(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, streams) = arena_that_keeps(env)?;
     let resource = Resource::from(arena.clone());
     // Fewer than are looked through at once.
     let mut held = Vec::new();

@@ -23,32 +23,32 @@ mod upstream;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::lab::{Backend, Lab};
+use crate::environment::{Backend, Environment};
 use crate::settings::{self, SEED};
 
 /// Many moves of free memory beside a busy stream, between blocks whose bytes are looked at.
 #[apply(case_long)]
-fn many_moves(lab: &Lab) -> Result<()> {
-    moves::many_moves(lab)
+fn many_moves(env: &Environment) -> Result<()> {
+    moves::many_moves(env)
 }
 
 /// Random programs, each of some streams and threads over an arena of its own. Every block is written when
 /// it is allocated and looked at before it is freed.
 #[apply(case_long)]
-fn random_programs(lab: &Lab) -> Result<()> {
-    let default = match lab.backend {
+fn random_programs(env: &Environment) -> Result<()> {
+    let default = match env.backend {
         Backend::Sim => 200,
         Backend::Gpu => 500,
     };
     let threads = settings::threads()?;
     // The primary context ends with its last handle, and takes 0.15 s to be made again on a GPU.
-    let _context = lab.context()?;
+    let _context = env.context()?;
     let mut sum = program::Tally::default();
     let ran = settings::each(default, |seed| {
-        let tally = program::run(Lab::get()?, seed, threads)
+        let tally = program::run(Environment::get()?, seed, threads)
             .with_context(|| format!("program {SEED}={seed}"))?;
         sum.add(&tally);
-        if let Ok(control) = lab.control()
+        if let Ok(control) = env.control()
             && control.report_count() > 0
         {
             let reports = control.reports();
@@ -58,7 +58,7 @@ fn random_programs(lab: &Lab) -> Result<()> {
                 "program {SEED}={seed} was out of order: {reports:#?}"
             );
         }
-        if let Ok(control) = lab.control() {
+        if let Ok(control) = env.control() {
             let live = control.live();
             let left = (live.mappings, live.reservations, live.annotated);
             ensure!(left == (0, 0, 0), "program {SEED}={seed} left {left:?}");

@@ -11,8 +11,8 @@ use cuda_mem_trace::{Op, Trace, recorded};
 
 use super::spots;
 use crate::draws::Draws;
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 use crate::watchdog;
 
 const MIB: usize = 1 << 20;
@@ -39,15 +39,15 @@ fn every_other(blocks: Vec<DeviceBuffer<u8>>) -> (Vec<DeviceBuffer<u8>>, Vec<Dev
     (only(freed), only(kept))
 }
 
-fn arena(lab: &Lab, slack: f64) -> Result<(Arena, Resource)> {
-    let arena = Arena::builder(&lab.device()?).slack(slack).build()?;
+fn arena(env: &Environment, slack: f64) -> Result<(Arena, Resource)> {
+    let arena = Arena::builder(&env.device()?).slack(slack).build()?;
     Ok((arena.clone(), Resource::from(arena)))
 }
 
 #[apply(case)]
-fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
-    let (arena, resource) = arena(lab, 1.0)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn free_memory_moves_where_a_large_request_needs_it(env: &Environment) -> Result<()> {
+    let (arena, resource) = arena(env, 1.0)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     for second in [false, true] {
         if second {
             drop(resource.alloc::<u8>(&other, 1000)?);
@@ -74,10 +74,10 @@ fn free_memory_moves_where_a_large_request_needs_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, resource) = arena(lab, 1.0)?;
-    let stream = lab.stream()?;
+fn memory_in_use_does_not_move(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, resource) = arena(env, 1.0)?;
+    let stream = env.stream()?;
     let (freed, kept) = every_other(row(&resource, &stream, 9)?);
     let before = arena.stats();
     let held = hold(&stream)?;
@@ -98,10 +98,10 @@ fn memory_in_use_does_not_move(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (arena, resource) = arena(lab, 1.0)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn what_is_freed_and_not_done_is_demand(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (arena, resource) = arena(env, 1.0)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let _of_other = resource.alloc::<u8>(&other, PIECE)?;
     let freed = row(&resource, &stream, 4)?;
     let before = arena.stats();
@@ -118,9 +118,9 @@ fn what_is_freed_and_not_done_is_demand(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let stream = lab.stream()?;
+fn memory_moves_only_as_it_is_told(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let stream = env.stream()?;
     let builders = [
         Arena::builder(&device).slack(f64::INFINITY),
         Arena::builder(&device).slack(3.0),
@@ -149,10 +149,10 @@ fn memory_moves_only_as_it_is_told(lab: &Lab) -> Result<()> {
 
 /// Blocks of many sizes come and go, and move, on two streams.
 #[apply(case_alone)]
-fn bytes_survive_many_moves(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (arena, resource) = arena(lab, 1.0)?;
-    let streams = [lab.stream()?, lab.stream()?];
+fn bytes_survive_many_moves(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (arena, resource) = arena(env, 1.0)?;
+    let streams = [env.stream()?, env.stream()?];
     let mut draws = Draws::new(7);
     let mut live: Vec<(DeviceBuffer<u8>, u8)> = Vec::new();
     let mut bytes = 0;
@@ -191,9 +191,9 @@ const LOOKED_AT: usize = 8;
 const TOLD: u64 = 100_000;
 
 /// A stream of the next device, if there is one that reaches the memory of the first.
-fn peer(lab: &Lab) -> Result<Option<Stream>> {
-    let device = lab.device()?;
-    let others = lab.driver.devices()?;
+fn peer(env: &Environment) -> Result<Option<Stream>> {
+    let device = env.device()?;
+    let others = env.driver.devices()?;
     let peers = others.iter().filter(|other| **other != device);
     for peer in peers {
         if peer.can_access_peer(&device)? {
@@ -206,17 +206,17 @@ fn peer(lab: &Lab) -> Result<Option<Stream>> {
 /// Free memory moves between blocks that stay, while another stream is busy with memory of the arena. Where the device
 /// has a peer, that looks at what stayed, and writes what lies on moved memory.
 #[apply(case_of_two)]
-pub(super) fn many_moves(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
+pub(super) fn many_moves(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
     let least = crate::settings::number(MOVES)?.unwrap_or(100);
-    let peer = peer(lab)?;
+    let peer = peer(env)?;
     let devices: Vec<_> = peer.iter().map(Stream::device).collect();
-    let arena = Arena::builder(&lab.device()?)
+    let arena = Arena::builder(&env.device()?)
         .slack(1.0)
         .access_from(&devices)
         .build()?;
     let resource = Resource::from(arena.clone());
-    let (beside, is_over) = (lab.stream()?, AtomicBool::new(false));
+    let (beside, is_over) = (env.stream()?, AtomicBool::new(false));
     let mut busy = resource.alloc_zeroed::<u32>(&beside, 1 << 18)?;
     std::thread::scope(|scope| {
         let fills = scope.spawn(|| -> Result<u32> {
@@ -231,7 +231,7 @@ pub(super) fn many_moves(lab: &Lab) -> Result<()> {
             ensure!(busy.to_vec()?.iter().all(|element| *element == fills));
             Ok(fills)
         });
-        let looked_at = move_between(lab, &arena, peer.as_ref(), least);
+        let looked_at = move_between(env, &arena, peer.as_ref(), least);
         is_over.store(true, Ordering::Relaxed);
         let fills = fills.join().map_err(|_| anyhow!("a thread panicked"))??;
         let looked_at = looked_at?;
@@ -246,9 +246,14 @@ pub(super) fn many_moves(lab: &Lab) -> Result<()> {
 }
 
 /// Returns how many blocks were looked at.
-fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> Result<usize> {
+fn move_between(
+    env: &Environment,
+    arena: &Arena,
+    peer: Option<&Stream>,
+    least: u64,
+) -> Result<usize> {
     const BLOCK: usize = 2 * MIB;
-    let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
+    let (resource, stream) = (Resource::from(arena.clone()), env.stream()?);
     let (mut looked_at, mut round, mut number, mut vain) = (0, 0_usize, 0_u8, 0);
     while arena.stats().moved < least {
         watchdog::next_part();
@@ -303,12 +308,12 @@ fn move_between(lab: &Lab, arena: &Arena, peer: Option<&Stream>, least: u64) -> 
 
 /// A recorded training run, twice, in an arena that may hold little more than what it asks for at most.
 #[apply(case_alone)]
-fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
+fn the_training_log_fits_in_little_more_than_its_peak(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
     let trace = Trace::read(&recorded())?;
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let max = trace.peak_bytes / 100 * 102;
-    let arena = Arena::builder(&lab.device()?).max_bytes(max).build()?;
+    let arena = Arena::builder(&env.device()?).max_bytes(max).build()?;
     run(&trace, &arena, &stream)?;
     let stats = arena.stats();
     ensure!(stats.moved > 0 && stats.live == 0, "{stats:?}");
@@ -317,9 +322,9 @@ fn the_training_log_fits_in_little_more_than_its_peak(lab: &Lab) -> Result<()> {
 
 /// The same where somebody else holds all of the card but 1.1 times the peak.
 #[apply(case_of_full_card)]
-fn the_training_log_runs_on_a_full_card(lab: &Lab) -> Result<()> {
+fn the_training_log_runs_on_a_full_card(env: &Environment) -> Result<()> {
     let trace = Trace::read(&recorded())?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     let context = stream.context().clone();
     let room = trace.peak_bytes / 10 * 11;
     let taken = context.memory_info()?.free.saturating_sub(room);

@@ -7,7 +7,7 @@ use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, SleepContents
 
 use super::moves::PIECE;
 use super::spots;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// Those that were freed are `None`.
 type Blocks = Vec<Option<DeviceBuffer<u8>>>;
@@ -36,9 +36,9 @@ fn look_at(blocks: &Blocks) -> Result<()> {
 
 /// Nine blocks side by side, of which every second one was freed, and its memory moved behind the last one, where it
 /// is free again.
-fn moved(lab: &Lab) -> Result<(Arena, Stream, Blocks)> {
-    let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
-    let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
+fn moved(env: &Environment) -> Result<(Arena, Stream, Blocks)> {
+    let arena = Arena::builder(&env.device()?).slack(1.0).build()?;
+    let (resource, stream) = (Resource::from(arena.clone()), env.stream()?);
     let blocks = (0..9).map(|number| Ok(Some(block(&resource, &stream, 1, number)?)));
     let mut blocks: Vec<_> = blocks.collect::<Result<_>>()?;
     blocks.iter_mut().step_by(2).for_each(|block| *block = None);
@@ -69,8 +69,8 @@ fn move_back(arena: &Arena, stream: &Stream, blocks: &mut Blocks) -> Result<()> 
 }
 
 #[apply(case)]
-fn memory_goes_back_without_a_driver_call(lab: &Lab) -> Result<()> {
-    let (arena, stream, mut blocks) = moved(lab)?;
+fn memory_goes_back_without_a_driver_call(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
     let before = arena.stats();
     move_back(&arena, &stream, &mut blocks)?;
     let after = arena.stats();
@@ -83,9 +83,9 @@ fn memory_goes_back_without_a_driver_call(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_was_elsewhere_goes_back_to_the_device(lab: &Lab) -> Result<()> {
+fn memory_that_was_elsewhere_goes_back_to_the_device(env: &Environment) -> Result<()> {
     for goes_back in [false, true] {
-        let (arena, stream, mut blocks) = moved(lab)?;
+        let (arena, stream, mut blocks) = moved(env)?;
         if goes_back {
             move_back(&arena, &stream, &mut blocks)?;
         }
@@ -107,8 +107,8 @@ fn memory_that_was_elsewhere_goes_back_to_the_device(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_was_elsewhere_sleeps(lab: &Lab) -> Result<()> {
-    let (arena, stream, mut blocks) = moved(lab)?;
+fn memory_that_was_elsewhere_sleeps(env: &Environment) -> Result<()> {
+    let (arena, stream, mut blocks) = moved(env)?;
     // SAFETY: nothing uses the blocks before the arena is awake.
     unsafe { arena.sleep(SleepContents::Keep) }?;
     arena.wake()?;
@@ -124,10 +124,10 @@ fn memory_that_was_elsewhere_sleeps(lab: &Lab) -> Result<()> {
 
 /// Moves through all addresses of an arena, and on from the first.
 #[apply(case_of_full_card)]
-fn addresses_that_memory_left_serve_other_memory(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
-    let stream = lab.stream()?;
-    let bytes = usize::try_from(lab.device()?.total_memory()?)? / 20;
+fn addresses_that_memory_left_serve_other_memory(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).slack(1.0).build()?;
+    let stream = env.stream()?;
+    let bytes = usize::try_from(env.device()?.total_memory()?)? / 20;
     let layout = |count: usize| Layout::from_size_align(count * bytes, 256);
     for round in 0..12 {
         let allocate = |count| {

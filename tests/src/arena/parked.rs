@@ -8,8 +8,8 @@ use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, ReusePol
 use super::log::fill;
 use super::spots;
 use super::streams::borrowed;
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
@@ -24,15 +24,15 @@ const POLICIES: [ReusePolicy; 4] = [
 ];
 
 #[apply(case)]
-fn memory_of_several_streams_goes_to_nobody_before_they_are_done(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn memory_of_several_streams_goes_to_nobody_before_they_are_done(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for (policy, bytes) in POLICIES
         .iter()
         .flat_map(|policy| SIZES.map(|bytes| (*policy, bytes)))
     {
-        let arena = Arena::builder(&lab.device()?).reuse(policy).build()?;
+        let arena = Arena::builder(&env.device()?).reuse(policy).build()?;
         let resource = Resource::from(arena.clone());
-        let (own, user, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let (own, user, third) = (env.stream()?, env.stream()?, env.stream()?);
         let block = resource.alloc::<u8>(&own, bytes)?;
         user.wait_for(&own)?;
         let held = hold(&user)?;
@@ -64,15 +64,15 @@ fn memory_of_several_streams_goes_to_nobody_before_they_are_done(lab: &Lab) -> R
 
 /// As [`cuda_mem::DeviceBuffer::free_after`] is meant: another library used the memory.
 #[apply(case)]
-fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn no_stream_waits_for_memory_of_several_streams(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for (policy, bytes) in POLICIES
         .iter()
         .flat_map(|policy| SIZES.map(|bytes| (*policy, bytes)))
     {
-        let arena = Arena::builder(&lab.device()?).reuse(policy).build()?;
+        let arena = Arena::builder(&env.device()?).reuse(policy).build()?;
         let resource = Resource::from(arena.clone());
-        let (own, user) = (lab.stream()?, lab.stream()?);
+        let (own, user) = (env.stream()?, env.stream()?);
         let mut reserved = 0;
         for round in 0..20 {
             let block = resource.alloc::<u8>(&own, bytes)?;
@@ -100,10 +100,10 @@ fn no_stream_waits_for_memory_of_several_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn an_arena_ends_after_all_users_of_its_memory(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
     let (own, user) = (context.stream()?, context.stream()?);
     let block = resource.alloc::<u8>(&own, 8 * MIB)?;
@@ -111,21 +111,21 @@ fn an_arena_ends_after_all_users_of_its_memory(lab: &Lab) -> Result<()> {
     let held = hold(&user)?;
     block.free_after([&user])?;
     drop((resource, arena, own));
-    ensure!(lab.driver.pointer_info(address)?.is_some(), "it is in use");
+    ensure!(env.driver.pointer_info(address)?.is_some(), "it is in use");
     drop(held);
     context.synchronize()?;
     ensure!(
-        lab.driver.pointer_info(address)?.is_none(),
+        env.driver.pointer_info(address)?.is_none(),
         "nobody uses it any more"
     );
     Ok(())
 }
 
 #[apply(case)]
-fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let (own, user) = (lab.stream()?, lab.stream()?);
+fn misuse_of_a_parked_block_is_an_error(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, user) = (env.stream()?, env.stream()?);
     let _held = hold(&user)?;
     for bytes in [1000, MIB] {
         let layout = Layout::from_size_align(bytes, 256)?;
@@ -150,13 +150,13 @@ fn misuse_of_a_parked_block_is_an_error(lab: &Lab) -> Result<()> {
 
 /// The freeing stream is made to wait for one of two users. The other one cannot be waited for, and is done first.
 #[apply(case_alone)]
-fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn a_wait_for_one_of_two_users_does_not_free_a_block(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for bytes in SIZES {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (own, busy, captured) = (lab.stream()?, lab.stream()?, lab.stream()?);
-        let third = lab.stream()?;
+        let (own, busy, captured) = (env.stream()?, env.stream()?, env.stream()?);
+        let third = env.stream()?;
         let block = resource.alloc::<u8>(&own, bytes)?;
         busy.wait_for(&own)?;
         let held = hold(&busy)?;
@@ -189,16 +189,16 @@ fn a_wait_for_one_of_two_users_does_not_free_a_block(lab: &Lab) -> Result<()> {
 
 /// A stream that the arena does not know is named, while what a stream left that ended is busy.
 #[apply(case)]
-fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_stream_that_is_named_first_waits_for_nothing(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
-    let (left, own) = (lab.stream()?, lab.stream()?);
+    let (left, own) = (env.stream()?, env.stream()?);
     drop(resource.alloc::<u8>(&borrowed(&left), 8 * MIB)?);
     let block = resource.alloc::<u8>(&own, MIB)?;
     let held = hold(&left)?;
     drop(resource.alloc::<u8>(&borrowed(&left), 8 * MIB)?);
-    let (other, new) = (lab.stream()?, lab.stream()?);
+    let (other, new) = (env.stream()?, env.stream()?);
     block.free_after([&other])?;
     resource.alloc::<u8>(&own, MIB)?.free_on(&new)?;
     // They would never return if these waited for the held stream.
@@ -211,12 +211,12 @@ fn a_stream_that_is_named_first_waits_for_nothing(lab: &Lab) -> Result<()> {
 
 /// A small block in a page of one stream, freed by another one and after a third.
 #[apply(case)]
-fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn one_trim_gives_all_back(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for bytes in SIZES {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
-        let (own, freeing, user) = (lab.stream()?, lab.stream()?, lab.stream()?);
+        let (own, freeing, user) = (env.stream()?, env.stream()?, env.stream()?);
         let mut block = resource.alloc::<u8>(&own, bytes)?;
         block.set_stream(&freeing)?;
         user.wait_for(&own)?;
@@ -234,11 +234,11 @@ fn one_trim_gives_all_back(lab: &Lab) -> Result<()> {
 
 /// The block is of another stream's pages: it comes back there, and is found when that looks for memory.
 #[apply(case)]
-fn a_block_parked_on_another_stream_comes_back(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_block_parked_on_another_stream_comes_back(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
-    let (own, other, user) = (lab.stream()?, lab.stream()?, lab.stream()?);
+    let (own, other, user) = (env.stream()?, env.stream()?, env.stream()?);
     for _ in 0..3000 {
         let block = resource.alloc::<u8>(&own, 16 << 10)?;
         let block = block.move_to(&other).map_err(|failed| failed.error)?;

@@ -13,7 +13,7 @@ use cuda_mem::{
 
 use super::log::{Expected, Log, fill};
 use crate::annotated::Annotated;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// What programs did.
 #[derive(Clone, Debug, Default)]
@@ -123,7 +123,7 @@ struct Shared {
 const LONG: u64 = 100;
 
 /// Runs the program of this seed. If a number of threads is given, the program is a long one on as many.
-pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<Tally> {
+pub(super) fn run(env: &'static Environment, seed: u64, threads: Option<u64>) -> Result<Tally> {
     let mut draw = Draw::new(seed);
     let policies = [
         ReusePolicy::DRIVER_DEFAULT,
@@ -133,7 +133,7 @@ pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<
         ReusePolicy::DETERMINISTIC,
     ];
     let limited = draw.below(4) == 0;
-    let mut builder = Arena::builder(&lab.device()?).reuse(policies[draw.below(5) as usize]);
+    let mut builder = Arena::builder(&env.device()?).reuse(policies[draw.below(5) as usize]);
     if seed.is_multiple_of(2) {
         builder = builder.slack(1.0);
     }
@@ -141,7 +141,7 @@ pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<
         builder = builder.max_bytes((8 + draw.below(56)) << 20);
     }
     let arena = builder.build()?;
-    let context = lab.context()?;
+    let context = env.context()?;
     let (few, short) = (1 + draw.below(3), 20 + draw.below(40));
     let is_long = threads.is_some() || seed.is_multiple_of(LONG);
     let (threads, steps) = match threads {
@@ -149,13 +149,13 @@ pub(super) fn run(lab: &'static Lab, seed: u64, threads: Option<u64>) -> Result<
         Some(threads) => (threads.max(1), 2500),
         None => (4, 2000),
     };
-    let pool = MemoryPool::builder(&lab.device()?).build()?;
+    let pool = MemoryPool::builder(&env.device()?).build()?;
     let first = context.stream()?;
     let shared = Shared {
         log: Log::new(&pool, &first, (threads * steps * 2) as usize)?,
         resource: Resource::new(Annotated {
             arena: arena.clone(),
-            control: lab.control().ok(),
+            control: env.control().ok(),
         }),
         arena,
         market: Mutex::default(),

@@ -5,8 +5,8 @@ use std::alloc::Layout;
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, MemoryResource, Resource, ReusePolicy, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
@@ -21,20 +21,20 @@ struct Scene {
     b: Stream,
 }
 
-fn scene(lab: &Lab, reuse: ReusePolicy, max: u64) -> Result<Scene> {
-    let builder = Arena::builder(&lab.device()?).reuse(reuse).max_bytes(max);
+fn scene(env: &Environment, reuse: ReusePolicy, max: u64) -> Result<Scene> {
+    let builder = Arena::builder(&env.device()?).reuse(reuse).max_bytes(max);
     let arena = builder.build()?;
     Ok(Scene {
         resource: Resource::from(arena.clone()),
         arena,
-        a: lab.stream()?,
-        b: lab.stream()?,
+        a: env.stream()?,
+        b: env.stream()?,
     })
 }
 
 impl Scene {
-    fn new(lab: &Lab, reuse: ReusePolicy) -> Result<Self> {
-        scene(lab, reuse, u64::MAX)
+    fn new(env: &Environment, reuse: ReusePolicy) -> Result<Self> {
+        scene(env, reuse, u64::MAX)
     }
 
     fn on_a(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
@@ -51,10 +51,10 @@ fn overlap(one: (u64, usize), other: (u64, usize)) -> bool {
 }
 
 #[apply(case)]
-fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn memory_is_reused_at_once_on_its_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for bytes in [1000, 40 << 10, MIB, 30 * MIB] {
-        let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+        let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
         let _held = hold(&scene.a)?;
         let first = scene.on_a(bytes)?;
         let address = first.as_raw();
@@ -78,8 +78,8 @@ fn memory_is_reused_at_once_on_its_stream(lab: &Lab) -> Result<()> {
 
 /// Copies across two mappings want a current context (R148), which no user has to think of.
 #[apply(case)]
-fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+fn a_block_may_lie_across_pieces(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     drop(scene.on_a(MIB)?);
     let bytes = 2 * scene.arena.stats().reserved as usize;
     let mut block = scene.on_a(bytes)?;
@@ -106,10 +106,10 @@ fn a_block_may_lie_across_pieces(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn what_is_busy_is_not_given_to_others(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     for bytes in [1000, 8 * MIB] {
-        let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+        let scene = Scene::new(env, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
         let _held = hold(&scene.a)?;
         let first = scene.on_a(bytes)?;
         let place = (first.as_raw(), bytes);
@@ -127,9 +127,9 @@ fn what_is_busy_is_not_given_to_others(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let scene = Scene::new(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
+fn a_stream_waits_rather_than_that_the_arena_grows(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let scene = Scene::new(env, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
     let held = hold(&scene.a)?;
     let first = scene.on_a(32 * MIB)?;
     let place = (first.as_raw(), 32 * MIB);
@@ -152,8 +152,8 @@ fn a_stream_waits_rather_than_that_the_arena_grows(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::DETERMINISTIC)?;
+fn without_leave_streams_keep_to_themselves(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::DETERMINISTIC)?;
     let place = (scene.on_a(8 * MIB)?.as_raw(), 8 * MIB);
     let other = scene.on_b(8 * MIB)?;
     ensure!(
@@ -167,14 +167,14 @@ fn without_leave_streams_keep_to_themselves(lab: &Lab) -> Result<()> {
 
 /// As in the driver's pools: the host knows that it is done.
 #[apply(case)]
-fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -> Result<()> {
+fn what_was_waited_for_goes_to_others_under_every_policy(env: &Environment) -> Result<()> {
     for reuse in [
         ReusePolicy::empty(),
         ReusePolicy::DETERMINISTIC,
         ReusePolicy::DRIVER_DEFAULT,
     ] {
         for of_context in [false, true] {
-            let scene = Scene::new(lab, reuse)?;
+            let scene = Scene::new(env, reuse)?;
             let address = scene.on_a(LARGE)?.as_raw();
             if of_context {
                 scene.a.context().synchronize()?;
@@ -191,8 +191,8 @@ fn what_was_waited_for_goes_to_others_under_every_policy(lab: &Lab) -> Result<()
 }
 
 #[apply(case)]
-fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+fn what_is_done_goes_to_other_streams(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     let address = scene.on_a(LARGE)?.as_raw();
     scene.a.synchronize()?;
     let other = scene.on_b(LARGE)?;
@@ -203,11 +203,11 @@ fn what_is_done_goes_to_other_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
-    let builder = Arena::builder(&lab.device()?).initial_bytes(1 << 30);
+fn a_burst_of_frees_costs_one_query(env: &Environment) -> Result<()> {
+    let builder = Arena::builder(&env.device()?).initial_bytes(1 << 30);
     let arena = builder.build()?;
     let resource = Resource::from(arena.clone());
-    let (a, b) = (lab.stream()?, lab.stream()?);
+    let (a, b) = (env.stream()?, env.stream()?);
     // Streams are known by what they have allocated.
     drop(resource.alloc::<u8>(&b, MIB)?);
     let blocks = (0..32).map(|_| resource.alloc::<u8>(&a, 8 * MIB));
@@ -229,9 +229,9 @@ fn a_burst_of_frees_costs_one_query(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let scene = Scene::new(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+fn blocks_may_come_back_on_other_streams(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let scene = Scene::new(env, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
     for bytes in [1000, 8 * MIB] {
         let buffer = scene.on_a(bytes)?;
         let place = (buffer.as_raw(), bytes);
@@ -258,10 +258,10 @@ fn blocks_may_come_back_on_other_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+fn a_stream_that_ended_leaves_its_memory_to_the_next(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     for _ in 0..20 {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         for bytes in [500, 5000, 3 * MIB] {
             let mut buffer = scene.resource.alloc::<u8>(&stream, bytes)?;
             buffer.fill(3)?;
@@ -274,8 +274,8 @@ fn a_stream_that_ended_leaves_its_memory_to_the_next(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
-    let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 16 << 20)?;
+fn an_arena_is_no_larger_than_it_may_be(env: &Environment) -> Result<()> {
+    let scene = scene(env, ReusePolicy::DRIVER_DEFAULT, 16 << 20)?;
     let first = scene.on_a(12 * MIB)?;
     let Err(error) = scene.resource.alloc::<u8>(&scene.a, 8 * MIB) else {
         anyhow::bail!("more than the arena may hold");
@@ -299,9 +299,9 @@ fn an_arena_is_no_larger_than_it_may_be(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+fn trimming_gives_back_what_is_done(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     let held = hold(&scene.a)?;
     for bytes in [700, 100 << 10, 64 * MIB] {
         drop(scene.on_a(bytes)?);
@@ -327,8 +327,8 @@ fn trimming_gives_back_what_is_done(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
-    let scene = scene(lab, ReusePolicy::DRIVER_DEFAULT, 48 << 20)?;
+fn a_full_arena_gives_back_before_it_fails(env: &Environment) -> Result<()> {
+    let scene = scene(env, ReusePolicy::DRIVER_DEFAULT, 48 << 20)?;
     let blocks: Result<Vec<_>> = (0..4).map(|_| scene.on_a(10 * MIB)).collect();
     let [first, second, third, fourth] =
         <[_; 4]>::try_from(blocks?).map_err(|_| anyhow::anyhow!("four blocks"))?;
@@ -346,10 +346,10 @@ fn a_full_arena_gives_back_before_it_fails(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
+fn the_arena_ends_when_its_last_block_does(env: &Environment) -> Result<()> {
     let Scene {
         arena, resource, a, ..
-    } = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+    } = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     let mut buffer = resource.alloc::<u32>(&a, 1 << 20)?;
     drop((arena, resource));
     buffer.fill(5)?;
@@ -361,8 +361,8 @@ fn the_arena_ends_when_its_last_block_does(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn numbers_add_up(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+fn numbers_add_up(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     let sizes = [1, 256, 257, 70_000, MIB, 5 * MIB];
     let blocks: Result<Vec<_>> = sizes.into_iter().map(|bytes| scene.on_a(bytes)).collect();
     let blocks = blocks?;
@@ -393,9 +393,9 @@ fn numbers_add_up(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn misuse_is_an_error(lab: &Lab) -> Result<()> {
-    let scene = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
-    let other = Scene::new(lab, ReusePolicy::DRIVER_DEFAULT)?;
+fn misuse_is_an_error(env: &Environment) -> Result<()> {
+    let scene = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
+    let other = Scene::new(env, ReusePolicy::DRIVER_DEFAULT)?;
     let layout = Layout::from_size_align(4096, 256)?;
     let address = other.arena.allocate(layout, &scene.a)?;
     // SAFETY: nothing uses the memory; the arena is to see that it is not its own.

@@ -6,7 +6,7 @@ use cuda_mem::{
     Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
 const SIZES: [usize; 4] = [1000, 300_000, 5 * MIB, 33 * MIB];
@@ -37,8 +37,8 @@ fn check(blocks: &[DeviceBuffer<u8>]) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
-    let (device, streams) = (lab.device()?, [lab.stream()?, lab.stream()?]);
+fn memory_comes_back_where_it_was(env: &Environment) -> Result<()> {
+    let (device, streams) = (env.device()?, [env.stream()?, env.stream()?]);
     let arena = Arena::builder(&device).build()?;
     let resource = Resource::from(arena.clone());
     for contents in [
@@ -87,9 +87,9 @@ fn memory_comes_back_where_it_was(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let arena = Arena::builder(&lab.device()?)
+fn an_arena_that_sleeps_takes_and_gives(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?)
         .max_bytes(256 << 20)
         .build()?;
     let resource = Resource::from(arena.clone());
@@ -127,9 +127,9 @@ fn an_arena_that_sleeps_takes_and_gives(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    let over = Arena::over(lab.pool()?);
+fn what_cannot_sleep_says_so(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let over = Arena::over(env.pool()?);
     // SAFETY: nothing uses it.
     let refused = unsafe { over.sleep(SleepContents::Discard) };
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
@@ -157,12 +157,12 @@ fn what_cannot_sleep_says_so(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
+fn pinned_memory_stays_where_it_is(env: &Environment) -> Result<()> {
     const PIECE: usize = 32 * MIB;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     for is_over in [false, true] {
         let arena = if is_over {
-            Arena::over(lab.pool()?)
+            Arena::over(env.pool()?)
         } else {
             Arena::builder(&device).slack(1.0).build()?
         };
@@ -213,9 +213,9 @@ fn pinned_memory_stays_where_it_is(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_pin_keeps_its_arena(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let arena = Arena::builder(&env.device()?).build()?;
     let mut block = Resource::from(arena.clone()).alloc::<u8>(&stream, MIB)?;
     block.fill(9)?;
     let (address, pin) = (block.as_raw(), arena.pin(block.as_raw(), 1 << 20)?);
@@ -230,9 +230,9 @@ fn a_pin_keeps_its_arena(lab: &Lab) -> Result<()> {
 
 /// Nobody else may use the card.
 #[apply(case_of_full_card)]
-fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()> {
+fn a_sleeping_arena_leaves_the_card_to_others(env: &Environment) -> Result<()> {
     const GIB: usize = 1 << 30;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     let context = stream.context().clone();
     let arena = Arena::builder(&device).build()?;
     let resource = Resource::from(arena.clone());
@@ -249,7 +249,7 @@ fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()> {
     // SAFETY: nothing uses the weights before the arena is awake.
     let given = unsafe { arena.sleep(SleepContents::Keep) }?;
     ensure!(given >= (free - 10 * GIB) as u64, "{given} of {free}");
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let most = usize::try_from(context.memory_info()?.free)? - 2 * GIB;
     ensure!(most > free - 4 * GIB, "{most} of {free} bytes are free");
     drop(pool.alloc::<u8>(&stream, most)?);
@@ -261,13 +261,13 @@ fn a_sleeping_arena_leaves_the_card_to_others(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
-    let builder = Arena::builder(&lab.device()?);
+fn waits_trim_beside_memory_that_sleeps(env: &Environment) -> Result<()> {
+    let builder = Arena::builder(&env.device()?);
     let arena = builder
         .release_threshold(ReleaseThreshold::Bytes(0))
         .build()?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let _kept = resource.alloc::<u8>(&stream, 200 * MIB)?;
     // SAFETY: nothing uses the block.
     unsafe { arena.sleep(SleepContents::Discard) }?;
@@ -279,12 +279,12 @@ fn waits_trim_beside_memory_that_sleeps(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?)
+fn an_arena_wakes_though_its_own_free_memory_is_in_the_way(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?)
         .max_bytes(300 << 20)
         .build()?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let _kept = resource.alloc::<u8>(&stream, 200 * MIB)?;
     // SAFETY: nothing uses the block.
     unsafe { arena.sleep(SleepContents::Discard) }?;

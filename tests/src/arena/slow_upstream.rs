@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryProperties, MemoryResource, Resource, Stream};
 
 use super::upstream::{SideBySide, wait_until};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
 
@@ -23,9 +23,9 @@ struct Slow {
 }
 
 impl Slow {
-    fn new(lab: &Lab, stream: &Stream) -> Result<Self> {
+    fn new(env: &Environment, stream: &Stream) -> Result<Self> {
         Ok(Self {
-            below: SideBySide::new(lab, stream)?,
+            below: SideBySide::new(env, stream)?,
             is_slow: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             go: AtomicBool::new(false),
@@ -73,10 +73,10 @@ fn work_meanwhile(slow: &Slow, resource: &Resource, stream: &Stream) -> Result<(
 }
 
 #[apply(case)]
-fn a_thread_that_grows_holds_up_no_other(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let slow = Arc::new(Slow::new(lab, &stream)?);
+fn a_thread_that_grows_holds_up_no_other(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let slow = Arc::new(Slow::new(env, &stream)?);
     let arena = Arena::over(Arc::clone(&slow));
     let resource = Resource::from(arena.clone());
     let _kept = resource.alloc::<u8>(&other, MIB)?;
@@ -94,10 +94,10 @@ fn a_thread_that_grows_holds_up_no_other(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_thread_that_trims_holds_up_no_other(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let slow = Arc::new(Slow::new(lab, &stream)?);
+fn a_thread_that_trims_holds_up_no_other(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let slow = Arc::new(Slow::new(env, &stream)?);
     let arena = Arena::over(Arc::clone(&slow));
     let resource = Resource::from(arena.clone());
     let _kept = resource.alloc::<u8>(&other, MIB)?;

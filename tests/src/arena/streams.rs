@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, ReleaseThreshold, Resource, ReusePolicy, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: usize = 1 << 20;
 
@@ -15,14 +15,14 @@ pub(super) fn borrowed(stream: &Stream) -> Stream {
 }
 
 #[apply(case)]
-fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
+fn handles_of_one_stream_share_its_memory(env: &Environment) -> Result<()> {
     // Stream ids.
-    lab.need(12, 0)?;
-    let _calm = lab.calm();
-    let builder = Arena::builder(&lab.device()?).reuse(ReusePolicy::DETERMINISTIC);
+    env.need(12, 0)?;
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::DETERMINISTIC);
     let arena = builder.build()?;
     let resource = Resource::from(arena.clone());
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+    let (stream, other) = (env.stream()?, env.stream()?);
     drop(resource.alloc::<u8>(&other, MIB)?);
     let _held = hold(&stream)?;
     for bytes in [1000, 100 << 10, 8 * MIB] {
@@ -41,14 +41,14 @@ fn handles_of_one_stream_share_its_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Result<()> {
+fn a_stream_that_is_borrowed_again_finds_its_memory(env: &Environment) -> Result<()> {
     // Stream ids.
-    lab.need(12, 0)?;
-    let _calm = lab.calm();
-    let builder = Arena::builder(&lab.device()?).reuse(ReusePolicy::DETERMINISTIC);
+    env.need(12, 0)?;
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?).reuse(ReusePolicy::DETERMINISTIC);
     let arena = builder.build()?;
     let resource = Resource::from(arena.clone());
-    let (stream, another) = (lab.stream()?, lab.stream()?);
+    let (stream, another) = (env.stream()?, env.stream()?);
     let held = hold(&stream)?;
     let mut address = None;
     for turn in 0..100 {
@@ -70,11 +70,11 @@ fn a_stream_that_is_borrowed_again_finds_its_memory(lab: &Lab) -> Result<()> {
 
 /// Another stream gets the cache of one that ended. The first stream's handle must not lead there any more.
 #[apply(case)]
-fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
+fn a_stream_whose_cache_went_to_another_gets_a_new_one(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
     let resource = Resource::from(arena.clone());
-    let (first, second) = (lab.stream()?, lab.stream()?);
+    let (first, second) = (env.stream()?, env.stream()?);
     drop(resource.alloc::<u8>(&borrowed(&first), 8 * MIB)?);
     first.synchronize()?;
     // Takes over what `first` left.
@@ -95,13 +95,13 @@ fn a_stream_whose_cache_went_to_another_gets_a_new_one(lab: &Lab) -> Result<()> 
 
 /// All but a page of what a stream keeps goes to others once its work is done, without a call from it.
 #[apply(case)]
-fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn an_idle_stream_keeps_no_more_than_a_page(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     const SIZES: [usize; 6] = [256, 1000, 16 << 10, 17 << 10, MIB, 20 * MIB];
     let max = 64 << 20;
-    let arena = Arena::builder(&lab.device()?).max_bytes(max).build()?;
+    let arena = Arena::builder(&env.device()?).max_bytes(max).build()?;
     let resource = Resource::from(arena.clone());
-    let (idle, other) = (lab.stream()?, lab.stream()?);
+    let (idle, other) = (env.stream()?, env.stream()?);
     // Keeps a page of the stream's cache in use.
     let _live = resource.alloc::<u8>(&idle, 256)?;
     for _ in 0..3 {
@@ -121,13 +121,13 @@ fn an_idle_stream_keeps_no_more_than_a_page(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_wait_gives_back_what_other_streams_freed(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let builder = Arena::builder(&lab.device()?);
+fn a_wait_gives_back_what_other_streams_freed(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?);
     let arena = builder
         .release_threshold(ReleaseThreshold::Bytes(0))
         .build()?;
-    let (own, other) = (lab.stream()?, lab.stream()?);
+    let (own, other) = (env.stream()?, env.stream()?);
     let resource = Resource::from(arena.clone());
     let blocks = (0..1000).map(|_| resource.alloc::<u8>(&own, 16 << 10));
     for block in blocks.collect::<cuda_mem::Result<Vec<_>>>()? {

@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryResource as _, Resource, Stream};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const THREADS: usize = 4;
 const UNIT: usize = 256;
@@ -56,10 +56,10 @@ fn on_threads(body: impl Fn(usize, &Barrier) -> Result<()> + Sync) -> Result<()>
 }
 
 #[apply(case)]
-fn threads_of_one_stream_get_blocks_of_their_own(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let (resource, stream) = (Resource::from(arena.clone()), lab.stream()?);
+fn threads_of_one_stream_get_blocks_of_their_own(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (resource, stream) = (Resource::from(arena.clone()), env.stream()?);
     on_threads(|number, turns| {
         share(&arena, &stream, turns)?;
         let mark = number as u8 + 1;
@@ -89,10 +89,10 @@ fn threads_of_one_stream_get_blocks_of_their_own(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_thread_keeps_one_block_of_each_small_size(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let stream = lab.stream()?;
+fn a_thread_keeps_one_block_of_each_small_size(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?).build()?;
+    let stream = env.stream()?;
     on_threads(|_, turns| {
         share(&arena, &stream, turns)?;
         for size in 1..=SIZES {
@@ -112,11 +112,11 @@ fn a_thread_keeps_one_block_of_each_small_size(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn threads_that_come_and_go_take_the_caches_of_others_over(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let builder = Arena::builder(&lab.device()?);
+fn threads_that_come_and_go_take_the_caches_of_others_over(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let builder = Arena::builder(&env.device()?);
     let arena = builder.max_bytes(MOST).build()?;
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     for generation in 0..10 {
         on_threads(|_, turns| {
             share(&arena, &stream, turns)?;
@@ -131,7 +131,7 @@ fn threads_that_come_and_go_take_the_caches_of_others_over(lab: &Lab) -> Result<
     }
     // What they leave goes to other streams that need it.
     stream.synchronize()?;
-    pair(&arena, &lab.stream()?, MOST as usize)?;
+    pair(&arena, &env.stream()?, MOST as usize)?;
     let stats = arena.stats();
     ensure!((stats.grown, stats.released) == (1, 0), "{stats}");
     Ok(())

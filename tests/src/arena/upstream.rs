@@ -13,7 +13,7 @@ use cuda_mem::{
     Resource, Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MIB: usize = 1 << 20;
 const GRANULE: u64 = 2 << 20;
@@ -29,8 +29,8 @@ pub(super) struct SideBySide {
 }
 
 impl SideBySide {
-    pub(super) fn new(lab: &Lab, stream: &Stream) -> Result<Self> {
-        let direct = DirectResource::new(lab.device()?);
+    pub(super) fn new(env: &Environment, stream: &Stream) -> Result<Self> {
+        let direct = DirectResource::new(env.device()?);
         let properties = direct.memory_properties();
         let memory = Resource::new(direct).alloc::<u8>(stream, 160 * MIB)?;
         Ok(Self {
@@ -65,10 +65,10 @@ unsafe impl MemoryResource for SideBySide {
 }
 
 #[apply(case)]
-fn a_block_lies_in_one_block_of_the_upstream(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let below = Arc::new(SideBySide::new(lab, &stream)?);
+fn a_block_lies_in_one_block_of_the_upstream(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let below = Arc::new(SideBySide::new(env, &stream)?);
     let arena = Arena::over(Arc::clone(&below));
     let resource = Resource::from(arena.clone());
     // A second stream, so that blocks do not stand in front.
@@ -150,10 +150,10 @@ unsafe impl MemoryResource for Handover {
 }
 
 #[apply(case)]
-fn a_block_that_comes_again_at_once_is_not_lost(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
+fn a_block_that_comes_again_at_once_is_not_lost(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
     let below = Arc::new(Handover {
-        direct: DirectResource::new(lab.device()?),
+        direct: DirectResource::new(env.device()?),
         spare: Mutex::default(),
         live: AtomicU64::new(0),
         armed: AtomicBool::new(false),
@@ -162,7 +162,7 @@ fn a_block_that_comes_again_at_once_is_not_lost(lab: &Lab) -> Result<()> {
         handed_out: AtomicBool::new(false),
     });
     let arena = Arena::over(Arc::clone(&below));
-    let (a, b) = (lab.stream()?, lab.stream()?);
+    let (a, b) = (env.stream()?, env.stream()?);
     let layout = Layout::from_size_align(8 * MIB, 256)?;
     let first = arena.allocate(layout, &a)?;
     let second = arena.allocate(layout, &b)?;
@@ -275,9 +275,9 @@ unsafe impl MemoryResource for Moody {
     }
 }
 
-fn moody(lab: &Lab) -> Result<(Arc<Moody>, Arena)> {
+fn moody(env: &Environment) -> Result<(Arc<Moody>, Arena)> {
     let below = Arc::new(Moody {
-        direct: DirectResource::new(lab.device()?),
+        direct: DirectResource::new(env.device()?),
         mood: Mutex::new(Mood::Good),
         allocated: AtomicU64::new(0),
         freed: AtomicU64::new(0),
@@ -286,11 +286,11 @@ fn moody(lab: &Lab) -> Result<(Arc<Moody>, Arena)> {
 }
 
 #[apply(case)]
-fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (below, arena) = moody(lab)?;
+fn memory_that_the_upstream_refuses_stays_usable(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (below, arena) = moody(env)?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     for bytes in [1000, 8 * MIB] {
         drop(resource.alloc::<u8>(&stream, bytes)?);
     }
@@ -322,11 +322,11 @@ fn memory_that_the_upstream_refuses_stays_usable(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (below, arena) = moody(lab)?;
+fn an_upstream_that_panics_is_given_nothing_twice(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (below, arena) = moody(env)?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     drop(resource.alloc::<u8>(&stream, MIB)?);
     stream.synchronize()?;
     below.set(Mood::PanicsWhenGiven);
@@ -346,11 +346,11 @@ fn an_upstream_that_panics_is_given_nothing_twice(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (below, arena) = moody(lab)?;
+fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (below, arena) = moody(env)?;
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     below.set(Mood::PanicsWhenAsked);
     for bytes in [1000, 8 * MIB] {
         let asked = || resource.alloc::<u8>(&stream, bytes).map(drop);
@@ -374,11 +374,11 @@ fn a_panic_of_the_upstream_leaves_the_arena_as_it_was(lab: &Lab) -> Result<()> {
 
 /// Nothing moves there, so that growing by a share is worth more than holding little.
 #[apply(case)]
-fn an_upstream_is_asked_for_shares(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let arena = Arena::over(DirectResource::new(lab.device()?));
+fn an_upstream_is_asked_for_shares(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let arena = Arena::over(DirectResource::new(env.device()?));
     let resource = Resource::from(arena.clone());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let blocks = (0..200).map(|_| resource.alloc::<u8>(&stream, 3 * MIB));
     let blocks = blocks.collect::<cuda_mem::Result<Vec<_>>>()?;
     let stats = arena.stats();

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// Bytes that repeat late, so that a shifted copy shows.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
@@ -12,8 +12,8 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 #[apply(case)]
-fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn bytes_come_back_as_they_were_sent(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for len in [
         1,
         2,
@@ -35,8 +35,8 @@ fn bytes_come_back_as_they_were_sent(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_width_fills(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn every_width_fills(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut bytes = pool.alloc::<u8>(&stream, 1001)?;
     bytes.fill(0xab)?;
     ensure!(bytes.to_vec()? == [0xab; 1001]);
@@ -53,8 +53,8 @@ fn every_width_fills(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn zeroed_memory_is_zero(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut dirty = pool.alloc::<u64>(&stream, 10_000)?;
     dirty.fill_bytes(0xff)?;
     drop(dirty);
@@ -63,8 +63,8 @@ fn zeroed_memory_is_zero(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_wrong_length_is_refused_and_changes_nothing(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut buffer = pool.alloc_from(&stream, &[1u8; 10])?;
     let other = pool.alloc_from(&stream, &[2u8; 11])?;
     let mut back = [3; 9];
@@ -84,14 +84,14 @@ fn a_wrong_length_is_refused_and_changes_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn nothing_at_all_is_a_buffer_too(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut empty = pool.alloc::<u32>(&stream, 0)?;
     ensure!(empty.is_empty() && empty.as_raw() == 0 && empty.size_bytes() == 0);
     empty.fill(1)?;
     empty.copy_from(&[])?;
     ensure!(empty.to_vec()?.is_empty());
-    drop(empty.on(&lab.stream()?)?);
+    drop(empty.on(&env.stream()?)?);
     empty.free()?;
     let units = pool.alloc_from(&stream, &[(); 5])?;
     ensure!(units.len() == 5 && units.size_bytes() == 0 && units.to_vec()? == [(); 5]);
@@ -99,8 +99,8 @@ fn nothing_at_all_is_a_buffer_too(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn live_buffers_do_not_overlap(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut live = Vec::new();
     for round in 0..120_usize {
         let len = 1 + (round * 7919) % 100_000;
@@ -120,24 +120,24 @@ fn live_buffers_do_not_overlap(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_may_be_dropped_by_another_thread(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_buffer_may_be_dropped_by_another_thread(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let buffer = pool.alloc_from(&stream, &[7u8; 100])?;
     let back = std::thread::spawn(move || buffer.to_vec())
         .join()
         .map_err(|_| anyhow::anyhow!("the thread panicked"))??;
     ensure!(back == [7; 100]);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     Ok(())
 }
 
 #[apply(case)]
-fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn freeing_says_how_it_went(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     pool.alloc::<u8>(&stream, 100)?.free()?;
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     stream.synchronize()?;
@@ -146,9 +146,9 @@ fn freeing_says_how_it_went(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn freeing_on_another_stream_is_ordered(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&home, 1000)?;
     home.synchronize()?;
     let held = hold(&home)?;
@@ -165,14 +165,14 @@ fn freeing_on_another_stream_is_ordered(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let _pressure = lab.pressure();
-    let pool = cuda_mem::MemoryPool::builder(&lab.device()?)
+fn freeing_at_once_serves_every_stream(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let _pressure = env.exclusive();
+    let pool = cuda_mem::MemoryPool::builder(&env.device()?)
         .max_size(64 << 20)
         .reuse(cuda_mem::ReusePolicy::empty())
         .build()?;
-    let (home, other) = (lab.stream()?, lab.stream()?);
+    let (home, other) = (env.stream()?, env.stream()?);
     let mut buffer = pool.alloc::<u8>(&home, 40 << 20)?;
     buffer.fill(1)?;
     buffer.free_sync()?;
@@ -183,9 +183,9 @@ fn freeing_at_once_serves_every_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (pool, first, second) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn a_buffer_moves_to_another_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, first, second) = (env.pool()?, env.stream()?, env.stream()?);
     let mut buffer = pool.alloc_zeroed::<u8>(&first, 1000)?;
     first.synchronize()?;
     let held = hold(&first)?;
@@ -207,17 +207,17 @@ fn a_buffer_moves_to_another_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_goes_out_of_hand_and_comes_back(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn memory_goes_out_of_hand_and_comes_back(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let address = pool.alloc_from(&stream, &[1_u16, 2, 3])?.into_raw()?;
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 6, "nobody has freed it");
     }
     // SAFETY: address and length are those of the buffer above.
     let buffer = unsafe { cuda_mem::DeviceBuffer::<u16>::from_raw(&stream, address, 3) };
     ensure!(buffer.to_vec()? == [1, 2, 3]);
     drop(buffer);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     ensure!(pool.alloc::<u8>(&stream, 0)?.into_raw()? == 0);

@@ -11,13 +11,13 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{CaptureMode, ErrorKind, Instantiate};
 
 use super::graph::MODES;
+use crate::environment::Environment;
 use crate::foreign::{begin, end};
-use crate::lab::Lab;
 
 #[apply(case_alone)]
-fn a_capture_that_fails_leaves_nothing(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_capture_that_fails_leaves_nothing(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for mode in MODES {
         let given = pool.alloc::<u8>(&stream, 1000)?;
         let failed = stream.capture(mode, |capture| {
@@ -52,9 +52,9 @@ fn is_capturing<T>(result: cuda_mem::Result<T>) -> bool {
 }
 
 #[apply(case_alone)]
-fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, context) = (lab.pool()?, lab.context()?);
+fn a_captured_stream_is_refused_to_others(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, context) = (env.pool()?, env.context()?);
     let (stream, other) = (context.stream()?, context.stream()?);
     let (event, mut buffer) = (context.event()?, pool.alloc::<u8>(&stream, 1000)?);
     for mode in MODES {
@@ -84,14 +84,14 @@ fn a_captured_stream_is_refused_to_others(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_buffer_is_freed_after_the_capture_of_its_stream(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for mode in MODES {
         let buffers = [1, 2, 3].map(|_| pool.alloc_zeroed::<u8>(&stream, 1000));
         let [dropped, freed, lent] = buffers;
         let (dropped, freed, mut lent) = (dropped?, freed?, lent?);
-        let other = lab.stream()?;
+        let other = env.stream()?;
         std::mem::forget(lent.on(&other)?);
         let (graph, freed) = stream.capture(mode, |_| {
             drop(dropped);
@@ -114,15 +114,15 @@ fn a_buffer_is_freed_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn buffers_of_other_streams_do_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
     for mode in MODES {
         let (here, there) = (
             pool.alloc::<u8>(&other, 1000)?,
             pool.alloc::<u8>(&other, 1000)?,
         );
-        let ending = lab.pool()?;
+        let ending = env.pool()?;
         drop(ending.alloc::<u8>(&other, 1000)?);
         let (graph, ()) = stream.capture(mode, |capture| {
             drop(here);
@@ -139,11 +139,11 @@ fn buffers_of_other_streams_do_not_spoil_a_capture(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let pool = lab.pool()?;
+fn a_capture_of_somebody_else_loses_no_buffer(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let pool = env.pool()?;
     for mode in 0..3 {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let (first, second) = (
             pool.alloc::<u8>(&stream, 1000)?,
             pool.alloc::<u8>(&stream, 1000)?,
@@ -177,9 +177,9 @@ fn a_capture_of_somebody_else_loses_no_buffer(lab: &Lab) -> Result<()> {
 
 /// Nothing can be known before the call, so the capture is lost; the memory is not.
 #[apply(case_alone)]
-fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn a_forbidden_free_elsewhere_is_done_all_the_same(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
     for (mode, outcome) in [
         (0, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
         (1, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
@@ -200,11 +200,11 @@ fn a_forbidden_free_elsewhere_is_done_all_the_same(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let pool = lab.pool()?;
+fn a_stream_that_ends_in_a_capture_gives_back_what_waits(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let pool = env.pool()?;
     for mode in 0..3 {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let buffer = pool.alloc::<u8>(&stream, 1000)?;
         begin(&stream, mode)?;
         drop(buffer);
@@ -218,10 +218,10 @@ fn a_stream_that_ends_in_a_capture_gives_back_what_waits(lab: &Lab) -> Result<()
 const MEETINGS: usize = 1000;
 
 #[apply(case_alone)]
-fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
-    let buffer = lab.pool()?.alloc_from(&stream, &[1_u8; 4096])?;
+fn a_capture_takes_no_work_of_another_thread(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let buffer = env.pool()?.alloc_from(&stream, &[1_u8; 4096])?;
     let barrier = Barrier::new(2);
     // Both sides come to every barrier, whatever fails.
     let (copies, launched) = std::thread::scope(|scope| {
@@ -280,9 +280,9 @@ fn a_capture_takes_no_work_of_another_thread(lab: &Lab) -> Result<()> {
 
 /// A question that the driver is asked while the stream is captured makes the capture worthless.
 #[apply(case_alone)]
-fn questions_of_another_thread_spoil_no_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
+fn questions_of_another_thread_spoil_no_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
     let is_over = AtomicBool::new(false);
     let answers = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let is_asked = |answers: &AtomicUsize, ask: &dyn Fn() -> cuda_mem::Result<bool>| {

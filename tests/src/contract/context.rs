@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{CUcontext, CUresult};
 use cuda_mem::{Driver, ErrorKind};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 pub(super) fn current(driver: Driver) -> Result<CUcontext> {
     let mut context = null_mut();
@@ -35,17 +35,17 @@ pub(super) fn set_current(driver: Driver, context: CUcontext) -> Result<()> {
 pub(super) struct Foreign(Driver, pub(super) CUcontext);
 
 impl Foreign {
-    pub(super) fn new(lab: &Lab) -> Result<Self> {
+    pub(super) fn new(env: &Environment) -> Result<Self> {
         let mut context = null_mut();
-        let create = lab
+        let create = env
             .driver
             .table()
             .cuCtxCreate_v2
             .context("no cuCtxCreate_v2")?;
         // SAFETY: `context` is valid for a write; the device is of this driver.
-        let code = unsafe { create(&raw mut context, 0, lab.device()?.as_raw()) };
+        let code = unsafe { create(&raw mut context, 0, env.device()?.as_raw()) };
         ensure!(code == CUresult::CUDA_SUCCESS, "{code}");
-        Ok(Self(lab.driver, context))
+        Ok(Self(env.driver, context))
     }
 }
 
@@ -59,64 +59,64 @@ impl Drop for Foreign {
 }
 
 #[apply(case)]
-fn binding_puts_back_what_was_current(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    set_current(lab.driver, null_mut())?;
+fn binding_puts_back_what_was_current(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    set_current(env.driver, null_mut())?;
     {
         let _bound = context.bind()?;
-        ensure!(current(lab.driver)? == context.as_raw());
+        ensure!(current(env.driver)? == context.as_raw());
     }
     ensure!(
-        current(lab.driver)?.is_null(),
+        current(env.driver)?.is_null(),
         "no context was current before"
     );
 
-    let foreign = Foreign::new(lab)?;
-    ensure!(current(lab.driver)? == foreign.1);
+    let foreign = Foreign::new(env)?;
+    ensure!(current(env.driver)? == foreign.1);
     {
         let _bound = context.bind()?;
-        ensure!(current(lab.driver)? == context.as_raw());
+        ensure!(current(env.driver)? == context.as_raw());
     }
     ensure!(
-        current(lab.driver)? == foreign.1,
+        current(env.driver)? == foreign.1,
         "the foreign context was current before"
     );
-    let buffer = lab.pool()?.alloc_from(&lab.stream()?, &[1u8, 2, 3])?;
+    let buffer = env.pool()?.alloc_from(&env.stream()?, &[1u8, 2, 3])?;
     ensure!(buffer.to_vec()? == [1, 2, 3]);
     ensure!(
-        current(lab.driver)? == foreign.1,
+        current(env.driver)? == foreign.1,
         "work on ours left the foreign one"
     );
     drop(foreign);
-    set_current(lab.driver, null_mut())
+    set_current(env.driver, null_mut())
 }
 
 #[apply(case)]
-fn binding_is_nested(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    set_current(lab.driver, null_mut())?;
+fn binding_is_nested(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    set_current(env.driver, null_mut())?;
     let outer = context.bind()?;
     let inner = context.bind()?;
     drop(inner);
-    ensure!(current(lab.driver)? == context.as_raw());
+    ensure!(current(env.driver)? == context.as_raw());
     drop(outer);
-    ensure!(current(lab.driver)?.is_null());
+    ensure!(current(env.driver)?.is_null());
     Ok(())
 }
 
 #[apply(case)]
-fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
+fn no_operation_needs_or_leaves_a_current_context(env: &Environment) -> Result<()> {
     // Synchronising the context lets the host see every stream's frees.
-    let _pressure = lab.pressure();
-    set_current(lab.driver, null_mut())?;
+    let _pressure = env.exclusive();
+    set_current(env.driver, null_mut())?;
     let check = |what: &str| -> Result<()> {
         ensure!(
-            current(lab.driver)?.is_null(),
+            current(env.driver)?.is_null(),
             "{what} left a context current"
         );
         Ok(())
     };
-    let context = lab.context()?;
+    let context = env.context()?;
     check("primary_context")?;
     let (stream, other) = (context.stream()?, context.stream()?);
     check("stream")?;
@@ -127,7 +127,7 @@ fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
     event.synchronize()?;
     ensure!(event.is_done()?);
     check("the event's use")?;
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     pool.set_reuse_policy(cuda_mem::ReusePolicy::DETERMINISTIC)?;
     check("pool")?;
     let mut buffer = pool.alloc::<u32>(&stream, 1000)?;
@@ -147,7 +147,7 @@ fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
     context.synchronize()?;
     context.memory_info()?;
     pool.trim_to(0)?;
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         pool.stats()?;
     }
     check("the rest")?;
@@ -160,11 +160,11 @@ fn no_operation_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
-    let info = lab.context()?.memory_info()?;
+fn memory_info_is_plausible(env: &Environment) -> Result<()> {
+    let info = env.context()?.memory_info()?;
     ensure!(info.free <= info.total && info.free > 0, "{info:?}");
     ensure!(
-        info.total <= lab.device()?.total_memory()? + (1 << 30),
+        info.total <= env.device()?.total_memory()? + (1 << 30),
         "{info:?}"
     );
     Ok(())
@@ -172,14 +172,14 @@ fn memory_info_is_plausible(lab: &Lab) -> Result<()> {
 
 /// Alone, because it looks at whether anybody in the process holds the context.
 #[apply(case_alone)]
-fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn a_primary_context_lives_while_something_holds_it(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     ensure!(!device.has_active_context()?, "before anything was asked");
     let context = device.primary_context()?;
     let second = device.primary_context()?;
     ensure!(context == second && device.has_active_context()?);
     let stream = context.stream()?;
-    let buffer = lab.pool()?.alloc::<u8>(&stream, 100)?;
+    let buffer = env.pool()?.alloc::<u8>(&stream, 100)?;
     drop(context);
     drop(second);
     drop(stream);
@@ -190,26 +190,26 @@ fn a_primary_context_lives_while_something_holds_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_context_of_the_program_can_be_handed_in(lab: &Lab) -> Result<()> {
-    set_current(lab.driver, null_mut())?;
+fn a_context_of_the_program_can_be_handed_in(env: &Environment) -> Result<()> {
+    set_current(env.driver, null_mut())?;
     // SAFETY: null is refused.
-    let refused = unsafe { lab.driver.context_from_raw(null_mut()) };
+    let refused = unsafe { env.driver.context_from_raw(null_mut()) };
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidContext));
-    let foreign = Foreign::new(lab)?;
-    set_current(lab.driver, null_mut())?;
+    let foreign = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
     // SAFETY: it ends after everything that is made in it here.
-    let context = unsafe { lab.driver.context_from_raw(foreign.1) }?;
-    ensure!(current(lab.driver)?.is_null(), "asking left it current");
-    ensure!(!context.is_primary() && context.device() == lab.device()?);
+    let context = unsafe { env.driver.context_from_raw(foreign.1) }?;
+    ensure!(current(env.driver)?.is_null(), "asking left it current");
+    ensure!(!context.is_primary() && context.device() == env.device()?);
     let (a, b) = (context.stream()?, context.stream()?);
-    let mut buffer = lab.pool()?.alloc_from(&a, &[1u8, 2, 3])?;
+    let mut buffer = env.pool()?.alloc_from(&a, &[1u8, 2, 3])?;
     buffer.on(&b)?.fill(7)?;
     ensure!(buffer.to_vec()? == [7; 3]);
-    ensure!(current(lab.driver)?.is_null(), "work left it current");
+    ensure!(current(env.driver)?.is_null(), "work left it current");
     drop((buffer, a, b, context));
     // It is still there, and its maker's.
-    set_current(lab.driver, foreign.1)?;
-    ensure!(current(lab.driver)? == foreign.1);
+    set_current(env.driver, foreign.1)?;
+    ensure!(current(env.driver)? == foreign.1);
     drop(foreign);
-    set_current(lab.driver, null_mut())
+    set_current(env.driver, null_mut())
 }

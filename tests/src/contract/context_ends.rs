@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Context, MemoryPool, Stream};
 
 use super::context::{Foreign, current, set_current};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// What programs do with a stream, first with calls that need no current context.
 fn use_stream(pool: &MemoryPool, stream: &Stream) -> Result<()> {
@@ -49,24 +49,24 @@ fn use_context(pool: &MemoryPool, context: &Context) -> Result<()> {
 }
 
 /// Nothing holds the primary context any more.
-fn ensure_ended(lab: &Lab) -> Result<()> {
-    ensure!(!lab.device()?.has_active_context()?, "somebody holds it");
+fn ensure_ended(env: &Environment) -> Result<()> {
+    ensure!(!env.device()?.has_active_context()?, "somebody holds it");
     Ok(())
 }
 
 #[apply(case_alone)]
-fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<()> {
-    set_current(lab.driver, null_mut())?;
-    let pool = lab.pool()?;
+fn a_context_is_used_again_after_a_leaked_guard(env: &Environment) -> Result<()> {
+    set_current(env.driver, null_mut())?;
+    let pool = env.pool()?;
     for _ in 0..3 {
-        let context = lab.context()?;
+        let context = env.context()?;
         use_context(&pool, &context)?;
         forget(context.bind()?);
         use_context(&pool, &context)?;
         drop(context);
-        ensure_ended(lab)?;
+        ensure_ended(env)?;
     }
-    let context = lab.context()?;
+    let context = env.context()?;
     // The default streams first: they need the context that is current.
     use_stream(&pool, &context.legacy_stream())?;
     use_stream(&pool, &context.per_thread_stream())?;
@@ -76,8 +76,8 @@ fn a_context_is_used_again_after_a_leaked_guard(lab: &Lab) -> Result<()> {
 
 /// On a thread that did not see how the context ended and was made again.
 #[apply(case_alone)]
-fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn a_leaked_guard_of_another_thread_does_no_harm(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     type First = fn(&MemoryPool, &Context, &Stream) -> Result<()>;
     let firsts: [First; 4] = [
         |pool, _, stream| use_stream(pool, stream),
@@ -91,7 +91,7 @@ fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
             let (leaked, is_leaked) = channel();
             let pool = &pool;
             let other = scope.spawn(move || {
-                let context = lab.context()?;
+                let context = env.context()?;
                 forget(context.bind()?);
                 drop(context);
                 leaked.send(())?;
@@ -101,8 +101,8 @@ fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
                 use_context(pool, &context)
             });
             is_leaked.recv().context("the guard was not leaked")?;
-            ensure_ended(lab)?;
-            let context = lab.context()?;
+            ensure_ended(env)?;
+            let context = env.context()?;
             let stream = context.stream()?;
             send.send((context, stream))?;
             let joined = other.join();
@@ -114,14 +114,14 @@ fn a_leaked_guard_of_another_thread_does_no_harm(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
-    let foreign = Foreign::new(lab)?;
-    set_current(lab.driver, null_mut())?;
+fn guards_may_be_dropped_out_of_order(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
+    let foreign = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
     for leave_out in [false, true] {
         // SAFETY: it ends after everything that is made in it here.
-        let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
-        let context = lab.context()?;
+        let other = unsafe { env.driver.context_from_raw(foreign.1) }?;
+        let context = env.context()?;
         let outer = context.bind()?;
         let inner = other.bind()?;
         let innermost = context.bind()?;
@@ -137,80 +137,80 @@ fn guards_may_be_dropped_out_of_order(lab: &Lab) -> Result<()> {
         }
         use_context(&pool, &context)?;
         drop(context);
-        ensure_ended(lab)?;
+        ensure_ended(env)?;
         // Whatever is current now.
         use_context(&pool, &other)?;
-        let context = lab.context()?;
+        let context = env.context()?;
         use_context(&pool, &context)?;
         use_context(&pool, &other)?;
     }
-    set_current(lab.driver, null_mut())
+    set_current(env.driver, null_mut())
 }
 
 #[apply(case_alone)]
-fn a_guard_does_not_put_back_a_primary_context_that_has_ended(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
-    let foreign = Foreign::new(lab)?;
-    set_current(lab.driver, null_mut())?;
+fn a_guard_does_not_put_back_a_primary_context_that_has_ended(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
+    let foreign = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
     // SAFETY: it ends after everything that is made in it here.
-    let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
+    let other = unsafe { env.driver.context_from_raw(foreign.1) }?;
     for _ in 0..2 {
-        let context = lab.context()?;
+        let context = env.context()?;
         let ended = context.as_raw();
         forget(context.bind()?);
         let guard = other.bind()?;
         use_context(&pool, &context)?;
         drop(context);
-        ensure_ended(lab)?;
+        ensure_ended(env)?;
         use_context(&pool, &other)?;
         drop(guard);
         ensure!(
-            current(lab.driver)? != ended,
+            current(env.driver)? != ended,
             "a context is current that has ended"
         );
         use_context(&pool, &other)?;
-        use_context(&pool, &lab.context()?)?;
+        use_context(&pool, &env.context()?)?;
     }
-    set_current(lab.driver, null_mut())
+    set_current(env.driver, null_mut())
 }
 
 /// Of a context that lives again, or still, the guard puts back what was current.
 #[apply(case_alone)]
-fn a_guard_puts_back_a_primary_context_that_was_made_again(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
-    let foreign = Foreign::new(lab)?;
-    set_current(lab.driver, null_mut())?;
+fn a_guard_puts_back_a_primary_context_that_was_made_again(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
+    let foreign = Foreign::new(env)?;
+    set_current(env.driver, null_mut())?;
     // SAFETY: it ends after everything that is made in it here.
-    let other = unsafe { lab.driver.context_from_raw(foreign.1) }?;
-    let context = lab.context()?;
+    let other = unsafe { env.driver.context_from_raw(foreign.1) }?;
+    let context = env.context()?;
     forget(context.bind()?);
     let guard = other.bind()?;
     drop(context);
-    ensure_ended(lab)?;
-    let (context, second) = (lab.context()?, lab.context()?);
+    ensure_ended(env)?;
+    let (context, second) = (env.context()?, env.context()?);
     drop(second);
     drop(guard);
-    ensure!(current(lab.driver)? == context.as_raw());
+    ensure!(current(env.driver)? == context.as_raw());
     use_context(&pool, &context)?;
     use_context(&pool, &other)?;
-    ensure!(current(lab.driver)? == context.as_raw());
-    set_current(lab.driver, null_mut())
+    ensure!(current(env.driver)? == context.as_raw());
+    set_current(env.driver, null_mut())
 }
 
 /// The context that was current before is another library's, which destroys it too early.
 #[apply(case_alone)]
-fn a_guard_survives_the_end_of_a_foreign_context(lab: &Lab) -> Result<()> {
-    let (pool, context) = (lab.pool()?, lab.context()?);
-    let foreign = Foreign::new(lab)?;
-    ensure!(current(lab.driver)? == foreign.1);
+fn a_guard_survives_the_end_of_a_foreign_context(env: &Environment) -> Result<()> {
+    let (pool, context) = (env.pool()?, env.context()?);
+    let foreign = Foreign::new(env)?;
+    ensure!(current(env.driver)? == foreign.1);
     let (guard, destroyed) = (context.bind()?, foreign.1);
     drop(foreign);
-    ensure!(current(lab.driver)? == context.as_raw());
+    ensure!(current(env.driver)? == context.as_raw());
     use_context(&pool, &context)?;
     drop(guard);
-    ensure!(current(lab.driver)? == destroyed);
+    ensure!(current(env.driver)? == destroyed);
     use_context(&pool, &context)?;
-    ensure!(current(lab.driver)? == destroyed);
-    use_context(&pool, &lab.context()?)?;
-    set_current(lab.driver, null_mut())
+    ensure!(current(env.driver)? == destroyed);
+    use_context(&pool, &env.context()?)?;
+    set_current(env.driver, null_mut())
 }

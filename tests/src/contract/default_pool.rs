@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{CurrentPool, ReleaseThreshold, ReusePolicy};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// What is current is a state of the whole process.
 pub(super) static CURRENT: Mutex<()> = Mutex::new(());
 
 #[apply(case)]
-fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn the_default_pool_serves_and_keeps_its_settings(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let pool = device.default_pool()?;
     ensure!(pool == device.default_pool()?, "there is one");
     ensure!(
@@ -29,11 +29,11 @@ fn the_default_pool_serves_and_keeps_its_settings(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) -> Result<()> {
+fn the_current_pool_is_the_default_until_another_is_set(env: &Environment) -> Result<()> {
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = lab.device()?;
+    let device = env.device()?;
     ensure!(device.current_pool()? == CurrentPool::Default(device.default_pool()?));
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     device.set_current_pool(&pool)?;
     ensure!(device.current_pool()? == CurrentPool::Owned(pool.clone()));
     device.set_current_pool(&*device.default_pool()?)?;
@@ -48,11 +48,11 @@ fn the_current_pool_is_the_default_until_another_is_set(lab: &Lab) -> Result<()>
 }
 
 #[apply(case)]
-fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
+fn a_plain_allocation_comes_from_the_current_pool(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let (device, pool, stream) = (lab.device()?, lab.pool()?, lab.stream()?);
-    let table = lab.driver.table();
+    let (device, pool, stream) = (env.device()?, env.pool()?, env.stream()?);
+    let table = env.driver.table();
     let (allocate, free) = (
         table.cuMemAllocAsync.context("no cuMemAllocAsync")?,
         table.cuMemFreeAsync.context("no cuMemFreeAsync")?,
@@ -75,10 +75,10 @@ fn a_plain_allocation_comes_from_the_current_pool(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pool_that_somebody_else_made_is_only_a_handle(lab: &Lab) -> Result<()> {
+fn a_pool_that_somebody_else_made_is_only_a_handle(env: &Environment) -> Result<()> {
     let _alone = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    let device = lab.device()?;
-    let table = lab.driver.table();
+    let device = env.device()?;
+    let table = env.driver.table();
     let props = cuda_mem::sys::CUmemPoolProps {
         allocType: cuda_mem::sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         location: cuda_mem::sys::location(

@@ -8,19 +8,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cuda_mem::{ErrorKind, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
-fn both(lab: &Lab) -> Result<[Stream; 2]> {
-    let context = lab.context()?;
+fn both(env: &Environment) -> Result<[Stream; 2]> {
+    let context = env.context()?;
     Ok([context.legacy_stream(), context.per_thread_stream()])
 }
 
 #[apply(case)]
-fn default_streams_serve_without_a_current_context(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
-    for stream in both(lab)? {
-        let other = lab.stream()?;
+fn default_streams_serve_without_a_current_context(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
+    for stream in both(env)? {
+        let other = env.stream()?;
         let mut buffer = pool.alloc_from(&stream, &[1_u16, 2, 3])?;
         ensure!(buffer.to_vec()? == [1, 2, 3]);
         buffer.fill(4)?;
@@ -42,15 +42,15 @@ fn default_streams_serve_without_a_current_context(lab: &Lab) -> Result<()> {
         stream.synchronize()?;
         stream.is_done()?;
     }
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     Ok(())
 }
 
 #[apply(case)]
-fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
-    let table = lab.driver.table();
+fn default_streams_put_back_what_was_current(env: &Environment) -> Result<()> {
+    let table = env.driver.table();
     let current = table.cuCtxGetCurrent.context("no cuCtxGetCurrent")?;
     let now = || {
         let mut context = std::ptr::null_mut();
@@ -59,9 +59,9 @@ fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
         ensure!(code.0 == 0, "{code}");
         Ok(context)
     };
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let before = now()?;
-    for stream in both(lab)? {
+    for stream in both(env)? {
         let mut buffer = pool.alloc::<u8>(&stream, 100)?;
         buffer.fill(1)?;
         drop(buffer);
@@ -72,13 +72,13 @@ fn default_streams_put_back_what_was_current(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<()> {
-    let [legacy, own] = both(lab)?;
-    ensure!(legacy == lab.context()?.legacy_stream());
-    ensure!(own == lab.context()?.per_thread_stream());
-    ensure!(legacy != own && legacy != lab.stream()?);
+fn default_streams_of_a_context_are_told_apart(env: &Environment) -> Result<()> {
+    let [legacy, own] = both(env)?;
+    ensure!(legacy == env.context()?.legacy_stream());
+    ensure!(own == env.context()?.per_thread_stream());
+    ensure!(legacy != own && legacy != env.stream()?);
     let another = std::thread::scope(|scope| {
-        let theirs = scope.spawn(|| anyhow::Ok(lab.context()?.per_thread_stream()));
+        let theirs = scope.spawn(|| anyhow::Ok(env.context()?.per_thread_stream()));
         theirs.join().map_err(|_| anyhow::anyhow!("panicked"))?
     })?;
     ensure!(another != own, "each thread has its own");
@@ -86,8 +86,8 @@ fn default_streams_of_a_context_are_told_apart(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.context()?.per_thread_stream());
+fn a_threads_own_stream_is_refused_elsewhere(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.context()?.per_thread_stream());
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     std::thread::scope(|scope| {
         let there = scope.spawn(|| {
@@ -96,8 +96,8 @@ fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
             ensure!(pool.alloc::<u8>(&stream, 1).is_err_and(refused));
             ensure!(buffer.fill(1).is_err_and(refused));
             ensure!(buffer.to_vec().is_err_and(refused));
-            ensure!(buffer.on(&lab.stream()?).is_err_and(refused));
-            let mut theirs = pool.alloc::<u8>(&lab.stream()?, 1)?;
+            ensure!(buffer.on(&env.stream()?).is_err_and(refused));
+            let mut theirs = pool.alloc::<u8>(&env.stream()?, 1)?;
             ensure!(theirs.on(&stream).is_err_and(refused));
             Ok(())
         });
@@ -109,12 +109,12 @@ fn a_threads_own_stream_is_refused_elsewhere(lab: &Lab) -> Result<()> {
 
 /// The free waits for what the buffer's thread has submitted, and the memory is not lost.
 #[apply(case)]
-fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     let before = cuda_mem::drop_counts().failures;
     let buffer = std::thread::scope(|scope| {
         let there = scope.spawn(|| {
-            let stream = lab.context()?.per_thread_stream();
+            let stream = env.context()?.per_thread_stream();
             let mut buffer = pool.alloc::<u8>(&stream, 1 << 20)?;
             buffer.fill(3)?;
             anyhow::Ok(buffer)
@@ -127,17 +127,17 @@ fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(lab: &Lab) -> Resul
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     drop(buffer);
     ensure!(cuda_mem::drop_counts().failures == before);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     Ok(())
 }
 
 #[apply(case)]
-fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn freeing_a_threads_own_buffer_elsewhere_waits(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     let make = || -> Result<_> {
-        let stream = lab.context()?.per_thread_stream();
+        let stream = env.context()?.per_thread_stream();
         let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
         buffer.fill(3)?;
         // SAFETY: the memory is that of a buffer which is kept, and nobody uses both.
@@ -156,15 +156,15 @@ fn freeing_a_threads_own_buffer_elsewhere_waits(lab: &Lab) -> Result<()> {
 
 /// The driver lets no thread end whose own stream is busy (R177).
 #[apply(case)]
-fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_thread_waits_for_its_own_stream_at_its_end(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (send, receive) = channel();
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let there = scope.spawn(|| -> Result<()> {
             // The handle of the context goes before the thread.
-            let context = lab.context()?;
+            let context = env.context()?;
             let _current = context.bind()?;
             send.send(hold(&context.per_thread_stream())?)?;
             Ok(())
@@ -191,12 +191,12 @@ fn a_thread_waits_for_its_own_stream_at_its_end(lab: &Lab) -> Result<()> {
 /// The legacy stream waits for all threads' own ones. A host function there that another test has launched would wait for
 /// the one that holds the stream here, and this test for that.
 #[apply(case)]
-fn a_held_stream_does_not_hold_the_default_streams(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
+fn a_held_stream_does_not_hold_the_default_streams(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
     // Streams of this crate do not synchronise with the legacy stream.
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let held = hold(&stream)?;
-    for free in both(lab)? {
+    for free in both(env)? {
         free.synchronize()?;
         ensure!(!stream.is_done()?);
     }

@@ -4,15 +4,15 @@ use anyhow::{Result, ensure};
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{CudaVersion, ErrorKind, PciId, Uuid};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn a_device_says_what_it_is(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     ensure!(!device.name()?.is_empty());
     ensure!(device.uuid()? != Uuid([0; 16]));
-    ensure!(lab.driver.device_by_uuid(&device.uuid()?)? == device);
-    let nobody = lab.driver.device_by_uuid(&Uuid([0; 16])).err();
+    ensure!(env.driver.device_by_uuid(&device.uuid()?)? == device);
+    let nobody = env.driver.device_by_uuid(&Uuid([0; 16])).err();
     ensure!(nobody.is_some_and(|error| error.kind() == ErrorKind::InvalidDevice));
     let pci = device.pci_id()?;
     ensure!(pci.to_string().parse::<PciId>()? == pci);
@@ -25,11 +25,11 @@ fn a_device_says_what_it_is(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<()> {
-    let count = lab.driver.device_count()?;
+fn an_ordinal_past_the_end_is_an_invalid_device(env: &Environment) -> Result<()> {
+    let count = env.driver.device_count()?;
     ensure!(count >= 1);
     for ordinal in [count, usize::MAX] {
-        let Err(error) = lab.driver.device(ordinal) else {
+        let Err(error) = env.driver.device(ordinal) else {
             anyhow::bail!("device {ordinal} exists");
         };
         ensure!(error.kind() == ErrorKind::InvalidDevice, "{error}");
@@ -42,9 +42,9 @@ fn an_ordinal_past_the_end_is_an_invalid_device(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
+fn an_unknown_attribute_is_none(env: &Environment) -> Result<()> {
     ensure!(
-        lab.device()?
+        env.device()?
             .attribute(CUdevice_attribute(100_000))?
             .is_none()
     );
@@ -52,9 +52,9 @@ fn an_unknown_attribute_is_none(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
-    ensure!(lab.driver.has("cuMemPoolCreate"));
-    let Err(error) = lab.driver.require("cuTeapot") else {
+fn a_symbol_that_does_not_exist_is_missing(env: &Environment) -> Result<()> {
+    ensure!(env.driver.has("cuMemPoolCreate"));
+    let Err(error) = env.driver.require("cuTeapot") else {
         anyhow::bail!("cuTeapot exists");
     };
     ensure!(error.kind() == ErrorKind::SymbolMissing);
@@ -63,15 +63,15 @@ fn a_symbol_that_does_not_exist_is_missing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_version_is_one_that_has_pools(lab: &Lab) -> Result<()> {
-    ensure!(lab.driver.version() >= CudaVersion::new(11, 2));
+fn the_version_is_one_that_has_pools(env: &Environment) -> Result<()> {
+    ensure!(env.driver.version() >= CudaVersion::new(11, 2));
     Ok(())
 }
 
 /// Alone, because any other test may have made a context.
 #[apply(case_alone)]
-fn looking_creates_no_context(lab: &Lab) -> Result<()> {
-    for device in lab.driver.devices()? {
+fn looking_creates_no_context(env: &Environment) -> Result<()> {
+    for device in env.driver.devices()? {
         device.name()?;
         device.uuid()?;
         device.pci_id()?;

@@ -10,12 +10,12 @@ use cuda_mem::{
     Arena, ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold, Resource, Stream,
 };
 
+use crate::environment::Environment;
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_size_that_overflows_is_refused(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for len in [usize::MAX, usize::MAX / 4, usize::MAX / 8 + 1] {
         let Err(error) = pool.alloc::<u64>(&stream, len) else {
             anyhow::bail!("{len} elements of 8 bytes were allocated");
@@ -27,9 +27,9 @@ fn a_size_that_overflows_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn too_much_memory_says_how_much_there_was(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let live = pool.alloc::<u8>(&stream, 1000)?;
     for asked in [1_usize << 50, usize::MAX] {
         let Err(error) = pool.alloc::<u8>(&stream, asked) else {
@@ -45,7 +45,7 @@ fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
             "{error}"
         );
         ensure!(memory.device_free.is_some(), "{error}");
-        if lab.need(11, 3).is_ok() {
+        if env.need(11, 3).is_ok() {
             ensure!(memory.pool_used == Some(1000), "{error}");
             ensure!(memory.pool_reserved >= Some(1000), "{error}");
         }
@@ -55,13 +55,13 @@ fn too_much_memory_says_how_much_there_was(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_pool_works_after_running_out(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     ensure!(pool.alloc::<u8>(&stream, 1 << 50).is_err());
     let buffer = pool.alloc_from(&stream, &[1u8; 100])?;
     ensure!(buffer.to_vec()? == [1; 100]);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(
             pool.stats()?.used.current == 100,
             "the failed request counts nothing"
@@ -73,11 +73,11 @@ fn a_pool_works_after_running_out(lab: &Lab) -> Result<()> {
 /// Measured, and said nowhere: before the driver answers that memory is out, it takes back what every
 /// pool of the device keeps, whatever their thresholds.
 #[apply(case)]
-fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let _pressure = lab.pressure();
-    let (keeper, stream) = (lab.pool()?, lab.stream()?);
-    let small = MemoryPool::builder(&lab.device()?)
+fn running_out_takes_what_other_pools_keep(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let _pressure = env.exclusive();
+    let (keeper, stream) = (env.pool()?, env.stream()?);
+    let small = MemoryPool::builder(&env.device()?)
         .max_size(64 << 20)
         .build()?;
     let kept = |what: &str, expected: bool| -> Result<()> {
@@ -101,8 +101,8 @@ fn running_out_takes_what_other_pools_keep(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn dropping_counts_no_failure(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for _ in 0..100 {
         drop(pool.alloc::<u8>(&stream, 100)?);
     }
@@ -112,8 +112,8 @@ fn dropping_counts_no_failure(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks.
 #[apply(case_alone)]
-fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
-    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn a_forked_child_leaves_the_parents_memory_alone(env: &Environment) -> Result<()> {
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
     let first = pool.alloc_from(&stream, &[3u8; 1000])?;
     let second = pool.alloc_from(&stream, &[4u8; 1000])?;
     // SAFETY: the child drops GPU objects, which must do nothing there, and ends with _exit.
@@ -149,7 +149,7 @@ fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
         "the parent's memory is as it was"
     );
     ensure!(second.to_vec()? == [4; 1000]);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 2000);
     }
     Ok(())
@@ -157,12 +157,12 @@ fn a_forked_child_leaves_the_parents_memory_alone(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks. Locks and driver calls refuse; what is consumed comes back.
 #[apply(case_alone)]
-fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_forked_child_gets_its_objects_back(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let (context, device) = (stream.context().clone(), stream.device());
     let buffer = pool.alloc_from(&stream, &[3u8; 1000])?;
     let empty = pool.alloc::<u8>(&stream, 0)?;
-    let closed = lab.pool()?;
+    let closed = env.pool()?;
     let pinned = context.pinned::<u8>(1000)?;
     let mut memory = vec![0u8; 1000];
     let registered = context.register(&mut memory, RegisterFlags::default())?;
@@ -207,9 +207,9 @@ fn a_forked_child_gets_its_objects_back(lab: &Lab) -> Result<()> {
 /// Alone, because a fork copies only the thread that forks. What the other one was counting at that moment, nobody
 /// finishes there.
 #[apply(case_alone)]
-fn a_forked_child_drops_what_another_thread_counts(lab: &Lab) -> Result<()> {
-    let resource = ManuallyDrop::new(Resource::from(Arena::builder(&lab.device()?).build()?));
-    let stream = ManuallyDrop::new(lab.stream()?);
+fn a_forked_child_drops_what_another_thread_counts(env: &Environment) -> Result<()> {
+    let resource = ManuallyDrop::new(Resource::from(Arena::builder(&env.device()?).build()?));
+    let stream = ManuallyDrop::new(env.stream()?);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let worker = scope.spawn(|| {

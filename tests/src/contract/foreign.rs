@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{CUresult, CUstream, CUstream_flags};
 use cuda_mem::{Context, ErrorKind, Stream, StreamRef};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 fn raw_stream(context: &Context) -> Result<CUstream> {
     let mut stream = null_mut();
@@ -40,8 +40,8 @@ impl Drop for Owner {
 }
 
 #[apply(case)]
-fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_borrowed_stream_is_kept_for_its_buffers(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let raw = raw_stream(&context)?;
     let answer = Arc::new(AtomicU32::new(u32::MAX));
     let owner = Owner {
@@ -51,7 +51,7 @@ fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
     };
     // SAFETY: the stream is of this context and lives as long as its owner.
     let stream = unsafe { Stream::borrow_raw(&context, raw, owner) };
-    let buffer = lab.pool()?.alloc_from(&stream, &[6_u8; 500])?;
+    let buffer = env.pool()?.alloc_from(&stream, &[6_u8; 500])?;
     drop(stream);
     drop(context);
     ensure!(
@@ -68,23 +68,23 @@ fn a_borrowed_stream_is_kept_for_its_buffers(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_taken_over_is_destroyed_with_its_last_handle(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_stream_taken_over_is_destroyed_with_its_last_handle(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let raw = raw_stream(&context)?;
     // SAFETY: made just now in this context, and given up here.
     let stream = unsafe { Stream::from_raw(&context, raw) };
     let clone = stream.clone();
     ensure!(clone == stream && clone.as_raw() == raw);
     drop(stream);
-    let buffer = lab.pool()?.alloc_from(&clone, &[1_u8, 2])?;
+    let buffer = env.pool()?.alloc_from(&clone, &[1_u8, 2])?;
     ensure!(buffer.to_vec()? == [1, 2]);
     Ok(())
 }
 
 #[apply(case)]
-fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_view_of_a_stream_orders_like_the_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (first, second) = (context.stream()?, context.stream()?);
     // SAFETY: the stream is live for the whole test.
     let view = unsafe { StreamRef::borrow_raw(&context, first.as_raw()) };
@@ -99,15 +99,15 @@ fn a_view_of_a_stream_orders_like_the_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_event_does_not_mark_a_stream_of_another_context(lab: &Lab) -> Result<()> {
-    let (own, devices) = (lab.device()?, lab.driver.devices()?);
+fn an_event_does_not_mark_a_stream_of_another_context(env: &Environment) -> Result<()> {
+    let (own, devices) = (env.device()?, env.driver.devices()?);
     let Some(other) = devices.into_iter().find(|device| *device != own) else {
         // One device has one primary context, and this crate makes no other: nothing to refuse.
-        let (event, stream) = (lab.context()?.event()?, lab.stream()?);
+        let (event, stream) = (env.context()?.event()?, env.stream()?);
         return event.record(&stream).map_err(Into::into);
     };
     let stream = other.primary_context()?.stream()?;
-    let refused = lab.context()?.event()?.record(&stream);
+    let refused = env.context()?.event()?.record(&stream);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
     Ok(())
 }

@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::{CUgraph, CUresult};
 use cuda_mem::{CaptureMode, Error, ErrorKind, Graph, GraphExec, Instantiate, Left, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 pub(super) const MODES: [CaptureMode; 3] = [
     CaptureMode::Global,
@@ -27,9 +27,9 @@ fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, Left<u32>)>
 }
 
 #[apply(case_alone)]
-fn what_is_captured_runs_when_it_is_launched(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn what_is_captured_runs_when_it_is_launched(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for mode in MODES {
         let result = pool.alloc_zeroed::<u32>(&stream, 1000)?;
         let (graph, result) = stream.capture(mode, |capture| {
@@ -62,9 +62,9 @@ fn what_is_captured_runs_when_it_is_launched(lab: &Lab) -> Result<()> {
 
 /// R67.
 #[apply(case_alone)]
-fn captured_memory_is_not_the_pools(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.device()?.default_pool()?, lab.stream()?);
+fn captured_memory_is_not_the_pools(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.device()?.default_pool()?, env.stream()?);
     let before = pool.stats()?.used.current;
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
     ensure!(pool.stats()?.used.current == before);
@@ -76,9 +76,9 @@ fn captured_memory_is_not_the_pools(lab: &Lab) -> Result<()> {
 
 /// R69.
 #[apply(case_alone)]
-fn graph_memory_has_one_address_for_all_launches(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
+fn graph_memory_has_one_address_for_all_launches(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
     ensure!(left.len() == 1000 && !left.is_empty() && left.as_raw() != 0);
     for _ in 0..3 {
@@ -95,9 +95,9 @@ fn graph_memory_has_one_address_for_all_launches(lab: &Lab) -> Result<()> {
 
 /// R71, before the driver says it, and as it says it.
 #[apply(case_alone)]
-fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
+fn what_a_launch_leaves_is_freed_before_the_next(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
     ensure!(
         exec.left_bytes() == 0 && exec.left(&left).is_err(),
@@ -109,7 +109,7 @@ fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result<()> {
         bail!("launched again");
     };
     ensure!(error.kind() == ErrorKind::StillAllocated, "{error}");
-    let launch = lab.driver.table().cuGraphLaunch.context("no graphs")?;
+    let launch = env.driver.table().cuGraphLaunch.context("no graphs")?;
     // SAFETY: both handles are live, and the driver refuses the launch.
     let code = unsafe { launch(exec.as_raw(), stream.as_raw()) };
     ensure!(code == CUresult::CUDA_ERROR_INVALID_VALUE, "{code}");
@@ -123,9 +123,9 @@ fn what_a_launch_leaves_is_freed_before_the_next(lab: &Lab) -> Result<()> {
 
 /// The next launch uses the memory anew, whatever its stream.
 #[apply(case_alone)]
-fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let (mut exec, left) = leaving(&stream, Instantiate::Plain)?;
     exec.launch(&stream)?;
     stream.synchronize()?;
@@ -141,9 +141,9 @@ fn a_launch_elsewhere_waits_for_the_free_of_what_was_left(lab: &Lab) -> Result<(
 
 /// R70, R71.
 #[apply(case_alone)]
-fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn an_instance_can_free_what_it_left(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let (mut exec, left) = leaving(&stream, Instantiate::AutoFree)?;
     for stream in [&stream, &stream, &other, &stream] {
         exec.launch(stream)?;
@@ -156,9 +156,9 @@ fn an_instance_can_free_what_it_left(lab: &Lab) -> Result<()> {
 
 /// R70: the driver would keep it for ever.
 #[apply(case_alone)]
-fn an_instance_that_ends_frees_what_it_left(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn an_instance_that_ends_frees_what_it_left(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     for kind in [Instantiate::Plain, Instantiate::AutoFree] {
         let (mut exec, _) = leaving(&stream, kind)?;
         exec.launch(&stream)?;
@@ -179,9 +179,9 @@ fn an_instance_that_ends_frees_what_it_left(lab: &Lab) -> Result<()> {
 
 /// R76.
 #[apply(case_alone)]
-fn graph_memory_is_counted_and_trimmed_apart(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn graph_memory_is_counted_and_trimmed_apart(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     let stats = device.graph_memory()?;
     ensure!(
         stats.used.current == 0 && stats.reserved.high == 0,
@@ -218,10 +218,10 @@ fn graph_memory_is_counted_and_trimmed_apart(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_launch_is_ordered_with_the_buffers_of_its_graph(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
-    let mut graph = Graph::new(&lab.context()?)?;
+fn a_launch_is_ordered_with_the_buffers_of_its_graph(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let mut graph = Graph::new(&env.context()?)?;
     let result = graph.adopt(pool.alloc_zeroed::<u8>(&home, 1000)?);
     let mut memory = graph.alloc::<u8>(1000, &[])?;
     graph.fill(&mut memory, 5, &[])?;
@@ -249,10 +249,10 @@ fn a_launch_is_ordered_with_the_buffers_of_its_graph(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn nodes_are_ordered_by_the_memory_they_use(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
-    let mut graph = Graph::new(&lab.context()?)?;
+fn nodes_are_ordered_by_the_memory_they_use(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    let mut graph = Graph::new(&env.context()?)?;
     let input = graph.adopt(pool.alloc_from(&stream, &[9_u16; 1000])?);
     let output = graph.adopt(pool.alloc_zeroed::<u16>(&stream, 1000)?);
     let mut first = graph.alloc::<u16>(1000, &[])?;
@@ -276,9 +276,9 @@ fn nodes_are_ordered_by_the_memory_they_use(lab: &Lab) -> Result<()> {
 
 /// R75.
 #[apply(case_alone)]
-fn an_address_is_used_again_where_the_order_allows(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let mut graph = Graph::new(&lab.context()?)?;
+fn an_address_is_used_again_where_the_order_allows(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let mut graph = Graph::new(&env.context()?)?;
     let first = graph.alloc::<u8>(1 << 20, &[])?;
     let address = first.as_raw();
     let freed = graph.free(first, &[])?;
@@ -290,13 +290,13 @@ fn an_address_is_used_again_where_the_order_allows(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_of_another_graph_is_refused(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn memory_of_another_graph_is_refused(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
     let (mut one, mut two) = (Graph::new(&context)?, Graph::new(&context)?);
     let mut memory = one.alloc::<u8>(100, &[])?;
     let node = one.fill(&mut memory, 1, &[])?;
-    let adopted = one.adopt(lab.pool()?.alloc::<u8>(&stream, 100)?);
+    let adopted = one.adopt(env.pool()?.alloc::<u8>(&stream, 100)?);
     let invalid = |result: Result<(), Error>| {
         matches!(
             result.map_err(|error| error.kind()),
@@ -321,12 +321,12 @@ fn memory_of_another_graph_is_refused(lab: &Lab) -> Result<()> {
 
 /// R73, where the types cannot say it: the driver.
 #[apply(case_alone)]
-fn a_graph_with_memory_is_not_copied(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let mut graph = Graph::new(&lab.context()?)?;
+fn a_graph_with_memory_is_not_copied(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let mut graph = Graph::new(&env.context()?)?;
     let memory = graph.alloc::<u8>(100, &[])?;
     graph.free(memory, &[])?;
-    let clone = lab.driver.table().cuGraphClone.context("no graphs")?;
+    let clone = env.driver.table().cuGraphClone.context("no graphs")?;
     let mut copy: CUgraph = std::ptr::null_mut();
     // SAFETY: the graph is live, and `copy` is valid for a write.
     let code = unsafe { clone(&raw mut copy, graph.as_raw()) };
@@ -336,9 +336,9 @@ fn a_graph_with_memory_is_not_copied(lab: &Lab) -> Result<()> {
 
 /// R79.
 #[apply(case_alone)]
-fn a_graph_goes_into_another(lab: &Lab) -> Result<()> {
-    lab.need(12, 9)?;
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn a_graph_goes_into_another(env: &Environment) -> Result<()> {
+    env.need(12, 9)?;
+    let (context, stream) = (env.context()?, env.stream()?);
     let mut parent = Graph::new(&context)?;
     let mut child = Graph::new(&context)?;
     let mut memory = child.alloc::<u8>(1000, &[])?;

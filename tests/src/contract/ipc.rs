@@ -9,15 +9,15 @@ use cuda_mem::{
     ReleaseThreshold, SharedBuffer, Stream,
 };
 
+use crate::environment::{Environment, Skip};
 use crate::hold::hold;
-use crate::lab::{Lab, Skip};
 use crate::two::{go, two_processes, wait};
 
 /// A pool that can be exported, or the reason why there is none.
-pub(super) fn shared_pool(lab: &Lab) -> Result<MemoryPool> {
+pub(super) fn shared_pool(env: &Environment) -> Result<MemoryPool> {
     // Earlier drivers do not say what kinds of handle there are (R2).
-    lab.need(11, 3)?;
-    let device = lab.device()?;
+    env.need(11, 3)?;
+    let device = env.device()?;
     let types = device.capabilities()?.pool_handle_types;
     if !types.contains(HandleTypes::POSIX_FILE_DESCRIPTOR) {
         return Err(Skip("no pools that can be exported as descriptors".to_owned()).into());
@@ -29,11 +29,11 @@ pub(super) fn shared_pool(lab: &Lab) -> Result<MemoryPool> {
 
 /// Imports the next pool and the next buffer that come.
 pub(super) fn receive(
-    lab: &Lab,
+    env: &Environment,
     channel: &Channel,
     stream: &Stream,
 ) -> Result<(ImportedPool, DeviceBuffer<u32>)> {
-    let pool = channel.receive_pool(&lab.device()?)?;
+    let pool = channel.receive_pool(&env.device()?)?;
     // SAFETY: the other process is this test, which keeps the buffer as long as it is used here.
     let buffer = unsafe { channel.receive_buffer(&pool, stream) }?;
     Ok((pool, buffer))
@@ -51,12 +51,12 @@ fn kind<T>(outcome: cuda_mem::Result<T>) -> Option<ErrorKind> {
 }
 
 #[apply(case)]
-fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
+fn two_processes_read_and_write_one_buffer(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::two_processes_read_and_write_one_buffer",
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             other.channel.lend(&mut buffer)?.wait()?;
@@ -67,10 +67,10 @@ fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
             );
             Ok(())
         },
-        |lab, channel| {
-            let stream = lab.stream()?;
-            let (pool, mut buffer) = receive(lab, channel, &stream)?;
-            ensure!(buffer.len() == 1000 && buffer.device() == Some(lab.device()?));
+        |env, channel| {
+            let stream = env.stream()?;
+            let (pool, mut buffer) = receive(env, channel, &stream)?;
+            ensure!(buffer.len() == 1000 && buffer.device() == Some(env.device()?));
             ensure!(buffer.to_vec()? == [7; 1000], "what the exporter wrote");
             buffer.fill(8)?;
             drop(pool); // the buffer keeps it
@@ -80,20 +80,20 @@ fn two_processes_read_and_write_one_buffer(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn imported_memory_is_described_and_not_handed_out(lab: &Lab) -> Result<()> {
+fn imported_memory_is_described_and_not_handed_out(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::imported_memory_is_described_and_not_handed_out",
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             Ok(other.channel.lend(&mut buffer)?.wait()?)
         },
-        |lab, channel| {
-            let stream = lab.stream()?;
-            let (pool, buffer) = receive(lab, channel, &stream)?;
-            let info = lab.driver.pointer_info(buffer.as_raw())?;
+        |env, channel| {
+            let stream = env.stream()?;
+            let (pool, buffer) = receive(env, channel, &stream)?;
+            let info = env.driver.pointer_info(buffer.as_raw())?;
             ensure!(info.is_some_and(|info| info.pool == Some(pool.as_raw())));
             ensure!(kind(buffer.export()) == Some(ErrorKind::InvalidValue));
             let refused = buffer.into_raw().expect_err("it is not ours");
@@ -105,12 +105,12 @@ fn imported_memory_is_described_and_not_handed_out(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()> {
+fn two_imports_of_one_buffer_share_a_mapping(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::two_imports_of_one_buffer_share_a_mapping",
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             let mut buffer = pool.alloc_from(&stream, &[0_u32; 1000])?;
             for _ in 0..2 {
                 other.channel.send_pool(&pool)?;
@@ -121,11 +121,11 @@ fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()> {
             buffer.zero()?;
             Ok(())
         },
-        |lab, channel| {
-            let context = lab.context()?;
+        |env, channel| {
+            let context = env.context()?;
             let (first, second) = (context.stream()?, context.stream()?);
-            let (pool, mut one) = receive(lab, channel, &first)?;
-            let (again, two) = receive(lab, channel, &second)?;
+            let (pool, mut one) = receive(env, channel, &first)?;
+            let (again, two) = receive(env, channel, &second)?;
             ensure!(pool == again, "one import");
             ensure!(one.as_raw() == two.as_raw(), "one mapping");
             drop(again);
@@ -144,12 +144,12 @@ fn two_imports_of_one_buffer_share_a_mapping(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
+fn an_import_may_follow_the_end_of_another(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::an_import_may_follow_the_end_of_another",
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             let buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             other.channel.send_pool(&pool)?;
             other.channel.send_buffer(&buffer)?;
@@ -160,9 +160,9 @@ fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
             other.channel.send_buffer(&buffer)?;
             other.wait()
         },
-        |lab, channel| {
-            let stream = lab.stream()?;
-            let (pool, one) = receive(lab, channel, &stream)?;
+        |env, channel| {
+            let stream = env.stream()?;
+            let (pool, one) = receive(env, channel, &stream)?;
             let held = hold(&stream)?;
             drop(one); // and the stream has not got there yet
             // SAFETY: the other process is this test, and keeps the buffer.
@@ -173,7 +173,7 @@ fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
             drop((two, pool));
             stream.synchronize()?;
             go(channel)?;
-            let (_pool, three) = receive(lab, channel, &stream)?;
+            let (_pool, three) = receive(env, channel, &stream)?;
             ensure!(
                 three.to_vec()? == [9; 1000],
                 "the pool can be imported again"
@@ -184,12 +184,12 @@ fn an_import_may_follow_the_end_of_another(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
+fn an_event_orders_two_processes(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::an_event_orders_two_processes",
-        |lab, other| {
-            let (pool, context) = (shared_pool(lab)?, lab.context()?);
+        |env, other| {
+            let (pool, context) = (shared_pool(env)?, env.context()?);
             let (stream, event) = (context.stream()?, context.interprocess_event()?);
             let mut buffer = pool.alloc_zeroed::<u32>(&stream, 1000)?;
             other.channel.send_pool(&pool)?;
@@ -207,11 +207,11 @@ fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
             ensure!(event.is_done()?);
             other.go()
         },
-        |lab, channel| {
-            let stream = lab.stream()?;
-            let (_pool, mut buffer) = receive(lab, channel, &stream)?;
+        |env, channel| {
+            let stream = env.stream()?;
+            let (_pool, mut buffer) = receive(env, channel, &stream)?;
             // SAFETY: the other process is this test, and sends one.
-            let event = unsafe { channel.receive_event(&lab.context()?) }?;
+            let event = unsafe { channel.receive_event(&env.context()?) }?;
             wait(channel)?;
             ensure!(!event.is_done()?, "the exporter's stream is held");
             stream.wait_event(&event)?;
@@ -227,8 +227,8 @@ fn an_event_orders_two_processes(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_event_is_opened_by_others_only(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn an_event_is_opened_by_others_only(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let event = context.interprocess_event()?;
     let opened = context.import_event(&event.export()?);
     ensure!(kind(opened) == Some(ErrorKind::InvalidContext));
@@ -252,8 +252,8 @@ fn an_event_is_opened_by_others_only(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()> {
-    let (plain, shared, stream) = (lab.pool()?, shared_pool(lab)?, lab.stream()?);
+fn what_was_not_made_to_be_shared_is_refused(env: &Environment) -> Result<()> {
+    let (plain, shared, stream) = (env.pool()?, shared_pool(env)?, env.stream()?);
     ensure!(kind(plain.export_fd()) == Some(ErrorKind::InvalidValue));
     ensure!(kind(shared.export_fabric()) == Some(ErrorKind::InvalidValue));
     let private = plain.alloc::<u8>(&stream, 100)?;
@@ -273,9 +273,9 @@ fn what_was_not_made_to_be_shared_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(lab: &Lab) -> Result<()> {
-    lab.need(12, 3)?;
-    let builder = MemoryPool::builder(&lab.device()?)
+fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(env: &Environment) -> Result<()> {
+    env.need(12, 3)?;
+    let builder = MemoryPool::builder(&env.device()?)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR | HandleTypes::FABRIC);
     let pool = match builder.build() {
         Ok(pool) => pool,
@@ -289,14 +289,14 @@ fn a_fabric_that_is_not_there_is_refused_before_it_can_crash(lab: &Lab) -> Resul
     // The driver was not asked: it would crash at the next allocation.
     let error = pool.export_fd().expect_err("refused");
     ensure!(error.kind() == ErrorKind::NotPermitted && error.code().is_none());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     ensure!(pool.alloc_from(&stream, &[1_u8; 100])?.to_vec()? == [1; 100]);
     Ok(())
 }
 
 #[apply(case_alone)]
-fn foreign_descriptors_are_refused_and_kept(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn foreign_descriptors_are_refused_and_kept(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let file: OwnedFd = File::open("/proc/self/exe")?.into();
     let null: OwnedFd = File::open("/dev/null")?.into();
     let (pipe, _writer) = std::io::pipe()?;
@@ -321,13 +321,13 @@ fn foreign_descriptors_are_refused_and_kept(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pool_is_imported_where_it_was_exported(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+fn a_pool_is_imported_where_it_was_exported(env: &Environment) -> Result<()> {
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
     let descriptor = pool.export_fd()?;
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFD) };
     ensure!(flags & libc::FD_CLOEXEC != 0, "it is close-on-exec");
-    let imported = ImportedPool::from_fd(&lab.device()?, &descriptor)?;
+    let imported = ImportedPool::from_fd(&env.device()?, &descriptor)?;
     ensure!(imported.as_raw() != pool.as_raw());
     let mut buffer = pool.alloc_from(&stream, &[1_u16; 100])?;
     let shared = SharedBuffer::from_bytes(&buffer.export()?.to_bytes())?;
@@ -343,9 +343,9 @@ fn a_pool_is_imported_where_it_was_exported(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
-    let imported = ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
+fn a_wrong_description_of_a_buffer_is_refused(env: &Environment) -> Result<()> {
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
     let shared = buffer.export()?;
     let bytes = shared.to_bytes();
@@ -368,7 +368,7 @@ fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()> {
     let view = unsafe { imported.import::<u32>(&stream, &shared) }?;
     ensure!(view.to_vec()? == [1; 100]);
     // A token of another pool, and zeroes: a driver was measured to refuse both.
-    let other = shared_pool(lab)?;
+    let other = shared_pool(env)?;
     drop(other.export_fd()?);
     let theirs = other.alloc::<u32>(&stream, 100)?.export()?;
     // SAFETY: measured to be refused.
@@ -383,12 +383,12 @@ fn a_wrong_description_of_a_buffer_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn sharing_leaves_no_descriptor_open(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn sharing_leaves_no_descriptor_open(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let round = || -> Result<()> {
-        let pool = shared_pool(lab)?;
-        let imported = ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
-        let again = ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
+        let pool = shared_pool(env)?;
+        let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
+        let again = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
         let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
         let shared = buffer.export()?;
         // SAFETY: one stream orders everything; the buffer lives longer.
@@ -415,10 +415,10 @@ fn sharing_leaves_no_descriptor_open(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_is_given_back_after_it_was_shared(lab: &Lab) -> Result<()> {
-    let (_calm, device) = (lab.calm(), lab.device()?);
-    let stream = lab.stream()?;
-    shared_pool(lab)?;
+fn memory_is_given_back_after_it_was_shared(env: &Environment) -> Result<()> {
+    let (_calm, device) = (env.shared(), env.device()?);
+    let stream = env.stream()?;
+    shared_pool(env)?;
     let pool = MemoryPool::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .release_threshold(ReleaseThreshold::Bytes(0))

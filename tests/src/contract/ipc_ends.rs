@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Channel, ErrorKind, Listener, Peers};
 
 use super::ipc::{receive, shared_pool};
+use crate::environment::{Environment, Skip};
 use crate::forks::ends_well;
 use crate::hold::hold;
-use crate::lab::{Lab, Skip};
 use crate::two::{go, two_processes};
 
 /// Until this process is killed, or the other end is gone.
@@ -21,13 +21,13 @@ fn for_ever(channel: &Channel) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_exporter_may_die(lab: &Lab) -> Result<()> {
+fn the_exporter_may_die(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc_ends::the_exporter_may_die",
-        |lab, exporter| {
-            let stream = lab.stream()?;
-            let (pool, mut buffer) = receive(lab, &exporter.channel, &stream)?;
+        |env, exporter| {
+            let stream = env.stream()?;
+            let (pool, mut buffer) = receive(env, &exporter.channel, &stream)?;
             exporter.kill()?;
             ensure!(buffer.to_vec()? == [7; 1000], "what it wrote stays");
             buffer.fill(8)?;
@@ -40,8 +40,8 @@ fn the_exporter_may_die(lab: &Lab) -> Result<()> {
             drop(pool);
             Ok(stream.synchronize()?)
         },
-        |lab, channel| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, channel| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             let lent = channel.lend(&mut buffer)?;
@@ -51,11 +51,11 @@ fn the_exporter_may_die(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Result<()> {
+fn the_exporter_may_die_before_anything_is_imported(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc_ends::the_exporter_may_die_before_anything_is_imported",
-        |lab, exporter| {
+        |env, exporter| {
             let (here, there) = Channel::pair()?;
             for _ in ["pool", "buffer"] {
                 let message = exporter.channel.receive()?;
@@ -63,15 +63,15 @@ fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Result<()> {
                 there.send(&message.bytes, &descriptors.collect::<Vec<_>>())?;
             }
             exporter.kill()?;
-            let stream = lab.stream()?;
-            let (_pool, buffer) = receive(lab, &here, &stream)?;
+            let stream = env.stream()?;
+            let (_pool, buffer) = receive(env, &here, &stream)?;
             ensure!(buffer.to_vec()? == [7; 1000], "the descriptor keeps it");
             let end = exporter.channel.receive();
             ensure!(end.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
             Ok(())
         },
-        |lab, channel| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, channel| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             channel.send_pool(&pool)?;
             let buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             channel.send_buffer(&buffer)?;
@@ -82,15 +82,15 @@ fn the_exporter_may_die_before_anything_is_imported(lab: &Lab) -> Result<()> {
 
 /// Kills an importer, and looks whether the exporter's pool is as good as before.
 fn importer_dies(
-    lab: &Lab,
+    env: &Environment,
     name: &str,
-    importer: impl FnOnce(&Lab, &Channel) -> Result<()>,
+    importer: impl FnOnce(&Environment, &Channel) -> Result<()>,
 ) -> Result<()> {
     two_processes(
-        lab,
+        env,
         name,
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             let lent = other.channel.lend(&mut buffer)?;
@@ -112,21 +112,21 @@ fn importer_dies(
 }
 
 #[apply(case)]
-fn the_importer_may_die_with_a_pool(lab: &Lab) -> Result<()> {
+fn the_importer_may_die_with_a_pool(env: &Environment) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_a_pool";
-    importer_dies(lab, name, |lab, channel| {
-        let _pool = channel.receive_pool(&lab.device()?)?;
+    importer_dies(env, name, |env, channel| {
+        let _pool = channel.receive_pool(&env.device()?)?;
         go(channel)?;
         for_ever(channel)
     })
 }
 
 #[apply(case)]
-fn the_importer_may_die_with_a_buffer(lab: &Lab) -> Result<()> {
+fn the_importer_may_die_with_a_buffer(env: &Environment) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_a_buffer";
-    importer_dies(lab, name, |lab, channel| {
-        let stream = lab.stream()?;
-        let (_pool, mut buffer) = receive(lab, channel, &stream)?;
+    importer_dies(env, name, |env, channel| {
+        let stream = env.stream()?;
+        let (_pool, mut buffer) = receive(env, channel, &stream)?;
         buffer.fill(8)?;
         stream.synchronize()?;
         go(channel)?;
@@ -135,11 +135,11 @@ fn the_importer_may_die_with_a_buffer(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_importer_may_die_with_work_submitted(lab: &Lab) -> Result<()> {
+fn the_importer_may_die_with_work_submitted(env: &Environment) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_with_work_submitted";
-    importer_dies(lab, name, |lab, channel| {
-        let stream = lab.stream()?;
-        let (_pool, mut buffer) = receive(lab, channel, &stream)?;
+    importer_dies(env, name, |env, channel| {
+        let stream = env.stream()?;
+        let (_pool, mut buffer) = receive(env, channel, &stream)?;
         let _held = hold(&stream)?;
         buffer.fill(8)?;
         drop(buffer); // so is its end
@@ -149,21 +149,21 @@ fn the_importer_may_die_with_work_submitted(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_importer_may_die_before_it_imports(lab: &Lab) -> Result<()> {
+fn the_importer_may_die_before_it_imports(env: &Environment) -> Result<()> {
     let name = "ipc_ends::the_importer_may_die_before_it_imports";
-    importer_dies(lab, name, |_, channel| {
+    importer_dies(env, name, |_, channel| {
         go(channel)?;
         for_ever(channel)
     })
 }
 
 #[apply(case)]
-fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<()> {
+fn dropping_a_lent_buffer_waits_for_its_return(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc_ends::dropping_a_lent_buffer_waits_for_its_return",
-        |lab, other| {
-            let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+        |env, other| {
+            let (pool, stream) = (shared_pool(env)?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             drop(other.channel.lend(&mut buffer)?);
@@ -173,9 +173,9 @@ fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<()> {
             ensure!(buffer.to_vec()? == [8; 1000]);
             Ok(())
         },
-        |lab, channel| {
-            let stream = lab.stream()?;
-            let (_pool, mut buffer) = receive(lab, channel, &stream)?;
+        |env, channel| {
+            let stream = env.stream()?;
+            let (_pool, mut buffer) = receive(env, channel, &stream)?;
             buffer.fill(8)?;
             channel.give_back(buffer)?;
             channel.receive()?; // and that is the end
@@ -185,12 +185,12 @@ fn dropping_a_lent_buffer_waits_for_its_return(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Result<()> {
+fn an_event_outlives_the_process_that_recorded_it(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc_ends::an_event_outlives_the_process_that_recorded_it",
-        |lab, other| {
-            let (context, stream) = (lab.context()?, lab.stream()?);
+        |env, other| {
+            let (context, stream) = (env.context()?, env.stream()?);
             // SAFETY: the other process is this test, and sends one.
             let event = unsafe { other.channel.receive_event(&context) }?;
             other.wait()?;
@@ -200,8 +200,8 @@ fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Result<()> {
             event.record(&stream)?;
             Ok(event.synchronize()?)
         },
-        |lab, channel| {
-            let (context, stream) = (lab.context()?, lab.stream()?);
+        |env, channel| {
+            let (context, stream) = (env.context()?, env.stream()?);
             let event = context.interprocess_event()?;
             channel.send_event(&event)?;
             event.record(&stream)?;
@@ -213,10 +213,10 @@ fn an_event_outlives_the_process_that_recorded_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_forked_child_leaves_imports_alone(lab: &Lab) -> Result<()> {
-    let (pool, context) = (shared_pool(lab)?, lab.context()?);
+fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
+    let (pool, context) = (shared_pool(env)?, env.context()?);
     let (stream, event) = (context.stream()?, context.interprocess_event()?);
-    let imported = cuda_mem::ImportedPool::from_fd(&lab.device()?, pool.export_fd()?)?;
+    let imported = cuda_mem::ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
     let shared = buffer.export()?;
     // SAFETY: one stream orders everything; the buffer lives longer.
@@ -247,7 +247,7 @@ fn name(what: &str) -> String {
 
 /// Alone, because a process that another test starts holds every socket for a moment, and so the name.
 #[apply(case_alone)]
-fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Result<()> {
+fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Environment) -> Result<()> {
     let name = name("once");
     let gone = Channel::connect(&name);
     ensure!(gone.is_err_and(|error| error.kind() == ErrorKind::PeerGone));
@@ -272,7 +272,7 @@ fn a_name_is_listened_to_by_one_and_free_afterwards(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_message_has_bounds(_: &Lab) -> Result<()> {
+fn a_message_has_bounds(_: &Environment) -> Result<()> {
     let (here, there) = Channel::pair()?;
     let most = vec![7; Channel::MAX_BYTES];
     here.send(&most, &[])?;
@@ -293,16 +293,16 @@ fn a_message_has_bounds(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_was_not_expected_is_refused(lab: &Lab) -> Result<()> {
+fn what_was_not_expected_is_refused(env: &Environment) -> Result<()> {
     let (here, there) = Channel::pair()?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     let invalid = |error: cuda_mem::Error| error.kind() == ErrorKind::InvalidValue;
     here.send(b"anything", &[])?;
     ensure!(there.receive_pool(&device).is_err_and(invalid));
-    let pool = shared_pool(lab)?;
+    let pool = shared_pool(env)?;
     here.send_pool(&pool)?;
     // SAFETY: no event is sent, and what is no event is not opened.
-    let event = unsafe { there.receive_event(&lab.context()?) };
+    let event = unsafe { there.receive_event(&env.context()?) };
     ensure!(event.is_err_and(invalid));
     // A pool's message, whose descriptor is of something else, or missing.
     here.send_pool(&pool)?;
@@ -353,7 +353,7 @@ fn stranger(name: &str) -> Result<std::process::Child> {
 }
 
 #[apply(case)]
-fn a_process_of_another_user_is_turned_away(_: &Lab) -> Result<()> {
+fn a_process_of_another_user_is_turned_away(_: &Environment) -> Result<()> {
     // SAFETY: no pointers.
     if unsafe { libc::geteuid() } != 0 {
         return Err(Skip("only root can start a process of another user".to_owned()).into());

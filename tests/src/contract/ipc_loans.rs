@@ -9,14 +9,14 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Channel, DeviceBuffer, ErrorKind};
 
 use super::ipc::shared_pool;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn word_of_one_buffer_is_not_taken_for_that_of_another(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+fn word_of_one_buffer_is_not_taken_for_that_of_another(env: &Environment) -> Result<()> {
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
-    let imported = there.receive_pool(&lab.device()?)?;
+    let imported = there.receive_pool(&env.device()?)?;
     // SAFETY: one stream orders everything, and the buffers live longer.
     let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
     let [mut first, mut second, third] = [1_u8, 2, 3].map(|byte| {
@@ -54,13 +54,13 @@ type Ends = mpsc::Receiver<(usize, cuda_mem::Result<()>)>;
 /// the buffers as they were received there, and the ends of the waits. If it fails, that end is closed,
 /// so that nothing waits for ever.
 fn four_threads_wait(
-    lab: &Lab,
+    env: &Environment,
     steps: impl FnOnce(Channel, Vec<Option<DeviceBuffer<u8>>>, &Ends) -> Result<()>,
 ) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
-    let imported = there.receive_pool(&lab.device()?)?;
+    let imported = there.receive_pool(&env.device()?)?;
     let buffers = [1_u8, 2, 3, 4].map(|byte| pool.alloc_from(&stream, &[byte; 100]));
     let mut buffers = buffers.into_iter().collect::<cuda_mem::Result<Vec<_>>>()?;
     let (tell, ends) = mpsc::channel();
@@ -78,9 +78,9 @@ fn four_threads_wait(
 }
 
 #[apply(case)]
-fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab) -> Result<()> {
+fn several_threads_wait_and_buffers_come_back_in_any_order(env: &Environment) -> Result<()> {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
-        four_threads_wait(lab, |there, mut received, ends| {
+        four_threads_wait(env, |there, mut received, ends| {
             for index in order {
                 let buffer = received[index].take().context("given back twice")?;
                 there.give_back(buffer)?;
@@ -96,8 +96,8 @@ fn several_threads_wait_and_buffers_come_back_in_any_order(lab: &Lab) -> Result<
 }
 
 #[apply(case)]
-fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Result<()> {
-    four_threads_wait(lab, |there, mut received, ends| {
+fn several_threads_wait_and_the_channel_is_closed(env: &Environment) -> Result<()> {
+    four_threads_wait(env, |there, mut received, ends| {
         let buffer = received[2].take().context("given back twice")?;
         there.give_back(buffer)?;
         let (ended, answer) = ends.recv_timeout(LIMIT).context("no wait ended")?;
@@ -115,11 +115,11 @@ fn several_threads_wait_and_the_channel_is_closed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+fn a_return_that_cannot_be_sent_ends_the_wait(env: &Environment) -> Result<()> {
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
-    let imported = there.receive_pool(&lab.device()?)?;
+    let imported = there.receive_pool(&env.device()?)?;
     let mut buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     // SAFETY: one stream orders everything, and the buffer lives longer.
     let receive = || unsafe { there.receive_buffer::<u8>(&imported, &stream) };
@@ -148,11 +148,11 @@ fn a_return_that_cannot_be_sent_ends_the_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_is_given_back_with_its_last_view_only(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (shared_pool(lab)?, lab.stream()?);
+fn a_buffer_is_given_back_with_its_last_view_only(env: &Environment) -> Result<()> {
+    let (pool, stream) = (shared_pool(env)?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
-    let imported = there.receive_pool(&lab.device()?)?;
+    let imported = there.receive_pool(&env.device()?)?;
     let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     here.send_buffer(&buffer)?;
     // SAFETY: one stream orders everything, and the buffer lives longer.

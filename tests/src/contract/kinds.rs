@@ -6,11 +6,11 @@ use cuda_mem::{
     Support,
 };
 
-use crate::lab::{Lab, Skip};
+use crate::environment::{Environment, Skip};
 
 /// Every kind of pool that this crate knows to make, and the version that has it.
-fn kinds(lab: &Lab) -> Result<Vec<(PoolBuilder, CudaVersion)>> {
-    let (driver, device) = (lab.driver, lab.device()?);
+fn kinds(env: &Environment) -> Result<Vec<(PoolBuilder, CudaVersion)>> {
+    let (driver, device) = (env.driver, env.device()?);
     let pinned = |location| MemoryPool::builder_at(driver, location, AllocationType::Pinned);
     let managed = |location| MemoryPool::builder_at(driver, location, AllocationType::Managed);
     let posix = HandleTypes::POSIX_FILE_DESCRIPTOR;
@@ -34,15 +34,15 @@ fn kinds(lab: &Lab) -> Result<Vec<(PoolBuilder, CudaVersion)>> {
 }
 
 #[apply(case)]
-fn support_says_what_building_does(lab: &Lab) -> Result<()> {
-    for (builder, since) in kinds(lab)? {
+fn support_says_what_building_does(env: &Environment) -> Result<()> {
+    for (builder, since) in kinds(env)? {
         let support = builder.support()?;
         ensure!(builder.support()? == support, "the answer stays");
         let built = builder.clone().build();
         match (support, built) {
             (Support::Yes, Ok(pool)) => pool.close()?,
             (Support::No(reason), Err(error)) => {
-                let old = lab.driver.version() < since;
+                let old = env.driver.version() < since;
                 ensure!(
                     old == matches!(reason, Reason::DriverTooOld { .. }),
                     "{builder:?}: {reason}"
@@ -58,10 +58,10 @@ fn support_says_what_building_does(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn every_kind_serves_a_stream(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let mut made = 0;
-    for (builder, _) in kinds(lab)? {
+    for (builder, _) in kinds(env)? {
         if !builder.support()?.is_yes() {
             continue;
         }
@@ -73,7 +73,7 @@ fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
         drop(buffer);
         stream.synchronize()?;
         pool.trim_to(0)?;
-        if lab.need(11, 3).is_ok() {
+        if env.need(11, 3).is_ok() {
             ensure!(pool.stats()?.used.current == 0, "{builder:?}");
         }
         made += 1;
@@ -83,13 +83,13 @@ fn every_kind_serves_a_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_of_a_host_pool_is_the_hosts(lab: &Lab) -> Result<()> {
-    lab.need(13, 0)?;
-    let builder = MemoryPool::builder_at(lab.driver, Location::Host, AllocationType::Pinned);
+fn memory_of_a_host_pool_is_the_hosts(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let builder = MemoryPool::builder_at(env.driver, Location::Host, AllocationType::Pinned);
     if let Support::No(reason) = builder.support()? {
         return Err(Skip(format!("no pools of the host: {reason}")).into());
     }
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     let pool = builder.build()?;
     ensure!(pool.device().is_none() && pool.location() == Location::Host);
     // Nobody has given the device access yet.
@@ -108,9 +108,9 @@ fn memory_of_a_host_pool_is_the_hosts(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_does_not_go_together_is_refused(lab: &Lab) -> Result<()> {
-    let (driver, device) = (lab.driver, lab.device()?);
-    lab.need(13, 0)?;
+fn what_does_not_go_together_is_refused(env: &Environment) -> Result<()> {
+    let (driver, device) = (env.driver, env.device()?);
+    env.need(13, 0)?;
     let at = |location, kind| MemoryPool::builder_at(driver, location, kind);
     for builder in [
         at(Location::Anywhere, AllocationType::Pinned),
@@ -137,11 +137,11 @@ fn what_does_not_go_together_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn a_pool_tells_what_it_was_made_with(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let pool = MemoryPool::builder(&device).max_size(64 << 20).build();
-    if lab.need(13, 2).is_err() {
-        let properties = lab.pool()?.properties();
+    if env.need(13, 2).is_err() {
+        let properties = env.pool()?.properties();
         let Err(error) = properties else {
             bail!("an old driver told what it cannot know");
         };
@@ -156,15 +156,15 @@ fn a_pool_tells_what_it_was_made_with(lab: &Lab) -> Result<()> {
     ensure!(properties.location == Location::Device(device));
     ensure!(properties.handle_types.is_empty() && !properties.hw_decompress);
     ensure!(properties.max_size >= 64 << 20);
-    ensure!(properties.locality_domain.is_some() == lab.need(13, 4).is_ok());
+    ensure!(properties.locality_domain.is_some() == env.need(13, 4).is_ok());
     Ok(())
 }
 #[apply(case)]
-fn default_pools_are_found_by_place_and_type(lab: &Lab) -> Result<()> {
-    let (driver, device) = (lab.driver, lab.device()?);
+fn default_pools_are_found_by_place_and_type(env: &Environment) -> Result<()> {
+    let (driver, device) = (env.driver, env.device()?);
     let here = Location::Device(device);
     let found = driver.default_pool_at(here, AllocationType::Pinned);
-    if lab.need(13, 0).is_err() {
+    if env.need(13, 0).is_err() {
         let Err(error) = found else {
             bail!("an old driver found a pool by its place");
         };

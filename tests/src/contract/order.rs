@@ -6,13 +6,13 @@
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let stream = lab.stream()?;
+fn a_held_stream_is_not_done(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let stream = env.stream()?;
     ensure!(stream.is_done()?, "nothing is in a new stream");
     let held = hold(&stream)?;
     ensure!(!stream.is_done()?);
@@ -23,9 +23,9 @@ fn a_held_stream_is_not_done(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn an_event_marks_a_point_in_a_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (stream, event) = (context.stream()?, context.event()?);
     ensure!(event.is_done()?, "never recorded counts as done");
     event.record(&stream)?;
@@ -41,9 +41,9 @@ fn an_event_marks_a_point_in_a_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn timing_events_tell_milliseconds(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let stream = context.stream()?;
     let (start, end) = (context.timing_event()?, context.timing_event()?);
     start.record(&stream)?;
@@ -69,9 +69,9 @@ fn timing_events_tell_milliseconds(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_stream_waits_for_another(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (first, second, third) = (context.stream()?, context.stream()?, context.stream()?);
     let held = hold(&first)?;
     second.wait_for(&first)?;
@@ -84,8 +84,8 @@ fn a_stream_waits_for_another(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn waiting_for_oneself_is_nothing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     stream.wait_for(&stream)?;
     stream.wait_for(&stream.clone())?;
     ensure!(stream.is_done()?);
@@ -93,11 +93,11 @@ fn waiting_for_oneself_is_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_lent_buffer_waits_for_its_own_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
-    let mut buffer = lab.pool()?.alloc::<u8>(&home, 1000)?;
+    let mut buffer = env.pool()?.alloc::<u8>(&home, 1000)?;
     let held = hold(&home)?;
     let mut lent = buffer.on(&other)?;
     ensure!(lent.len() == 1000 && !lent.is_empty() && *lent.stream() == other);
@@ -113,11 +113,11 @@ fn a_lent_buffer_waits_for_its_own_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn the_own_stream_waits_for_the_borrower(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
-    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    let mut buffer = env.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
     home.synchronize()?;
     let mut lent = buffer.on(&other)?;
     let held = hold(&other)?;
@@ -131,11 +131,11 @@ fn the_own_stream_waits_for_the_borrower(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_leaked_loan_is_remembered(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
-    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    let mut buffer = env.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
     home.synchronize()?;
     let mut lent = buffer.on(&other)?;
     let held = hold(&other)?;
@@ -153,11 +153,11 @@ fn a_leaked_loan_is_remembered(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_leaked_loan_is_remembered_by_the_free(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (home, other) = (context.stream()?, context.stream()?);
-    let mut buffer = lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
+    let mut buffer = env.pool()?.alloc_zeroed::<u8>(&home, 1000)?;
     home.synchronize()?;
     let lent = buffer.on(&other)?;
     let held = hold(&other)?;
@@ -170,9 +170,9 @@ fn a_leaked_loan_is_remembered_by_the_free(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
-    let home = lab.stream()?;
-    let mut buffer = lab.pool()?.alloc::<u16>(&home, 10)?;
+fn lending_to_the_own_stream_adds_no_wait(env: &Environment) -> Result<()> {
+    let home = env.stream()?;
+    let mut buffer = env.pool()?.alloc::<u16>(&home, 10)?;
     let mut lent = buffer.on(&home)?;
     lent.copy_from(&[9; 10])?;
     let mut back = [0; 10];
@@ -183,11 +183,11 @@ fn lending_to_the_own_stream_adds_no_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_copy_between_buffers_orders_both_streams(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (from, to) = (context.stream()?, context.stream()?);
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let mut source = pool.alloc_from(&from, &[1u8; 4096])?;
     let mut target = pool.alloc_zeroed::<u8>(&to, 4096)?;
     to.synchronize()?;
@@ -211,10 +211,10 @@ fn a_copy_between_buffers_orders_both_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (pool, home) = (lab.pool()?, lab.stream()?);
-    let (first, second) = (lab.stream()?, lab.stream()?);
+fn several_streams_read_at_a_time(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, home) = (env.pool()?, env.stream()?);
+    let (first, second) = (env.stream()?, env.stream()?);
     let mut buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
     let held = hold(&first)?;
     {
@@ -233,9 +233,9 @@ fn several_streams_read_at_a_time(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn a_leaked_read_loan_is_remembered(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
     let buffer = pool.alloc_from(&home, &[7_u8; 1000])?;
     std::mem::forget(buffer.read_on(&other)?);
     let held = hold(&other)?;
@@ -247,9 +247,9 @@ fn a_leaked_read_loan_is_remembered(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn streams_fork_and_join(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (main, a, b) = (lab.stream()?, lab.stream()?, lab.stream()?);
+fn streams_fork_and_join(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (main, a, b) = (env.stream()?, env.stream()?, env.stream()?);
     let held = hold(&main)?;
     main.fork([&a, &b, &main])?;
     ensure!(!a.is_done()? && !b.is_done()?);

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// `bytes` of `cuMemAlloc`.
 fn plain(stream: &Stream, bytes: usize) -> Result<u64> {
@@ -23,8 +23,8 @@ fn plain(stream: &Stream, bytes: usize) -> Result<u64> {
 }
 
 #[apply(case_alone)]
-fn plain_memory_is_freed_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn plain_memory_is_freed_in_the_order_of_a_stream(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let address = plain(&stream, 4000)?;
     // SAFETY: allocated above, and freed by nobody else.
     let mut buffer = unsafe { DeviceBuffer::<u32>::from_raw(&stream, address, 1000) };
@@ -37,16 +37,16 @@ fn plain_memory_is_freed_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
     drop(held);
     stream.synchronize()?;
     ensure!(
-        lab.driver.pointer_info(address)?.is_none(),
+        env.driver.pointer_info(address)?.is_none(),
         "it is gone when the stream has got there"
     );
     Ok(())
 }
 
 #[apply(case)]
-fn borrowed_memory_is_used_and_not_freed(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let owner = lab.pool()?.alloc_from(&stream, &[1_u8, 2, 3, 4])?;
+fn borrowed_memory_is_used_and_not_freed(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let owner = env.pool()?.alloc_from(&stream, &[1_u8, 2, 3, 4])?;
     let dropped = Arc::new(AtomicU32::new(0));
     struct Count(Arc<AtomicU32>);
     impl Drop for Count {

@@ -4,18 +4,18 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::MemoryKind;
 use cuda_mem::sys::CUresult;
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn an_address_of_a_pool_knows_pool_and_range(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let buffer = pool.alloc::<u8>(&stream, 1000)?;
     for inside in [0, 1, 999] {
-        let info = lab.driver.pointer_info(buffer.as_raw() + inside)?;
+        let info = env.driver.pointer_info(buffer.as_raw() + inside)?;
         let info = info.with_context(|| format!("byte {inside} is not known"))?;
         ensure!(
             info.kind == MemoryKind::Device
-                && i64::from(info.device) == i64::from(lab.device()?.ordinal()),
+                && i64::from(info.device) == i64::from(env.device()?.ordinal()),
             "{info:?}"
         );
         ensure!(
@@ -34,16 +34,16 @@ fn an_address_of_a_pool_knows_pool_and_range(lab: &Lab) -> Result<()> {
 /// Alone, because `cuMemFree` waits for every stream of the context and keeps other threads from calling
 /// the driver meanwhile, also the one that holds the stream.
 #[apply(case_alone)]
-fn plain_memory_has_no_pool(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let table = lab.driver.table();
+fn plain_memory_has_no_pool(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let table = env.driver.table();
     let allocate = table.cuMemAlloc_v2.context("no cuMemAlloc_v2")?;
     let free = table.cuMemFree_v2.context("no cuMemFree_v2")?;
     let _current = context.bind()?;
     let mut address = 0;
     // SAFETY: the context is current, and `address` is valid for a write.
     ensure!(unsafe { allocate(&raw mut address, 5000) } == CUresult::CUDA_SUCCESS);
-    let info = lab.driver.pointer_info(address);
+    let info = env.driver.pointer_info(address);
     // SAFETY: allocated above, and not used.
     ensure!(unsafe { free(address) } == CUresult::CUDA_SUCCESS);
     let info = info?.context("it is not known")?;
@@ -56,10 +56,10 @@ fn plain_memory_has_no_pool(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_of_the_program_is_not_known(lab: &Lab) -> Result<()> {
+fn memory_of_the_program_is_not_known(env: &Environment) -> Result<()> {
     let value = 5_u64;
     let address = std::ptr::from_ref(&value).addr() as u64;
-    ensure!(lab.driver.pointer_info(address)?.is_none());
-    ensure!(lab.driver.pointer_info(0)?.is_none());
+    ensure!(env.driver.pointer_info(address)?.is_none());
+    ensure!(env.driver.pointer_info(0)?.is_none());
     Ok(())
 }

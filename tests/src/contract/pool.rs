@@ -3,25 +3,25 @@
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, MemoryPool, ReleaseThreshold, ReusePolicy};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: u64 = 1 << 20;
 
 #[apply(case)]
-fn a_new_pool_holds_nothing(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let pool = lab.pool()?;
+fn a_new_pool_holds_nothing(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let pool = env.pool()?;
     ensure!(pool.stats()? == cuda_mem::PoolStats::default());
-    ensure!(pool.device() == Some(lab.device()?));
+    ensure!(pool.device() == Some(env.device()?));
     Ok(())
 }
 
 #[apply(case)]
-fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn used_counts_the_bytes_asked_for(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut live = Vec::new();
     let mut asked = 0;
     for len in [1, 511, 512, 513, 65_537, (2 << 20) + 1] {
@@ -40,10 +40,10 @@ fn used_counts_the_bytes_asked_for(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn reserved_covers_used_and_highs_cover_both(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     for round in 1..6_usize {
         let _first = pool.alloc::<u8>(&stream, round << 21)?;
         let _second = pool.alloc::<u8>(&stream, round << 23)?;
@@ -61,15 +61,15 @@ fn reserved_covers_used_and_highs_cover_both(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn settings_read_back_as_set(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     ensure!(
         pool.release_threshold()? == ReleaseThreshold::Never,
         "the default"
     );
     let mut default = ReusePolicy::DRIVER_DEFAULT;
     // Older drivers can reuse memory too early under it.
-    default.set(ReusePolicy::ALLOW_OPPORTUNISTIC, lab.need(11, 5).is_ok());
+    default.set(ReusePolicy::ALLOW_OPPORTUNISTIC, env.need(11, 5).is_ok());
     ensure!(pool.reuse_policy()? == default, "the default");
     for threshold in [
         ReleaseThreshold::Bytes(0),
@@ -79,7 +79,7 @@ fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
         pool.set_release_threshold(threshold)?;
         ensure!(pool.release_threshold()? == threshold);
     }
-    let built = MemoryPool::builder(&lab.device()?)
+    let built = MemoryPool::builder(&env.device()?)
         .release_threshold(ReleaseThreshold::Bytes(64 * MIB))
         .reuse(ReusePolicy::DETERMINISTIC)
         .build()?;
@@ -89,8 +89,8 @@ fn settings_read_back_as_set(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn every_reuse_policy_reads_back(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     for bits in 0..8 {
         let policy = ReusePolicy::from_bits_truncate(bits);
         pool.set_reuse_policy(policy)?;
@@ -100,11 +100,11 @@ fn every_reuse_policy_reads_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let stream = lab.stream()?;
-    let pool = MemoryPool::builder(&lab.device()?)
+fn a_threshold_of_zero_gives_back_at_a_synchronise(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let stream = env.stream()?;
+    let pool = MemoryPool::builder(&env.device()?)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .build()?;
     drop(pool.alloc::<u8>(&stream, 100 << 20)?);
@@ -118,10 +118,10 @@ fn a_threshold_of_zero_gives_back_at_a_synchronise(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn no_threshold_keeps_the_memory(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     drop(pool.alloc::<u8>(&stream, 100 << 20)?);
     stream.synchronize()?;
     ensure!(
@@ -133,10 +133,10 @@ fn no_threshold_keeps_the_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn trimming_needs_the_free_to_be_seen(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     drop(pool.alloc::<u8>(&stream, 100 << 20)?);
     let before = pool.stats()?.reserved.current;
     pool.trim_to(0)?;
@@ -151,10 +151,10 @@ fn trimming_needs_the_free_to_be_seen(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn trimming_keeps_what_is_asked_and_what_lives(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let live = pool.alloc::<u8>(&stream, 40 << 20)?;
     drop(pool.alloc::<u8>(&stream, 400 << 20)?);
     stream.synchronize()?;
@@ -172,10 +172,10 @@ fn trimming_keeps_what_is_asked_and_what_lives(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn trimming_to_more_than_held_is_nothing(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     drop(pool.alloc::<u8>(&stream, 10 << 20)?);
     stream.synchronize()?;
     let before = pool.stats()?.reserved.current;
@@ -190,10 +190,10 @@ fn trimming_to_more_than_held_is_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn high_marks_go_back_to_now(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let small = pool.alloc::<u8>(&stream, 1 << 20)?;
     drop(pool.alloc::<u8>(&stream, 100 << 20)?);
     ensure!(pool.stats()?.used.high > pool.stats()?.used.current);
@@ -208,9 +208,9 @@ fn high_marks_go_back_to_now(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
-    let builder = MemoryPool::builder(&lab.device()?).max_size(64 * MIB);
-    if lab.need(12, 2).is_err() {
+fn a_maximum_size_is_kept(env: &Environment) -> Result<()> {
+    let builder = MemoryPool::builder(&env.device()?).max_size(64 * MIB);
+    if env.need(12, 2).is_err() {
         // What a driver is too old for is refused, and never sent to it.
         let Err(error) = builder.build() else {
             anyhow::bail!("an old driver took a maximum size");
@@ -219,8 +219,8 @@ fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
         ensure!(error.needs_version() == Some(cuda_mem::CudaVersion::new(12, 2)));
         return Ok(());
     }
-    let _pressure = lab.pressure();
-    let (pool, stream) = (builder.build()?, lab.stream()?);
+    let _pressure = env.exclusive();
+    let (pool, stream) = (builder.build()?, env.stream()?);
     let first = pool.alloc::<u8>(&stream, 32 << 20)?;
     let Err(error) = pool.alloc::<u8>(&stream, 48 << 20) else {
         anyhow::bail!("80 MiB fit into 64");
@@ -232,9 +232,9 @@ fn a_maximum_size_is_kept(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let Err(error) = MemoryPool::builder(&lab.device()?).max_size(0).build() else {
+fn a_maximum_of_zero_is_refused(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let Err(error) = MemoryPool::builder(&env.device()?).max_size(0).build() else {
         anyhow::bail!("a pool of nothing was made");
     };
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
@@ -242,8 +242,8 @@ fn a_maximum_of_zero_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn a_pool_with_two_handles_is_not_closed(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     let clone = pool.clone();
     let Err(failed) = pool.close() else {
         anyhow::bail!("a pool was closed under another handle");
@@ -259,11 +259,11 @@ fn a_pool_with_two_handles_is_not_closed(lab: &Lab) -> Result<()> {
 
 /// Its memory stays with the live buffer, and another pool does not get it.
 #[apply(case)]
-fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_buffer_outlives_its_pool(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut buffer = pool.alloc_from(&stream, &[5u8; 5000])?;
     drop(pool);
-    let next = lab.pool()?.alloc_from(&stream, &[6u8; 5000])?;
+    let next = env.pool()?.alloc_from(&stream, &[6u8; 5000])?;
     ensure!(buffer.to_vec()? == [5; 5000]);
     buffer.fill(7)?;
     ensure!(buffer.to_vec()? == [7; 5000] && next.to_vec()? == [6; 5000]);
@@ -273,10 +273,10 @@ fn a_buffer_outlives_its_pool(lab: &Lab) -> Result<()> {
 
 /// Destroying it before that corrupts a driver (R26).
 #[apply(case)]
-fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    lab.need(11, 3)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn closing_wants_all_memory_back_and_seen(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    env.need(11, 3)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let in_use = |pool: MemoryPool, when: &str| -> Result<MemoryPool> {
         let Err(failed) = pool.close() else {
             anyhow::bail!("closed {when}");
@@ -299,11 +299,11 @@ fn closing_wants_all_memory_back_and_seen(lab: &Lab) -> Result<()> {
 /// Many pools in a row that end with a live block, or with a free that has not happened: drivers that
 /// take it amiss do so some pools later.
 #[apply(case)]
-fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn pools_that_end_early_do_no_harm(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (context, stream) = (env.context()?, env.stream()?);
     for round in 0..50_u8 {
-        let pool = lab.pool()?;
+        let pool = env.pool()?;
         let mut buffer = pool.alloc::<u8>(&stream, 4096)?;
         buffer.fill(round)?;
         if round % 2 == 0 {
@@ -317,15 +317,15 @@ fn pools_that_end_early_do_no_harm(lab: &Lab) -> Result<()> {
             drop(held);
         }
         context.synchronize()?;
-        let next = lab.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
+        let next = env.pool()?.alloc_zeroed::<u8>(&stream, 100)?;
         ensure!(next.to_vec()? == [0; 100]);
     }
     Ok(())
 }
 
 #[apply(case)]
-fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn handles_may_be_dropped_in_any_order(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let first = pool.alloc_from(&stream, &[1u32; 1000])?;
     let second = pool.alloc_from(&stream, &[2u32; 1000])?;
     drop(pool);
@@ -340,8 +340,8 @@ fn handles_may_be_dropped_in_any_order(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn many_threads_share_a_pool(lab: &Lab) -> Result<()> {
-    let (pool, context) = (lab.pool()?, lab.context()?);
+fn many_threads_share_a_pool(env: &Environment) -> Result<()> {
+    let (pool, context) = (env.pool()?, env.context()?);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8_u8)
             .map(|thread| {

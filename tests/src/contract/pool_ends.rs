@@ -7,26 +7,26 @@ use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
 use super::ipc::shared_pool;
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// Returns when another thread of this process waits: then a pool for other processes cannot go at once.
-fn wait_for_a_wait(lab: &Lab) -> Result<()> {
+fn wait_for_a_wait(env: &Environment) -> Result<()> {
     let before = cuda_mem::drop_counts().waiting;
     while cuda_mem::drop_counts().waiting <= before {
         thread::sleep(Duration::from_millis(1));
-        shared_pool(lab)?.close()?;
+        shared_pool(env)?.close()?;
     }
     Ok(())
 }
 
 /// Twenty pools that were used in a stream, end while another thread waits for it.
 fn end_beside_a_wait(
-    lab: &Lab,
+    env: &Environment,
     pool: impl Fn() -> Result<MemoryPool>,
     end: fn(MemoryPool) -> Result<()>,
 ) -> Result<()> {
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let pools: Vec<MemoryPool> = (0..20).map(|_| pool()).collect::<Result<_>>()?;
     for pool in &pools {
         pool.alloc::<u8>(&stream, 4096)?.free()?;
@@ -35,7 +35,7 @@ fn end_beside_a_wait(
     let held = hold(&stream)?;
     thread::scope(|scope| {
         let waits = scope.spawn(|| stream.synchronize());
-        wait_for_a_wait(lab)?;
+        wait_for_a_wait(env)?;
         let ended = pools.into_iter().try_for_each(end);
         ensure!(!waits.is_finished());
         drop(held);
@@ -46,28 +46,28 @@ fn end_beside_a_wait(
 
 /// Destroying it then crashes a driver (R178).
 #[apply(case_alone)]
-fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(lab: &Lab) -> Result<()> {
+fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(env: &Environment) -> Result<()> {
     end_beside_a_wait(
-        lab,
-        || lab.pool(),
+        env,
+        || env.pool(),
         |pool| {
             drop(pool);
             Ok(())
         },
     )?;
-    end_beside_a_wait(lab, || lab.pool(), |pool| Ok(pool.close()?))
+    end_beside_a_wait(env, || env.pool(), |pool| Ok(pool.close()?))
 }
 
 #[apply(case_alone)]
-fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(lab: &Lab) -> Result<()> {
-    let pool = || shared_pool(lab);
-    end_beside_a_wait(lab, pool, |pool| {
+fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(env: &Environment) -> Result<()> {
+    let pool = || shared_pool(env);
+    end_beside_a_wait(env, pool, |pool| {
         let before = cuda_mem::drop_counts().waiting;
         drop(pool);
         ensure!(cuda_mem::drop_counts().waiting == before + 1);
         Ok(())
     })?;
-    lab.context()?.synchronize()?;
+    env.context()?.synchronize()?;
     let waiting = cuda_mem::drop_counts().waiting;
     ensure!(waiting == 0, "{waiting} things wait");
     Ok(())
@@ -75,11 +75,11 @@ fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(lab: &Lab) -> Resul
 
 /// It may be one that has ended.
 #[apply(case)]
-fn a_pool_after_others_is_as_new(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    let fresh = lab.pool()?;
+fn a_pool_after_others_is_as_new(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (device, stream) = (env.device()?, env.stream()?);
+    let fresh = env.pool()?;
     let (threshold, reuse) = (fresh.release_threshold()?, fresh.reuse_policy()?);
     for _ in 0..3 {
         let pool = MemoryPool::builder(&device)
@@ -89,7 +89,7 @@ fn a_pool_after_others_is_as_new(lab: &Lab) -> Result<()> {
         drop(pool.alloc::<u8>(&stream, 5000)?);
         stream.synchronize()?;
         pool.close()?;
-        let next = lab.pool()?;
+        let next = env.pool()?;
         ensure!(next.stats()? == cuda_mem::PoolStats::default());
         ensure!((next.release_threshold()?, next.reuse_policy()?) == (threshold, reuse));
     }
@@ -97,14 +97,14 @@ fn a_pool_after_others_is_as_new(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_sim_alone)]
-fn a_pool_that_has_ended_serves_as_the_next_of_its_kind(lab: &Lab) -> Result<()> {
-    let (device, control) = (lab.device()?, lab.control()?);
+fn a_pool_that_has_ended_serves_as_the_next_of_its_kind(env: &Environment) -> Result<()> {
+    let (device, control) = (env.device()?, env.control()?);
     let small = || MemoryPool::builder(&device).max_size(64 << 20).build();
-    let (first, other) = (lab.pool()?, small()?);
+    let (first, other) = (env.pool()?, small()?);
     let (handle, small_handle) = (first.as_raw(), other.as_raw());
     first.close()?;
     drop(other);
-    ensure!(small()?.as_raw() == small_handle && lab.pool()?.as_raw() == handle);
+    ensure!(small()?.as_raw() == small_handle && env.pool()?.as_raw() == handle);
     ensure!(control.live().pools == 2);
     // SAFETY: this is the only thread.
     ensure!(unsafe { MemoryPool::destroy_spares() }? == 2);

@@ -5,14 +5,14 @@
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, ReusePolicy, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const BLOCK: usize = 40 << 20;
 
-fn small_pool(lab: &Lab, policy: ReusePolicy) -> Result<MemoryPool> {
-    lab.need(12, 2)?;
-    Ok(MemoryPool::builder(&lab.device()?)
+fn small_pool(env: &Environment, policy: ReusePolicy) -> Result<MemoryPool> {
+    env.need(12, 2)?;
+    Ok(MemoryPool::builder(&env.device()?)
         .max_size(64 << 20)
         .reuse(policy)
         .build()?)
@@ -44,10 +44,10 @@ fn must_be(address: u64, block: &DeviceBuffer<u8>) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::NONE)?;
-    let stream = lab.stream()?;
+fn the_same_stream_gets_its_block_back(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::NONE)?;
+    let stream = env.stream()?;
     let held = hold(&stream)?;
     let address = free_block(&pool, &stream)?;
     must_be(address, &pool.alloc(&stream, BLOCK)?)?;
@@ -57,20 +57,20 @@ fn the_same_stream_gets_its_block_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_seen_free_serves_every_stream(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::NONE)?;
-    let (first, second) = (lab.stream()?, lab.stream()?);
+fn a_seen_free_serves_every_stream(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::NONE)?;
+    let (first, second) = (env.stream()?, env.stream()?);
     let address = free_block(&pool, &first)?;
     first.synchronize()?;
     must_be(address, &pool.alloc(&second, BLOCK)?)
 }
 
 #[apply(case)]
-fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::NONE)?;
-    let (first, second) = (lab.stream()?, lab.stream()?);
+fn no_policy_reuses_nothing_pending(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::NONE)?;
+    let (first, second) = (env.stream()?, env.stream()?);
     let held = hold(&first)?;
     free_block(&pool, &first)?;
     must_fail(&pool, &second)?;
@@ -83,10 +83,10 @@ fn no_policy_reuses_nothing_pending(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::FOLLOW_EVENT_DEPENDENCIES)?;
-    let (first, second) = (lab.stream()?, lab.stream()?);
+fn event_dependencies_are_followed(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::FOLLOW_EVENT_DEPENDENCIES)?;
+    let (first, second) = (env.stream()?, env.stream()?);
     let held = hold(&first)?;
     let address = free_block(&pool, &first)?;
     must_fail(&pool, &second)?;
@@ -100,10 +100,10 @@ fn event_dependencies_are_followed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
-    let (first, second, third) = (lab.stream()?, lab.stream()?, lab.stream()?);
+fn a_finished_free_is_seen_opportunistically(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::ALLOW_OPPORTUNISTIC)?;
+    let (first, second, third) = (env.stream()?, env.stream()?, env.stream()?);
     let held = hold(&first)?;
     let address = free_block(&pool, &first)?;
     must_fail(&pool, &second)?;
@@ -118,10 +118,10 @@ fn a_finished_free_is_seen_opportunistically(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_internal_dependency_waits(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let pool = small_pool(lab, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
-    let (first, second) = (lab.stream()?, lab.stream()?);
+fn an_internal_dependency_waits(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let pool = small_pool(env, ReusePolicy::ALLOW_INTERNAL_DEPENDENCIES)?;
+    let (first, second) = (env.stream()?, env.stream()?);
     let held = hold(&first)?;
     let address = free_block(&pool, &first)?;
     let block = pool.alloc(&second, BLOCK)?;

@@ -10,14 +10,14 @@ use cuda_mem::{
     Access, AllocationType, CurrentPool, ErrorKind, Location, MemoryPool, Pool, ReusePolicy,
 };
 
-use crate::lab::{Lab, Skip};
+use crate::environment::{Environment, Skip};
 
 /// More than half of what a small pool may hold.
 const BLOCK: usize = 40 << 20;
 
-fn small_pool(lab: &Lab) -> Result<MemoryPool> {
-    lab.need(12, 2)?;
-    Ok(MemoryPool::builder(&lab.device()?)
+fn small_pool(env: &Environment) -> Result<MemoryPool> {
+    env.need(12, 2)?;
+    Ok(MemoryPool::builder(&env.device()?)
         .max_size(64 << 20)
         .reuse(ReusePolicy::NONE)
         .build()?)
@@ -27,8 +27,8 @@ const REFUSED: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// At least what NVIDIA documents; an H200 gives 512 (R15).
 #[apply(case)]
-fn addresses_suit_every_type(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn addresses_suit_every_type(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut live = Vec::new();
     for bytes in [1, 3, 255, 257, 4097, 65_537, (2 << 20) + 1] {
         let buffer = pool.alloc::<u8>(&stream, bytes)?;
@@ -41,13 +41,13 @@ fn addresses_suit_every_type(lab: &Lab) -> Result<()> {
 /// And every stream gets it then. The crate never frees so, because the pool goes on counting the memory
 /// (R11, R89).
 #[apply(case)]
-fn the_host_may_free_pool_memory(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (pool, stream, other) = (small_pool(lab)?, lab.stream()?, lab.stream()?);
-    let free = lab.driver.table().cuMemFree_v2.context("no cuMemFree")?;
+fn the_host_may_free_pool_memory(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (pool, stream, other) = (small_pool(env)?, env.stream()?, env.stream()?);
+    let free = env.driver.table().cuMemFree_v2.context("no cuMemFree")?;
     let address = pool.alloc::<u8>(&stream, BLOCK)?.into_raw()?;
     stream.synchronize()?;
-    let context = lab.context()?;
+    let context = env.context()?;
     let _current = context.bind()?;
     // SAFETY: out of the buffer's hand, and never used.
     let freed = unsafe { free(address) };
@@ -60,9 +60,9 @@ fn the_host_may_free_pool_memory(lab: &Lab) -> Result<()> {
 
 /// Memory whose free the host has not seen is not given back by a trim either (R18).
 #[apply(case)]
-fn running_out_may_pass_after_a_synchronise(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (pool, first, second) = (small_pool(lab)?, lab.stream()?, lab.stream()?);
+fn running_out_may_pass_after_a_synchronise(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (pool, first, second) = (small_pool(env)?, env.stream()?, env.stream()?);
     drop(pool.alloc::<u8>(&first, BLOCK)?);
     let runs_out = || match pool.alloc::<u8>(&second, BLOCK) {
         Ok(_) => bail!("memory was handed out whose free nobody had seen"),
@@ -79,8 +79,8 @@ fn running_out_may_pass_after_a_synchronise(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn is_there_for_good(lab: &Lab, pool: &Pool) -> Result<()> {
-    let destroy = lab.driver.table().cuMemPoolDestroy;
+fn is_there_for_good(env: &Environment, pool: &Pool) -> Result<()> {
+    let destroy = env.driver.table().cuMemPoolDestroy;
     let destroy = destroy.context("no cuMemPoolDestroy")?;
     // SAFETY: a default pool: the driver refuses, which is what this is about.
     let code = unsafe { destroy(pool.as_raw()) };
@@ -91,18 +91,18 @@ fn is_there_for_good(lab: &Lab, pool: &Pool) -> Result<()> {
 
 /// No method does that, so the driver is asked itself (R20, R21).
 #[apply(case)]
-fn default_pools_cannot_be_destroyed(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn default_pools_cannot_be_destroyed(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let pool = device.default_pool()?;
     ensure!(pool.access(&device)? == Access::ReadWrite);
-    is_there_for_good(lab, &pool)?;
+    is_there_for_good(env, &pool)?;
     for (location, kind) in [
         (Location::Host, AllocationType::Pinned),
         (Location::Anywhere, AllocationType::Managed),
     ] {
         // Which places have a pool depends on the driver and the machine.
-        if let Ok(pool) = lab.driver.default_pool_at(location, kind) {
-            is_there_for_good(lab, &pool)?;
+        if let Ok(pool) = env.driver.default_pool_at(location, kind) {
+            is_there_for_good(env, &pool)?;
         }
     }
     Ok(())
@@ -110,9 +110,9 @@ fn default_pools_cannot_be_destroyed(lab: &Lab) -> Result<()> {
 
 /// And nowhere else, and the default one after its end (R24, R25).
 #[apply(case)]
-fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()> {
-    lab.need(13, 0)?;
-    let (driver, place) = (lab.driver, (Location::Host, AllocationType::Pinned));
+fn a_pool_of_the_host_is_current_on_the_host(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let (driver, place) = (env.driver, (Location::Host, AllocationType::Pinned));
     let _alone = super::default_pool::CURRENT
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +121,7 @@ fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()> {
     };
     let current = || driver.current_pool_at(place.0, place.1);
     let pool = MemoryPool::builder_at(driver, place.0, place.1).build()?;
-    let device = lab.device()?;
+    let device = env.device()?;
     let elsewhere = device.set_current_pool(&pool);
     ensure!(elsewhere.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
     let before = device.current_pool()?;
@@ -135,12 +135,12 @@ fn a_pool_of_the_host_is_current_on_the_host(lab: &Lab) -> Result<()> {
 
 /// What is counted is the driver's; a high mark can only be set back (R32, R35).
 #[apply(case)]
-fn numbers_cannot_be_set_and_marks_only_to_zero(lab: &Lab) -> Result<()> {
+fn numbers_cannot_be_set_and_marks_only_to_zero(env: &Environment) -> Result<()> {
     use CUmemPool_attribute as A;
-    lab.need(11, 3)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    env.need(11, 3)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let live = pool.alloc::<u8>(&stream, 1000)?;
-    let set = lab.driver.table().cuMemPoolSetAttribute;
+    let set = env.driver.table().cuMemPoolSetAttribute;
     let set = set.context("no cuMemPoolSetAttribute")?;
     let set = |attribute, mut value: u64| {
         let input: *mut c_void = (&raw mut value).cast();

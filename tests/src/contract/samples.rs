@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{MemoryPool, ReleaseThreshold, Stream};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const LEN: usize = 1 << 20;
 
@@ -31,8 +31,8 @@ fn one_round(pool: &MemoryPool, stream: &Stream, round: u32) -> Result<[u64; 3]>
 
 /// streamOrderedAllocation, first part.
 #[apply(case)]
-fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn vectors_come_and_go_in_the_order_of_a_stream(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let first = one_round(&pool, &stream, 1)?;
     let second = one_round(&pool, &stream, 2)?;
     ensure!(
@@ -40,7 +40,7 @@ fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
         "what was freed in a stream serves it again"
     );
     stream.synchronize()?;
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }
     Ok(())
@@ -48,15 +48,15 @@ fn vectors_come_and_go_in_the_order_of_a_stream(lab: &Lab) -> Result<()> {
 
 /// streamOrderedAllocation, second part: with a synchronisation in each round.
 #[apply(case)]
-fn a_threshold_keeps_memory_over_synchronisations(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let stream = lab.stream()?;
+fn a_threshold_keeps_memory_over_synchronisations(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let stream = env.stream()?;
     for (threshold, keeps) in [
         (ReleaseThreshold::Never, true),
         (ReleaseThreshold::Bytes(0), false),
     ] {
-        let pool = MemoryPool::builder(&lab.device()?)
+        let pool = MemoryPool::builder(&env.device()?)
             .release_threshold(threshold)
             .build()?;
         let mut highest = 0;

@@ -4,8 +4,8 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{CaptureMode, DeviceBuffer, Graph, GraphExec, Instantiate, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const LEN: usize = 1 << 20;
 const LARGE: usize = 40 << 20;
@@ -18,9 +18,9 @@ fn expect(result: &DeviceBuffer<u32>, value: u32) -> Result<()> {
 
 /// graphMemoryNodes, recorded: the result is the same as of the work without a graph, each time.
 #[apply(case_alone)]
-fn a_recorded_graph_does_what_its_stream_does(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_recorded_graph_does_what_its_stream_does(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let mut plain = pool.alloc_zeroed::<u32>(&stream, LEN)?;
     {
         let mut scratch = pool.alloc::<u32>(&stream, LEN)?;
@@ -46,10 +46,10 @@ fn a_recorded_graph_does_what_its_stream_does(lab: &Lab) -> Result<()> {
 
 /// graphMemoryNodes, by hand: branches with memory of their own that meet again.
 #[apply(case_alone)]
-fn branches_with_memory_meet_again(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
-    let mut graph = Graph::new(&lab.context()?)?;
+fn branches_with_memory_meet_again(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (pool, stream) = (env.pool()?, env.stream()?);
+    let mut graph = Graph::new(&env.context()?)?;
     let input = graph.adopt(pool.alloc_from(&stream, &vec![21_u32; LEN])?);
     let output = graph.adopt(pool.alloc_zeroed::<u32>(&stream, LEN)?);
     let mut left = graph.alloc::<u32>(LEN, &[])?;
@@ -78,9 +78,9 @@ fn branches_with_memory_meet_again(lab: &Lab) -> Result<()> {
 
 /// graphMemoryNodes, memory that outlives the launch: freed in a stream, or by the next launch.
 #[apply(case_alone)]
-fn memory_that_outlives_a_launch_is_freed_once(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
+fn memory_that_outlives_a_launch_is_freed_once(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
     for kind in [Instantiate::Plain, Instantiate::AutoFree] {
         let (graph, left) = stream.capture(CaptureMode::Global, |capture| {
             let mut result = capture.alloc::<u32>(LEN)?;
@@ -100,8 +100,8 @@ fn memory_that_outlives_a_launch_is_freed_once(lab: &Lab) -> Result<()> {
 }
 
 /// A graph that allocates so many blocks, one after another or all at a time.
-fn blocks(lab: &Lab, count: usize, one_by_one: bool) -> Result<GraphExec> {
-    let mut graph = Graph::new(&lab.context()?)?;
+fn blocks(env: &Environment, count: usize, one_by_one: bool) -> Result<GraphExec> {
+    let mut graph = Graph::new(&env.context()?)?;
     let mut live = Vec::new();
     let mut after = Vec::new();
     for _ in 0..count {
@@ -119,30 +119,30 @@ fn blocks(lab: &Lab, count: usize, one_by_one: bool) -> Result<GraphExec> {
     Ok(graph.instantiate(Instantiate::Plain)?)
 }
 
-fn reserved(lab: &Lab) -> Result<u64> {
-    Ok(lab.device()?.graph_memory()?.reserved.current)
+fn reserved(env: &Environment) -> Result<u64> {
+    Ok(env.device()?.graph_memory()?.reserved.current)
 }
 
 /// Launches, and what is reserved then; nothing is afterwards.
-fn footprint(lab: &Lab, execs: &mut [GraphExec], stream: &Stream) -> Result<u64> {
+fn footprint(env: &Environment, execs: &mut [GraphExec], stream: &Stream) -> Result<u64> {
     for exec in execs.iter_mut() {
         exec.launch(stream)?;
     }
     stream.synchronize()?;
-    let held = reserved(lab)?;
-    lab.device()?.trim_graph_memory()?;
-    ensure!(reserved(lab)? == 0, "nothing runs and nothing lives");
+    let held = reserved(env)?;
+    env.device()?.trim_graph_memory()?;
+    ensure!(reserved(env)? == 0, "nothing runs and nothing lives");
     Ok(held)
 }
 
 /// graphMemoryFootprint: inside a graph, what is freed makes room for what comes after it.
 #[apply(case_alone)]
-fn blocks_that_follow_each_other_take_the_room_of_one(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
-    let one = footprint(lab, &mut [blocks(lab, 1, true)?], &stream)?;
-    let after = footprint(lab, &mut [blocks(lab, 4, true)?], &stream)?;
-    let together = footprint(lab, &mut [blocks(lab, 4, false)?], &stream)?;
+fn blocks_that_follow_each_other_take_the_room_of_one(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let one = footprint(env, &mut [blocks(env, 1, true)?], &stream)?;
+    let after = footprint(env, &mut [blocks(env, 4, true)?], &stream)?;
+    let together = footprint(env, &mut [blocks(env, 4, false)?], &stream)?;
     ensure!(one >= LARGE as u64 && after == one, "{one} and {after}");
     ensure!(together >= 4 * LARGE as u64, "{together}");
     Ok(())
@@ -150,32 +150,32 @@ fn blocks_that_follow_each_other_take_the_room_of_one(lab: &Lab) -> Result<()> {
 
 /// graphMemoryFootprint: graphs of one stream share physical memory.
 #[apply(case_alone)]
-fn graphs_of_one_stream_take_the_room_of_one(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let stream = lab.stream()?;
-    let one = footprint(lab, &mut [blocks(lab, 1, true)?], &stream)?;
+fn graphs_of_one_stream_take_the_room_of_one(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let stream = env.stream()?;
+    let one = footprint(env, &mut [blocks(env, 1, true)?], &stream)?;
     let mut several = Vec::new();
     for _ in 0..4 {
-        several.push(blocks(lab, 1, true)?);
+        several.push(blocks(env, 1, true)?);
     }
-    let held = footprint(lab, &mut several, &stream)?;
+    let held = footprint(env, &mut several, &stream)?;
     ensure!(held == one, "{held}, and one takes {one}");
     // And again, after a trim.
-    ensure!(footprint(lab, &mut several, &stream)? == one);
+    ensure!(footprint(env, &mut several, &stream)? == one);
     Ok(())
 }
 
 /// graphMemoryFootprint: graphs that may run at the same time do not share.
 #[apply(case_alone)]
-fn graphs_of_several_streams_take_room_each(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (first, second) = (lab.stream()?, lab.stream()?);
-    let (mut a, mut b) = (blocks(lab, 1, true)?, blocks(lab, 1, true)?);
+fn graphs_of_several_streams_take_room_each(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (first, second) = (env.stream()?, env.stream()?);
+    let (mut a, mut b) = (blocks(env, 1, true)?, blocks(env, 1, true)?);
     let held = hold(&first)?;
     a.launch(&first)?;
-    let one = reserved(lab)?;
+    let one = reserved(env)?;
     b.launch(&second)?;
-    let two = reserved(lab)?;
+    let two = reserved(env)?;
     drop(held);
     ensure!(two > one, "{one}, then {two}");
     first.synchronize()?;
@@ -185,12 +185,12 @@ fn graphs_of_several_streams_take_room_each(lab: &Lab) -> Result<()> {
 
 /// graphMemoryFootprint: memory that is left keeps its room, also through a trim.
 #[apply(case_alone)]
-fn memory_that_is_left_keeps_its_room(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn memory_that_is_left_keeps_its_room(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     let mut execs = Vec::new();
     for _ in 0..2 {
-        let mut graph = Graph::new(&lab.context()?)?;
+        let mut graph = Graph::new(&env.context()?)?;
         let mut block = graph.alloc::<u8>(LARGE, &[])?;
         graph.fill(&mut block, 1, &[])?;
         execs.push(graph.instantiate(Instantiate::Plain)?);
@@ -200,13 +200,13 @@ fn memory_that_is_left_keeps_its_room(lab: &Lab) -> Result<()> {
     }
     stream.synchronize()?;
     device.trim_graph_memory()?;
-    let both = reserved(lab)?;
+    let both = reserved(env)?;
     ensure!(both >= 2 * LARGE as u64, "{both}");
     for exec in &mut execs {
         exec.free_left()?;
     }
     stream.synchronize()?;
     device.trim_graph_memory()?;
-    ensure!(reserved(lab)? == 0);
+    ensure!(reserved(env)? == 0);
     Ok(())
 }

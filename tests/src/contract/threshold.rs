@@ -3,13 +3,13 @@
 use anyhow::{Result, ensure};
 use cuda_mem::ReleaseThreshold;
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MIB: u64 = 1 << 20;
 
 #[apply(case)]
-fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn a_scope_raises_the_threshold_and_puts_it_back(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(MIB))?;
     let raised = pool.raise_release_threshold(ReleaseThreshold::Bytes(64 * MIB))?;
     ensure!(pool.release_threshold()? == ReleaseThreshold::Bytes(64 * MIB));
@@ -19,8 +19,8 @@ fn a_scope_raises_the_threshold_and_puts_it_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn the_highest_of_several_scopes_holds(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(10 * MIB))?;
     let now = || pool.release_threshold();
     let low = pool.raise_release_threshold(ReleaseThreshold::Bytes(MIB))?;
@@ -43,8 +43,8 @@ fn the_highest_of_several_scopes_holds(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()> {
-    let pool = lab.pool()?;
+fn scopes_of_several_threads_end_in_any_order(env: &Environment) -> Result<()> {
+    let pool = env.pool()?;
     pool.set_release_threshold(ReleaseThreshold::Bytes(0))?;
     std::thread::scope(|scope| {
         let threads: Vec<_> = (1..9_u64)
@@ -76,10 +76,10 @@ fn scopes_of_several_threads_end_in_any_order(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn a_scope_keeps_memory_that_goes_afterwards(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     pool.set_release_threshold(ReleaseThreshold::Bytes(0))?;
     let raised = pool.raise_release_threshold(ReleaseThreshold::Never)?;
     drop(pool.alloc::<u8>(&stream, 100 << 20)?);
@@ -94,11 +94,11 @@ fn a_scope_keeps_memory_that_goes_afterwards(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn handles_of_the_default_pool_share_their_scopes(lab: &Lab) -> Result<()> {
+fn handles_of_the_default_pool_share_their_scopes(env: &Environment) -> Result<()> {
     let _alone = super::default_pool::CURRENT
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let device = lab.device()?;
+    let device = env.device()?;
     let before = device.default_pool()?.release_threshold()?;
     let one = device
         .default_pool()?

@@ -6,17 +6,17 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cuda_mem::{CaptureMode, GraphExec, Instantiate, Stream};
 
+use crate::environment::Environment;
 use crate::hold::hold_for;
-use crate::lab::Lab;
 use crate::{settings, watchdog};
 
 /// Rounds of a thread between two looks at what it saw.
 const ROUNDS: usize = 64;
 
 /// In turns one stream writes and another, which waits for it, reads; the streams are all threads'.
-fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Result<()> {
-    let pool = lab.pool()?;
-    let own = lab.context()?.stream()?;
+fn write_and_read(env: &Environment, streams: &[Stream], thread: usize, seed: u64) -> Result<()> {
+    let pool = env.pool()?;
+    let own = env.context()?.stream()?;
     let mut memory = pool.alloc::<u32>(&own, 64)?;
     let mut seen = Vec::new();
     let first = (seed * 3 + thread as u64) as u32 * (2 * ROUNDS as u32);
@@ -47,8 +47,8 @@ fn write_and_read(lab: &Lab, streams: &[Stream], thread: usize, seed: u64) -> Re
 }
 
 /// A stream that comes, waits and is waited for, and goes.
-fn pass_by(lab: &Lab, own: &Stream, streams: &[Stream], round: usize) -> Result<()> {
-    let mut memory = lab.pool()?.alloc::<u32>(own, 64)?;
+fn pass_by(env: &Environment, own: &Stream, streams: &[Stream], round: usize) -> Result<()> {
+    let mut memory = env.pool()?.alloc::<u32>(own, 64)?;
     let held = round
         .is_multiple_of(4)
         .then(|| hold_for(own, Duration::from_micros(100)));
@@ -77,9 +77,9 @@ struct Beside {
 }
 
 /// A graph that fills memory which nobody looks at.
-fn filling(lab: &Lab) -> Result<GraphExec> {
-    let stream = lab.stream()?;
-    let memory = lab.pool()?.alloc::<u32>(&stream, 64)?;
+fn filling(env: &Environment) -> Result<GraphExec> {
+    let stream = env.stream()?;
+    let memory = env.pool()?.alloc::<u32>(&stream, 64)?;
     let (graph, _) = stream.capture(CaptureMode::ThreadLocal, |capture| {
         let memory = capture.adopt(memory);
         let mut scratch = capture.alloc::<u32>(64)?;
@@ -91,31 +91,31 @@ fn filling(lab: &Lab) -> Result<GraphExec> {
     Ok(graph.instantiate(Instantiate::Plain)?)
 }
 
-fn waits_do_not_mix(lab: &Lab, beside: Beside) -> Result<()> {
-    let context = lab.context()?;
+fn waits_do_not_mix(env: &Environment, beside: Beside) -> Result<()> {
+    let context = env.context()?;
     let streams: cuda_mem::Result<Vec<Stream>> = (0..3).map(|_| context.stream()).collect();
     let streams = &streams?;
-    let with_graph = beside.graphs.map(|call| anyhow::Ok((filling(lab)?, call)));
+    let with_graph = beside.graphs.map(|call| anyhow::Ok((filling(env)?, call)));
     let mut with_graph = with_graph.transpose()?;
     settings::each(4, |seed| {
         watchdog::next_part();
         let with_graph = &mut with_graph;
         thread::scope(|scope| {
             let mut threads: Vec<_> = (0..3)
-                .map(|number| scope.spawn(move || write_and_read(lab, streams, number, seed)))
+                .map(|number| scope.spawn(move || write_and_read(env, streams, number, seed)))
                 .collect();
             if beside.streams {
                 let mut rounds = 0..ROUNDS / 4;
                 threads.push(scope.spawn(move || {
                     rounds.try_for_each(|round| {
-                        pass_by(lab, &lab.context()?.stream()?, streams, round)
+                        pass_by(env, &env.context()?.stream()?, streams, round)
                     })
                 }));
             }
             for round in 0..if beside.threads { 3 } else { 0 } {
                 threads.push(scope.spawn(move || {
-                    let context = lab.context()?;
-                    pass_by(lab, &context.per_thread_stream(), streams, round)
+                    let context = env.context()?;
+                    pass_by(env, &context.per_thread_stream(), streams, round)
                 }));
             }
             if let Some((graph, call)) = with_graph {
@@ -136,71 +136,71 @@ fn waits_do_not_mix(lab: &Lab, beside: Beside) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn waits_of_several_threads_do_not_mix(lab: &Lab) -> Result<()> {
-    waits_do_not_mix(lab, Beside::default())
+fn waits_of_several_threads_do_not_mix(env: &Environment) -> Result<()> {
+    waits_do_not_mix(env, Beside::default())
 }
 
 #[apply(case_alone)]
-fn waits_do_not_mix_while_streams_come_and_go(lab: &Lab) -> Result<()> {
+fn waits_do_not_mix_while_streams_come_and_go(env: &Environment) -> Result<()> {
     let beside = Beside {
         streams: true,
         ..Beside::default()
     };
-    waits_do_not_mix(lab, beside)
+    waits_do_not_mix(env, beside)
 }
 
 #[apply(case_alone)]
-fn waits_do_not_mix_while_threads_with_own_streams_end(lab: &Lab) -> Result<()> {
+fn waits_do_not_mix_while_threads_with_own_streams_end(env: &Environment) -> Result<()> {
     let beside = Beside {
         threads: true,
         ..Beside::default()
     };
-    waits_do_not_mix(lab, beside)
+    waits_do_not_mix(env, beside)
 }
 
 /// Pools come and go too. A driver crashes if they are destroyed beside waits (R178).
 #[apply(case_alone)]
-fn waits_do_not_mix_while_streams_and_threads_come_and_go(lab: &Lab) -> Result<()> {
+fn waits_do_not_mix_while_streams_and_threads_come_and_go(env: &Environment) -> Result<()> {
     let beside = Beside {
         streams: true,
         threads: true,
         ..Beside::default()
     };
-    waits_do_not_mix(lab, beside)
+    waits_do_not_mix(env, beside)
 }
 
 /// A driver loses waits for events that are recorded meanwhile (R179).
 #[apply(case_alone)]
-fn waits_do_not_mix_while_graphs_are_launched(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn waits_do_not_mix_while_graphs_are_launched(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     let beside = Beside {
         graphs: Some(GraphExec::launch),
         ..Beside::default()
     };
-    waits_do_not_mix(lab, beside)
+    waits_do_not_mix(env, beside)
 }
 
 /// The same of uploads (R179).
 #[apply(case_alone)]
-fn waits_do_not_mix_while_graphs_are_uploaded(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
+fn waits_do_not_mix_while_graphs_are_uploaded(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
     let beside = Beside {
         graphs: Some(GraphExec::upload),
         ..Beside::default()
     };
-    waits_do_not_mix(lab, beside)
+    waits_do_not_mix(env, beside)
 }
 
 /// Once a graph was launched, or uploaded, an event serves one wait (R179).
-fn an_event_serves_one_wait_after(lab: &Lab, call: CallOfGraph) -> Result<()> {
-    let control = lab.control()?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn an_event_serves_one_wait_after(env: &Environment, call: CallOfGraph) -> Result<()> {
+    let control = env.control()?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let none = control.live().events;
     stream.wait_for(&other)?;
     ensure!(control.live().events == none + 1, "an event is kept");
     stream.wait_for(&other)?;
     ensure!(control.live().events == none + 1, "it is used again");
-    call(&mut filling(lab)?, &stream)?;
+    call(&mut filling(env)?, &stream)?;
     for _ in 0..5 {
         stream.wait_for(&other)?;
     }
@@ -209,11 +209,11 @@ fn an_event_serves_one_wait_after(lab: &Lab, call: CallOfGraph) -> Result<()> {
 }
 
 #[apply(case_of_sim_alone)]
-fn an_event_serves_one_wait_once_graphs_are_launched(lab: &Lab) -> Result<()> {
-    an_event_serves_one_wait_after(lab, GraphExec::launch)
+fn an_event_serves_one_wait_once_graphs_are_launched(env: &Environment) -> Result<()> {
+    an_event_serves_one_wait_after(env, GraphExec::launch)
 }
 
 #[apply(case_of_sim_alone)]
-fn an_event_serves_one_wait_once_graphs_are_uploaded(lab: &Lab) -> Result<()> {
-    an_event_serves_one_wait_after(lab, GraphExec::upload)
+fn an_event_serves_one_wait_once_graphs_are_uploaded(env: &Environment) -> Result<()> {
+    an_event_serves_one_wait_after(env, GraphExec::upload)
 }

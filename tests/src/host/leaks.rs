@@ -8,15 +8,15 @@ use cuda_mem::{CaptureMode, MemoryPool, RegisterFlags};
 
 use super::pattern;
 use super::registered::end;
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const LEN: usize = 1 << 20;
 
 #[apply(case_alone)]
-fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
-    let pool = lab.pool()?;
+fn a_leaked_loan_keeps_its_memory(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
+    let pool = env.pool()?;
     let mut buffer = pool.alloc_from(&stream, &pattern(LEN, 1))?;
     let mut pinned = context.pinned::<u8>(LEN)?.lend(&stream)?;
     let boxed = vec![0u8; LEN].into_boxed_slice();
@@ -46,7 +46,7 @@ fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
         let bytes = unsafe { std::slice::from_raw_parts(leaked, LEN) };
         ensure!(*bytes == pattern(LEN, 1)[..], "the copy went elsewhere");
     }
-    if let Ok(control) = lab.control() {
+    if let Ok(control) = env.control() {
         let live = control.live();
         ensure!((live.host_allocations, live.registrations) == (2, 1));
         ensure!(control.reports().is_empty(), "{:?}", control.reports());
@@ -55,25 +55,25 @@ fn a_leaked_loan_keeps_its_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_leaked_registration_is_still_known(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn a_leaked_registration_is_still_known(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let mut memory = pattern(LEN, 2);
     let address = memory.as_ptr();
     forget(context.register(&mut memory, RegisterFlags::default())?);
     // The slice is as good as any: copies of it wait.
-    let buffer = lab.pool()?.alloc_from(&stream, &memory)?;
+    let buffer = env.pool()?.alloc_from(&stream, &memory)?;
     memory.fill(0);
     buffer.copy_to(&mut memory)?;
     ensure!(memory == pattern(LEN, 2));
-    ensure!(end(lab, address)? == CUresult::CUDA_SUCCESS);
+    ensure!(end(env, address)? == CUresult::CUDA_SUCCESS);
     Ok(())
 }
 
 #[apply(case_alone)]
-fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (context, stream) = (lab.context()?, lab.stream()?);
-    let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 3))?;
+fn memory_is_given_back_after_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
+    let buffer = env.pool()?.alloc_from(&stream, &pattern(LEN, 3))?;
     let (mut kept, mut dropped) = (
         context.pinned::<u8>(LEN)?.lend(&stream)?,
         context.pinned::<u8>(LEN)?.lend(&stream)?,
@@ -93,7 +93,7 @@ fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
     stream.synchronize()?;
     ensure!(*kept.take_back()? == pattern(LEN, 3)[..]);
     ensure!(cuda_mem::drop_counts().failures == 0);
-    if let Ok(control) = lab.control() {
+    if let Ok(control) = env.control() {
         ensure!(control.live().host_allocations == 0, "{:?}", control.live());
     }
     Ok(())
@@ -101,10 +101,10 @@ fn memory_is_given_back_after_a_capture(lab: &Lab) -> Result<()> {
 
 /// Nothing can be ordered with such a stream, and waiting for its context would spoil every capture there (R110).
 #[apply(case_alone)]
-fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (context, stream) = (lab.context()?, lab.stream()?);
-    let buffer = lab.pool()?.alloc_from(&stream, &pattern(LEN, 5))?;
+fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream) = (env.context()?, env.stream()?);
+    let buffer = env.pool()?.alloc_from(&stream, &pattern(LEN, 5))?;
     stream.synchronize()?;
     let make = || -> Result<_> {
         let own = context.per_thread_stream();
@@ -119,7 +119,7 @@ fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
             .pinned::<u8>(LEN)?
             .lend(&context.per_thread_stream())?;
         alone.copy_from(&buffer)?;
-        let memory = lab.pool()?.alloc::<u8>(&context.per_thread_stream(), LEN)?;
+        let memory = env.pool()?.alloc::<u8>(&context.per_thread_stream(), LEN)?;
         Ok((own, loans, alone, memory))
     };
     let (own, mut loans, alone, memory) = std::thread::scope(|scope| {
@@ -150,18 +150,18 @@ fn loans_of_a_threads_own_stream_wait_for_captures(lab: &Lab) -> Result<()> {
     }
     let counts = cuda_mem::drop_counts();
     ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
-    if let Ok(control) = lab.control() {
+    if let Ok(control) = env.control() {
         ensure!(control.live().host_allocations == 0, "{:?}", control.live());
     }
     Ok(())
 }
 
 #[apply(case_alone)]
-fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (context, stream, other) = (lab.context()?, lab.stream()?, lab.stream()?);
+fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (context, stream, other) = (env.context()?, env.stream()?, env.stream()?);
     let mut memory = pattern(LEN, 1);
-    let buffer = lab.pool()?.alloc_from(&other, &memory)?;
+    let buffer = env.pool()?.alloc_from(&other, &memory)?;
     let before = context.pinned::<u8>(100)?;
     let (graph, ()) = stream.capture(CaptureMode::Global, |capture| {
         drop(before);
@@ -182,12 +182,12 @@ fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_sim_alone)]
-fn nothing_is_left(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
+fn nothing_is_left(env: &Environment) -> Result<()> {
+    let control = env.control()?;
     let before = control.live();
     {
-        let (context, stream) = (lab.context()?, lab.stream()?);
-        let pool = lab.pool()?;
+        let (context, stream) = (env.context()?, env.stream()?);
+        let pool = env.pool()?;
         let mut memory = pattern(LEN, 1);
         let registered = context.register(&mut memory, RegisterFlags::default())?;
         let boxed = context.register_boxed(vec![1u8; LEN].into(), RegisterFlags::default())?;

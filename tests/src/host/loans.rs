@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, HostFlags, HostLoan, HostMemory, Launch, RegisterFlags, Stream};
 
 use super::{SIZES, pattern};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 use crate::modules::load;
 
 const COUNT: usize = 10_000;
@@ -33,8 +33,8 @@ macro_rules! each_kind {
 }
 
 #[apply(case)]
-fn copies_of_all_sizes_arrive_in_both_directions(lab: &Lab) -> Result<()> {
-    let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
+fn copies_of_all_sizes_arrive_in_both_directions(env: &Environment) -> Result<()> {
+    let (context, stream, pool) = (env.context()?, env.stream()?, env.pool()?);
     for len in SIZES {
         let bytes = pattern(len, 3);
         each_kind!(context, bytes, |memory| {
@@ -52,11 +52,11 @@ fn copies_of_all_sizes_arrive_in_both_directions(lab: &Lab) -> Result<()> {
 }
 
 /// Adds, fills and copies in place, seen from the host after each.
-fn compute<H>(lab: &Lab, stream: &Stream, memory: H) -> Result<()>
+fn compute<H>(env: &Environment, stream: &Stream, memory: H) -> Result<()>
 where
     H: HostMemory + std::ops::Deref<Target = [f32]> + Lend,
 {
-    let module = load(&lab.context()?)?;
+    let module = load(&env.context()?)?;
     let (add, copy, fill) = (
         module.function("add")?,
         module.function("copy")?,
@@ -64,7 +64,7 @@ where
     );
     let launch = Launch::over(COUNT, 256);
     let numbers = memory.to_vec();
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let ours = pool.alloc_from(stream, &numbers)?;
     let mut sum = pool.alloc_zeroed::<f32>(stream, COUNT)?;
     let mut loan = memory.lend_to(stream)?;
@@ -107,19 +107,19 @@ impl Lend for cuda_mem::Registered<'static, f32> {
 }
 
 #[apply(case)]
-fn kernels_use_the_memory_by_its_device_address(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn kernels_use_the_memory_by_its_device_address(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
     each_kind!(context, numbers, |memory| {
-        compute(lab, &stream, memory)?;
+        compute(env, &stream, memory)?;
     });
     Ok(())
 }
 
 #[apply(case)]
-fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
+fn a_copy_does_not_wait(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (context, stream, pool) = (env.context()?, env.stream()?, env.pool()?);
     let bytes = pattern(1 << 20, 1);
     each_kind!(context, bytes, |memory| {
         let mut buffer = pool.alloc_zeroed::<u8>(&stream, bytes.len())?;
@@ -138,9 +138,9 @@ fn a_copy_does_not_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let (context, pool) = (lab.context()?, lab.pool()?);
+fn buffers_of_other_streams_are_joined(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let (context, pool) = (env.context()?, env.pool()?);
     let (own, other) = (context.stream()?, context.stream()?);
     let mut buffer = pool.alloc_zeroed::<u32>(&own, COUNT)?;
     own.synchronize()?;
@@ -162,10 +162,10 @@ fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn a_loan_that_ends_waits(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let spin = load(&context)?.function("spin")?;
-    let buffer = lab.pool()?.alloc_from(&stream, &[1u8; 1000])?;
+    let buffer = env.pool()?.alloc_from(&stream, &[1u8; 1000])?;
     let mut loan = context.pinned::<u8>(1000)?.lend(&stream)?;
     // SAFETY: it touches no memory.
     unsafe { spin.launch(&stream, Launch::over(1, 1), (20_000_000u64,)) }?;
@@ -176,8 +176,8 @@ fn a_loan_that_ends_waits(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
-    let (context, pool) = (lab.context()?, lab.pool()?);
+fn what_does_not_fit_is_refused(env: &Environment) -> Result<()> {
+    let (context, pool) = (env.context()?, env.pool()?);
     let (stream, other) = (context.stream()?, context.stream()?);
     let mut loan = context.pinned::<u32>(10)?.lend(&stream)?;
     let mut buffer = pool.alloc_zeroed::<u32>(&stream, 11)?;
@@ -196,8 +196,8 @@ fn what_does_not_fit_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_goes_from_one_stream_to_another(lab: &Lab) -> Result<()> {
-    let (context, pool) = (lab.context()?, lab.pool()?);
+fn memory_goes_from_one_stream_to_another(env: &Environment) -> Result<()> {
+    let (context, pool) = (env.context()?, env.pool()?);
     let mut memory = context.pinned_from(&[5u16; 3000])?;
     for round in 0..3 {
         let stream = context.stream()?;

@@ -4,12 +4,12 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Context, ErrorKind, HostFlags, Launch, PinnedResource, RegisterFlags, Resource};
 
 use super::{SIZES, pattern};
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::modules::kernel;
 
 #[apply(case)]
-fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn pinned_memory_is_a_slice_of_zeros(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     for len in SIZES {
         // What was there before shows if it is not zeroed.
         for seed in [1, 2] {
@@ -28,8 +28,8 @@ fn pinned_memory_is_a_slice_of_zeros(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn flags_are_kept(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn flags_are_kept(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     for flags in [
         HostFlags::empty(),
         HostFlags::PORTABLE,
@@ -55,8 +55,8 @@ fn flags_are_kept(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn more_than_there_is_is_refused(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let error = context.pinned::<u8>(1 << 50).expect_err("a pebibyte");
     ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
     let asked = error.out_of_memory().map(|memory| memory.asked);
@@ -67,9 +67,9 @@ fn more_than_there_is_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_sim_alone)]
-fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
-    let control = lab.control()?;
+fn nothing_asked_for_makes_no_call(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
+    let control = env.control()?;
     control.reset();
     let memory = context.pinned::<u32>(0)?;
     ensure!(memory.is_empty() && memory.flags()? == HostFlags::PORTABLE);
@@ -87,12 +87,12 @@ fn nothing_asked_for_makes_no_call(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let plain = PinnedResource::new(lab.driver);
+fn a_resource_takes_flags(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let plain = PinnedResource::new(env.driver);
     ensure!(plain.flags() == HostFlags::PORTABLE);
     for flags in [HostFlags::empty(), HostFlags::all()] {
-        let resource = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+        let resource = Resource::new(PinnedResource::with_flags(env.driver, flags));
         let buffer = resource.alloc_from(&stream, &[1u8, 2, 3])?;
         ensure!(buffer.to_vec()? == [1, 2, 3], "{flags:?}");
         buffer.free()?;
@@ -101,11 +101,11 @@ fn a_resource_takes_flags(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn pinned_memory_may_go_to_other_threads(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn pinned_memory_may_go_to_other_threads(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let mut memory = context.pinned::<u32>(1000)?;
     memory.fill(3);
-    let mut buffer = lab.pool()?.alloc::<u32>(&stream, 1000)?;
+    let mut buffer = env.pool()?.alloc::<u32>(&stream, 1000)?;
     std::thread::scope(|scope| {
         let there = scope.spawn(|| -> Result<()> {
             let loan = memory.lend(&stream)?;
@@ -137,8 +137,8 @@ fn use_from(context: &Context, address: u64, words: &[u32]) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn every_device_has_an_address_for_it(lab: &Lab) -> Result<()> {
-    let contexts = lab.driver.devices()?;
+fn every_device_has_an_address_for_it(env: &Environment) -> Result<()> {
+    let contexts = env.driver.devices()?;
     let contexts = contexts.iter().map(cuda_mem::Device::primary_context);
     let contexts = contexts.collect::<Result<Vec<_>, _>>()?;
     let words: Vec<u32> = (0..1000).collect();

@@ -8,25 +8,25 @@ use cuda_mem::sys::{CUdevice_attribute, CUresult};
 use cuda_mem::{ErrorKind, HostFlags, Launch, MemoryKind, PinnedResource, RegisterFlags, Resource};
 
 use super::{SIZES, pattern};
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::modules::load;
 
 /// Larger than any page that memory of the host is likely to have.
 const PAGE: usize = 64 << 10;
 
 /// Ends a registration without a word to its guard.
-pub(super) fn end(lab: &Lab, address: *const u8) -> Result<CUresult> {
-    let context = lab.context()?;
+pub(super) fn end(env: &Environment, address: *const u8) -> Result<CUresult> {
+    let context = env.context()?;
     let _current = context.bind()?;
-    let call = lab.driver.table().cuMemHostUnregister;
+    let call = env.driver.table().cuMemHostUnregister;
     let call = call.context("the driver has no cuMemHostUnregister")?;
     // SAFETY: nothing uses the memory.
     Ok(unsafe { call(address.cast_mut().cast::<c_void>()) })
 }
 
 #[apply(case)]
-fn slices_of_all_sizes_are_copied(lab: &Lab) -> Result<()> {
-    let (context, stream, pool) = (lab.context()?, lab.stream()?, lab.pool()?);
+fn slices_of_all_sizes_are_copied(env: &Environment) -> Result<()> {
+    let (context, stream, pool) = (env.context()?, env.stream()?, env.pool()?);
     for flags in [RegisterFlags::empty(), RegisterFlags::default()] {
         for len in SIZES {
             let bytes = pattern(len, 7);
@@ -46,8 +46,8 @@ fn slices_of_all_sizes_are_copied(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_slice_is_registered_once_at_a_time(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_slice_is_registered_once_at_a_time(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let flags = RegisterFlags::default();
     let mut memory = vec![1u8; 4 * PAGE];
     let address = memory.as_ptr();
@@ -64,15 +64,15 @@ fn a_slice_is_registered_once_at_a_time(lab: &Lab) -> Result<()> {
         );
         ensure!(error.had_no_effect());
     }
-    ensure!(end(lab, address)? == CUresult::CUDA_SUCCESS);
+    ensure!(end(env, address)? == CUresult::CUDA_SUCCESS);
     let registered = context.register(&mut memory, flags)?;
     ensure!(registered.iter().all(|byte| *byte == 1));
     Ok(())
 }
 
 #[apply(case)]
-fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn registrations_end_in_any_order(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let flags = RegisterFlags::default();
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let mut memory = vec![3u8; 8 * PAGE];
@@ -89,7 +89,7 @@ fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
         for which in order {
             guards[which] = None;
             for guard in guards.iter().flatten() {
-                let copy = lab.pool()?.alloc_from(&stream, guard)?;
+                let copy = env.pool()?.alloc_from(&stream, guard)?;
                 ensure!(copy.to_vec()? == **guard, "after {which} of {order:?}");
             }
         }
@@ -99,8 +99,8 @@ fn registrations_end_in_any_order(lab: &Lab) -> Result<()> {
 
 /// 4 would be `CU_MEMHOSTREGISTER_IOMEMORY`, for which memory has to be of another kind than the program's.
 #[apply(case)]
-fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn unknown_flags_are_refused(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let mut memory = vec![1u8; PAGE];
     for bits in [4, 64, 4 | 3] {
         let flags = RegisterFlags::from_bits_retain(bits);
@@ -116,7 +116,7 @@ fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
     }
     let flags = HostFlags::from_bits_retain(16);
     let pinned = context.pinned_with::<u8>(PAGE, flags).map(drop);
-    let resource = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+    let resource = Resource::new(PinnedResource::with_flags(env.driver, flags));
     for refused in [pinned, resource.alloc::<u8>(&stream, PAGE).map(drop)] {
         let error = refused.expect_err("the flags are none");
         ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
@@ -126,13 +126,13 @@ fn unknown_flags_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_box_comes_back(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn a_box_comes_back(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let bytes = pattern(3 * PAGE, 1).into_boxed_slice();
     let address = bytes.as_ptr();
     let registered = context.register_boxed(bytes, RegisterFlags::default())?;
     let loan = registered.lend(&stream)?;
-    let mut buffer = lab.pool()?.alloc::<u8>(&stream, 3 * PAGE)?;
+    let mut buffer = env.pool()?.alloc::<u8>(&stream, 3 * PAGE)?;
     loan.copy_to(&mut buffer)?;
     let back = loan.take_back()?.unregister()?.context("it was a box")?;
     ensure!(back.as_ptr() == address && *back == pattern(3 * PAGE, 1)[..]);
@@ -148,17 +148,17 @@ fn a_box_comes_back(lab: &Lab) -> Result<()> {
         .register_boxed(again, RegisterFlags::default())
         .expect_err("it is registered");
     ensure!(failed.error.kind() == ErrorKind::AlreadyRegistered);
-    ensure!(end(lab, address)? == CUresult::CUDA_SUCCESS);
+    ensure!(end(env, address)? == CUresult::CUDA_SUCCESS);
     let back = failed.object.context("the box comes back")?;
     ensure!(*back == pattern(3 * PAGE, 1)[..]);
     Ok(())
 }
 
 #[apply(case)]
-fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn devices_may_be_kept_from_writing(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-    let can = lab.device()?.attribute(attribute)?.unwrap_or(0) != 0;
+    let can = env.device()?.attribute(attribute)?.unwrap_or(0) != 0;
     let flags = RegisterFlags::default() | RegisterFlags::READ_ONLY;
     let memory = pattern(PAGE, 2).into_boxed_slice();
     let registered = match context.register_boxed(memory, flags) {
@@ -171,7 +171,7 @@ fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
         other => anyhow::bail!("attribute {can}, and {other:?}"),
     };
     let mut loan = registered.lend(&stream)?;
-    let mut buffer = lab.pool()?.alloc::<u8>(&stream, PAGE)?;
+    let mut buffer = env.pool()?.alloc::<u8>(&stream, PAGE)?;
     loan.copy_to(&mut buffer)?;
     ensure!(buffer.to_vec()? == pattern(PAGE, 2));
     let refused = loan.copy_from(&buffer).map_err(|error| error.kind());
@@ -186,13 +186,13 @@ fn devices_may_be_kept_from_writing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_end_by_somebody_else_is_noticed(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn an_end_by_somebody_else_is_noticed(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let mut memory = vec![1u8; PAGE];
     let address = memory.as_ptr();
-    ensure!(end(lab, address)? == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    ensure!(end(env, address)? == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     let registered = context.register(&mut memory, RegisterFlags::default())?;
-    ensure!(end(lab, address)? == CUresult::CUDA_SUCCESS);
+    ensure!(end(env, address)? == CUresult::CUDA_SUCCESS);
     let failed = registered.unregister().expect_err("it is not registered");
     ensure!(failed.error.kind() == ErrorKind::NotRegistered, "{failed}");
     // It would only try again.
@@ -201,11 +201,11 @@ fn an_end_by_somebody_else_is_noticed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_driver_knows_what_is_registered(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn the_driver_knows_what_is_registered(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let mut memory = vec![1u8; 4 * PAGE];
     let address = memory.as_ptr().addr() as u64;
-    let kind = || Ok::<_, cuda_mem::Error>(lab.driver.pointer_info(address)?.map(|info| info.kind));
+    let kind = || Ok::<_, cuda_mem::Error>(env.driver.pointer_info(address)?.map(|info| info.kind));
     let before = kind()?;
     let registered = context.register(&mut memory, RegisterFlags::default())?;
     ensure!(kind()? == Some(MemoryKind::Host));
@@ -216,13 +216,13 @@ fn the_driver_knows_what_is_registered(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn kernels_use_borrowed_memory_by_its_address(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn kernels_use_borrowed_memory_by_its_address(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let copy = load(&context)?.function("copy")?;
     let mut words: Vec<u32> = (0..1000).collect();
     let registered = context.register(&mut words, RegisterFlags::default())?;
     let from = registered.device_address(&context)?;
-    let mut buffer = lab.pool()?.alloc::<u32>(&stream, 1000)?;
+    let mut buffer = env.pool()?.alloc::<u32>(&stream, 1000)?;
     // SAFETY: as the kernel says; the guard lives until the stream is done.
     unsafe {
         copy.launch(

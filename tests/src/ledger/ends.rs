@@ -10,7 +10,7 @@ use cuda_mem::{
 };
 
 use super::{begin, sum};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const LEVELS: [LedgerLevel; 2] = [LedgerLevel::Bytes, LedgerLevel::Origins];
 
@@ -22,8 +22,8 @@ const PAIRS: usize = if cfg!(debug_assertions) {
 };
 
 #[apply(case)]
-fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn pairs_leave_nothing(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in LEVELS {
         begin(level);
         for nth in 0..PAIRS {
@@ -35,12 +35,12 @@ fn pairs_leave_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn threads_leave_nothing(lab: &Lab) -> Result<()> {
+fn threads_leave_nothing(env: &Environment) -> Result<()> {
     const THREADS: usize = 8;
-    let pool = lab.pool()?;
-    let resource = Resource::from(lab.pool()?);
+    let pool = env.pool()?;
+    let resource = Resource::from(env.pool()?);
     for level in LEVELS {
-        let streams = (0..THREADS).map(|_| lab.stream());
+        let streams = (0..THREADS).map(|_| env.stream());
         let streams = streams.collect::<Result<Vec<_>>>()?;
         begin(level);
         let work = |nth: usize| -> Result<_> {
@@ -78,8 +78,8 @@ fn threads_leave_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_end_is_noted(lab: &Lab) -> Result<()> {
-    let (device, pool) = (lab.device()?, lab.pool()?);
+fn every_end_is_noted(env: &Environment) -> Result<()> {
+    let (device, pool) = (env.device()?, env.pool()?);
     let resource = Resource::from(pool.clone());
     for level in LEVELS {
         begin(level);
@@ -107,7 +107,7 @@ fn every_end_is_noted(lab: &Lab) -> Result<()> {
         drop(clone);
         let closed = failed.object.context("it was not touched")?;
         ensure!(sum(LedgerKind::Pool).0 == 1);
-        if lab.need(11, 3).is_ok() {
+        if env.need(11, 3).is_ok() {
             let buffer = closed.alloc::<u8>(&stream, 1)?;
             let failed = closed.close().expect_err("there is a buffer");
             ensure!(failed.error.kind() == ErrorKind::InUse, "{}", failed.error);
@@ -119,12 +119,12 @@ fn every_end_is_noted(lab: &Lab) -> Result<()> {
         } else {
             closed.close()?;
         }
-        if lab.need(11, 4).is_ok() {
+        if env.need(11, 4).is_ok() {
             let mut graph = Graph::new(&context)?;
             graph.adopt(make()?);
             drop(graph.instantiate(cuda_mem::Instantiate::Plain)?);
         }
-        if lab.need(12, 9).is_ok() {
+        if env.need(12, 9).is_ok() {
             let mut parent = Graph::new(&context)?;
             parent.add_child(Graph::new(&context)?, &[])?;
             ensure!(sum(LedgerKind::Graph).0 == 1, "the child is the parent's");
@@ -136,10 +136,10 @@ fn every_end_is_noted(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_sim)]
-fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
-    let resource = Resource::from(lab.pool()?);
+fn a_buffer_that_cannot_be_freed_stays_listed(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let (stream, pool) = (env.stream()?, env.pool()?);
+    let resource = Resource::from(env.pool()?);
     for level in LEVELS {
         for from_resource in [false, true] {
             begin(level);
@@ -163,9 +163,9 @@ fn a_buffer_that_cannot_be_freed_stays_listed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn memory_that_waits_for_a_capture_stays_listed(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in LEVELS {
         begin(level);
         let buffer = pool.alloc::<u8>(&stream, 100)?;
@@ -184,8 +184,8 @@ fn memory_that_waits_for_a_capture_stays_listed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn what_goes_out_of_hand_leaves_the_ledger(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in LEVELS {
         begin(level);
         let address = pool.alloc::<u8>(&stream, 100)?.into_raw()?;
@@ -200,8 +200,8 @@ fn what_goes_out_of_hand_leaves_the_ledger(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn views_are_not_listed(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn views_are_not_listed(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in LEVELS {
         begin(level);
         let theirs = pool.alloc::<u8>(&stream, 100)?;

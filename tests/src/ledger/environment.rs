@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{Ledger, LedgerLevel};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::suite;
 
 const LEVEL: &str = "CUDA_MEM_LEDGER";
@@ -23,11 +23,11 @@ fn said_at(level: &str, test: &str) -> Result<String> {
 }
 
 #[apply(case)]
-fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
+fn the_environment_chooses_the_level(env: &Environment) -> Result<()> {
     if let Ok(level) = std::env::var(CHILD) {
         ensure!(Ledger::level() == level.parse::<LedgerLevel>()?);
         let _scope = Ledger::scope();
-        std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
+        std::mem::forget(env.pool()?.alloc::<u8>(&env.stream()?, 1000)?);
         return Ok(());
     }
     let test = "ledger::environment::the_environment_chooses_the_level";
@@ -43,11 +43,11 @@ fn the_environment_chooses_the_level(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
+fn the_end_of_the_process_is_told_of(env: &Environment) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
         ensure!(Ledger::report_at_exit() && Ledger::report_at_exit());
-        drop(lab.pool()?.alloc::<u8>(&lab.stream()?, 2000)?);
-        std::mem::forget(lab.pool()?.alloc::<u8>(&lab.stream()?, 1000)?);
+        drop(env.pool()?.alloc::<u8>(&env.stream()?, 2000)?);
+        std::mem::forget(env.pool()?.alloc::<u8>(&env.stream()?, 1000)?);
         return Ok(());
     }
     let test = "ledger::environment::the_end_of_the_process_is_told_of";
@@ -63,9 +63,9 @@ fn the_end_of_the_process_is_told_of(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_level_that_is_none_is_told(lab: &Lab) -> Result<()> {
+fn a_level_that_is_none_is_told(env: &Environment) -> Result<()> {
     if std::env::var_os(CHILD).is_some() {
-        drop(lab.stream()?);
+        drop(env.stream()?);
         ensure!(Ledger::level() == LedgerLevel::Off);
         return Ok(());
     }

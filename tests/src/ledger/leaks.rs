@@ -12,7 +12,7 @@ use cuda_mem::{
 };
 
 use super::{begin, find, sum};
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::modules::PTX;
 
 /// Leaks an object and looks for it.
@@ -22,8 +22,8 @@ fn leak<T>(kind: K, bytes: usize, (object, line): (T, u32)) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
-    let (device, stream, pool) = (lab.device()?, lab.stream()?, lab.pool()?);
+fn buffers_of_all_homes_are_found(env: &Environment) -> Result<()> {
+    let (device, stream, pool) = (env.device()?, env.stream()?, env.pool()?);
     begin(LedgerLevel::Origins);
     leak(K::Buffer, 400, (pool.alloc::<u32>(&stream, 100)?, line!()))?;
     let made = (pool.alloc_zeroed::<u8>(&stream, 7)?, line!());
@@ -38,13 +38,13 @@ fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
     let line = line!() - 1;
     leak(K::Buffer, 90, (take(&stream), line))?;
 
-    let counted = StatisticsAdaptor::new(lab.pool()?);
+    let counted = StatisticsAdaptor::new(env.pool()?);
     let resources = [
         Resource::from(pool),
         Resource::new(counted),
         Resource::new(DirectResource::new(device)),
-        Resource::new(ManagedResource::new(lab.driver)),
-        Resource::new(PinnedResource::new(lab.driver)),
+        Resource::new(ManagedResource::new(env.driver)),
+        Resource::new(PinnedResource::new(env.driver)),
         Resource::from(Arena::builder(&device).build()?),
         device.default_resource()?,
     ];
@@ -67,8 +67,8 @@ fn buffers_of_all_homes_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn containers_are_found(lab: &Lab) -> Result<()> {
-    let (stream, resource) = (lab.stream()?, Resource::from(lab.pool()?));
+fn containers_are_found(env: &Environment) -> Result<()> {
+    let (stream, resource) = (env.stream()?, Resource::from(env.pool()?));
     begin(LedgerLevel::Origins);
     let made = (DeviceVec::<u32>::zeroed(&stream, 10)?, line!());
     leak(K::Buffer, 40, made)?;
@@ -90,8 +90,8 @@ fn containers_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn pools_and_arenas_are_found(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     // The default resource's pool is nobody's to give back.
     begin(LedgerLevel::Origins);
     let resource = device.default_resource()?;
@@ -104,8 +104,8 @@ fn pools_and_arenas_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn contexts_streams_and_events_are_found(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let context = device.primary_context()?;
     begin(LedgerLevel::Origins);
     // Two retains have one handle.
@@ -126,8 +126,8 @@ fn contexts_streams_and_events_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn code_is_found(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn code_is_found(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     begin(LedgerLevel::Origins);
     let image = Image::ptx(PTX)?;
     leak(K::Module, 0, (context.load(&image)?, line!()))?;
@@ -138,16 +138,16 @@ fn code_is_found(lab: &Lab) -> Result<()> {
     ensure!(sum(K::Module).0 == 2);
     drop(function);
     ensure!(sum(K::Module).0 == 1);
-    if lab.need(12, 0).is_ok() {
-        leak(K::Library, 0, (lab.driver.load_library(&image)?, line!()))?;
+    if env.need(12, 0).is_ok() {
+        leak(K::Library, 0, (env.driver.load_library(&image)?, line!()))?;
     }
     Ok(())
 }
 
 #[apply(case_alone)]
-fn graphs_are_found(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let context = lab.context()?;
+fn graphs_are_found(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let context = env.context()?;
     begin(LedgerLevel::Origins);
     leak(K::Graph, 0, (Graph::new(&context)?, line!()))?;
     let stream = context.stream()?;
@@ -165,8 +165,8 @@ fn graphs_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn imports_are_found(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn imports_are_found(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let pool = MemoryPool::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .build()?;
@@ -192,8 +192,8 @@ fn imports_are_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
-    let (context, device) = (lab.context()?, lab.device()?);
+fn memory_without_pools_is_found(env: &Environment) -> Result<()> {
+    let (context, device) = (env.context()?, env.device()?);
     begin(LedgerLevel::Origins);
     leak(K::PinnedMemory, 400, (context.pinned::<u32>(100)?, line!()))?;
     let boxed = vec![0_u8; 5000].into_boxed_slice();
@@ -205,7 +205,7 @@ fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     let (memory, line) = (PhysicalMemory::builder(&device).create(1)?, line!());
     let bytes = memory.size_bytes() as usize;
     leak(K::PhysicalMemory, bytes, (memory.clone(), line))?;
-    let (range, line) = (AddressRange::reserve(lab.driver, 1, 0)?, line!());
+    let (range, line) = (AddressRange::reserve(env.driver, 1, 0)?, line!());
     leak(K::AddressRange, 0, (range.clone(), line))?;
     leak(K::Mapping, 0, (range.map(0, &memory)?, line!()))?;
     let report = Ledger::report();
@@ -216,7 +216,7 @@ fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
     begin(LedgerLevel::Origins);
     let builder = MappedMemory::builder(&device).reserve(64 << 20);
     let (mapped, line) = (builder.map(1)?, line!());
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let Ok(mut buffer) = mapped.into_buffer::<u8>(&stream, 10) else {
         bail!("no buffer");
     };
@@ -251,9 +251,9 @@ fn memory_without_pools_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn managed_memory_is_found(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let resource = Resource::new(ManagedResource::new(lab.driver));
+fn managed_memory_is_found(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let resource = Resource::new(ManagedResource::new(env.driver));
     begin(LedgerLevel::Origins);
     let made = (ManagedBuffer::<u32>::uninit(&stream, 100)?, line!());
     leak(K::ManagedMemory, 400, made)?;
@@ -278,15 +278,15 @@ fn managed_memory_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn memory_that_is_imported_or_striped_is_found(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let memory = PhysicalMemory::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .create(1)?;
     let bytes = memory.size_bytes();
     let descriptor = memory.export_fd()?;
     begin(LedgerLevel::Origins);
-    let imported = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+    let imported = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
     let line = line!() - 1;
     leak(K::PhysicalMemory, usize::try_from(bytes)?, (imported, line))?;
 
@@ -316,8 +316,8 @@ fn memory_that_is_imported_or_striped_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn registered_memory_of_the_program_is_found(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let flags = RegisterFlags::default();
     begin(LedgerLevel::Origins);
     let mut memory = vec![0_u16; 5000];
@@ -335,9 +335,9 @@ fn registered_memory_of_the_program_is_found(lab: &Lab) -> Result<()> {
 
 /// But windows, which not every machine has.
 #[apply(case_alone)]
-fn sums_find_every_kind(lab: &Lab) -> Result<()> {
-    lab.need(12, 0)?;
-    let device = lab.device()?;
+fn sums_find_every_kind(env: &Environment) -> Result<()> {
+    env.need(12, 0)?;
+    let device = env.device()?;
     let descriptor = {
         let memory = PhysicalMemory::builder(&device)
             .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
@@ -365,7 +365,7 @@ fn sums_find_every_kind(lab: &Lab) -> Result<()> {
     let image = Image::ptx(PTX)?;
     forget((context.event()?, context.load(&image)?, arena));
     ensure!(sum(K::Module).0 == before + 1);
-    forget(lab.driver.load_library(&image)?);
+    forget(env.driver.load_library(&image)?);
     forget(Graph::new(&context)?);
     forget(Graph::new(&context)?.instantiate(Instantiate::Plain)?);
     forget(context.pinned::<u32>(100)?);
@@ -375,11 +375,11 @@ fn sums_find_every_kind(lab: &Lab) -> Result<()> {
     let memory = PhysicalMemory::builder(&device).create(1)?;
     let bytes = memory.size_bytes();
     forget(PhysicalMemory::import_fd(
-        lab.driver,
+        env.driver,
         descriptor.as_fd(),
         bytes,
     )?);
-    let range = AddressRange::reserve(lab.driver, bytes, 0)?;
+    let range = AddressRange::reserve(env.driver, bytes, 0)?;
     forget((range.map(0, &memory)?, memory, range));
     forget((pool, stream, context));
     let expected = [

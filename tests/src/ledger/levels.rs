@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{ErrorKind, Ledger, LedgerKind, LedgerLevel};
 
 use super::{begin, sum};
+use crate::environment::Environment;
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn a_level_begins_a_new_ledger(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     begin(LedgerLevel::Origins);
     let buffer = pool.alloc::<u8>(&stream, 100)?;
     ensure!(Ledger::enable(LedgerLevel::Origins) == LedgerLevel::Origins);
@@ -28,8 +28,8 @@ fn a_level_begins_a_new_ledger(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn older_objects_are_ignored_or_taken_off(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn older_objects_are_ignored_or_taken_off(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     let make = || pool.alloc::<u8>(&stream, 100);
     Ledger::enable(LedgerLevel::Off);
     let (first, second) = (make()?, make()?);
@@ -50,8 +50,8 @@ fn older_objects_are_ignored_or_taken_off(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn a_report_is_sorted_and_grouped(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     begin(LedgerLevel::Origins);
     let mut alive = Vec::new();
     let small = pool.alloc::<u8>(&stream, 10)?;
@@ -80,7 +80,7 @@ fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
         .filter_map(|group| group.origin.map(|origin| origin.line()))
         .collect();
     ensure!(lines[1] < lines[2], "{report}");
-    let device = Some(lab.device()?);
+    let device = Some(env.device()?);
     ensure!(report.groups.iter().all(|group| group.device == device));
     let oldest = report.groups.iter().filter_map(|group| group.oldest);
     ensure!(oldest.count() == 4);
@@ -105,9 +105,9 @@ fn a_report_is_sorted_and_grouped(lab: &Lab) -> Result<()> {
 
 /// What the library has handed out, and what the driver says of the pool.
 #[apply(case)]
-fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn the_sums_are_those_of_the_pool(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
         begin(level);
         let mut alive = Vec::new();
@@ -133,8 +133,8 @@ fn the_sums_are_those_of_the_pool(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_scope_tells_what_it_leaves(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn a_scope_tells_what_it_leaves(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = || {
         let told = Arc::clone(&told);
@@ -176,8 +176,8 @@ fn a_scope_tells_what_it_leaves(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn nothing_is_said_while_the_ledger_is_off(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     Ledger::enable(LedgerLevel::Off);
     let scope = Ledger::scope();
     let _buffer = pool.alloc::<u8>(&stream, 100)?;
@@ -193,8 +193,8 @@ fn nothing_is_said_while_the_ledger_is_off(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks.
 #[apply(case_alone)]
-fn in_a_fork_nothing_is_listed(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, lab.pool()?);
+fn in_a_fork_nothing_is_listed(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, env.pool()?);
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
         begin(level);
         let scope = Ledger::scope().tell(|_| std::process::abort());

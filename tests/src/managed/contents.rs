@@ -9,8 +9,8 @@ use cuda_mem::{
 };
 
 use super::{SIZES, need_concurrent};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 use crate::modules::PTX;
 
 /// What the host writes: no two neighbours are equal.
@@ -62,9 +62,9 @@ fn copy_and_check(
 }
 
 #[apply(case)]
-fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let stream = lab.stream()?;
+fn host_and_kernels_see_what_the_other_wrote(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let stream = env.stream()?;
     let copy = kernel(&stream, "copy")?;
     for len in SIZES {
         let from = written(&stream, len)?;
@@ -86,10 +86,10 @@ fn host_and_kernels_see_what_the_other_wrote(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
+fn kernels_read_what_the_host_wrote_in_place(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
     const COUNT: usize = 10_000;
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let (add, fill) = (kernel(&stream, "add")?, kernel(&stream, "fill")?);
     let mut left = ManagedBuffer::<f32>::zeroed(&stream, COUNT)?;
     let right = ManagedBuffer::from_slice(&stream, &[0.5_f32; COUNT])?;
@@ -114,11 +114,11 @@ fn kernels_read_what_the_host_wrote_in_place(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_prefetch_changes_nothing(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let copy = kernel(&stream, "copy")?;
-    let device = Location::Device(lab.device()?);
+    let device = Location::Device(env.device()?);
     for len in SIZES {
         let from = written(&stream, len)?;
         let mut to = ManagedBuffer::uninit(&stream, len)?;
@@ -134,11 +134,11 @@ fn a_prefetch_changes_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn advice_changes_nothing(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let stream = lab.stream()?;
+fn advice_changes_nothing(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let stream = env.stream()?;
     let copy = kernel(&stream, "copy")?;
-    let device = Location::Device(lab.device()?);
+    let device = Location::Device(env.device()?);
     for len in SIZES {
         let from = written(&stream, len)?;
         let mut to = ManagedBuffer::uninit(&stream, len)?;
@@ -162,10 +162,10 @@ fn advice_changes_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let _calm = lab.calm();
-    let stream = lab.stream()?;
+fn the_host_waits_for_the_stream(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let _calm = env.shared();
+    let stream = env.stream()?;
     let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
     stream.synchronize()?;
     let held = hold(&stream)?;
@@ -186,10 +186,10 @@ fn the_host_waits_for_the_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let _calm = lab.calm();
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn the_host_waits_for_a_loan_that_was_leaked(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let _calm = env.shared();
+    let (stream, other) = (env.stream()?, env.stream()?);
     for is_change in [false, true] {
         let mut buffer = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
         stream.synchronize()?;
@@ -210,12 +210,12 @@ fn the_host_waits_for_a_loan_that_was_leaked(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let _calm = lab.calm();
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn readers_on_another_stream_are_waited_for_before_a_change(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let _calm = env.shared();
+    let (stream, other) = (env.stream()?, env.stream()?);
     let mut from = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
-    let mut to = lab.pool()?.alloc_zeroed::<u32>(&other, 1000)?;
+    let mut to = env.pool()?.alloc_zeroed::<u32>(&other, 1000)?;
     from.host_mut()?.fill(5);
     other.synchronize()?;
     let held = hold(&other)?;
@@ -231,13 +231,13 @@ fn readers_on_another_stream_are_waited_for_before_a_change(lab: &Lab) -> Result
 }
 
 #[apply(case)]
-fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let stream = lab.stream()?;
+fn other_managed_resources_serve_too(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let stream = env.stream()?;
     let mut resources = vec![Resource::new(StatisticsAdaptor::new(ManagedResource::new(
-        lab.driver,
+        env.driver,
     )))];
-    let pool = MemoryPool::builder_at(lab.driver, Location::Anywhere, AllocationType::Managed);
+    let pool = MemoryPool::builder_at(env.driver, Location::Anywhere, AllocationType::Managed);
     if pool.support()?.is_yes() {
         resources.push(Resource::new(pool.build()?));
     }
@@ -245,7 +245,7 @@ fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
         let mut buffer = ManagedBuffer::<u16>::uninit_in(&resource, &stream, 5000)?;
         buffer.fill(3)?;
         buffer.host_mut()?[4999] = 4;
-        buffer.prefetch(Location::Device(lab.device()?))?;
+        buffer.prefetch(Location::Device(env.device()?))?;
         let seen = buffer.to_vec()?;
         ensure!(seen[..4999].iter().all(|number| *number == 3) && seen[4999] == 4);
         drop(buffer.into_buffer());
@@ -255,9 +255,9 @@ fn other_managed_resources_serve_too(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn nothing_and_elements_of_no_size_are_fine(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let device = Location::Device(lab.device()?);
+fn nothing_and_elements_of_no_size_are_fine(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let device = Location::Device(env.device()?);
     let mut none = ManagedBuffer::<u32>::uninit(&stream, 0)?;
     ensure!(none.is_empty() && none.as_raw() == 0);
     ensure!(none.host()?.is_empty() && none.host_mut()?.is_empty());

@@ -8,7 +8,7 @@ use anyhow::Result;
 use cuda_mem::ManagedBuffer;
 use cuda_mem::sys::CUdevice_attribute;
 
-use crate::lab::{Lab, Skip};
+use crate::environment::{Environment, Skip};
 
 /// In bytes: of the sizes that memory is tested with, all that are not large, and those about a page.
 const SIZES: [usize; 9] = [1, 4, 16, 1024, 4095, 4096, 4097, 1 << 20, (7 << 20) + 17];
@@ -17,9 +17,9 @@ const SIZES: [usize; 9] = [1, 4, 16, 1024, 4095, 4096, 4097, 1 << 20, (7 << 20) 
 const LARGE: usize = 4 << 20;
 
 /// A skip where there is no managed memory that host and devices may use at once.
-fn need_concurrent(lab: &Lab) -> Result<()> {
+fn need_concurrent(env: &Environment) -> Result<()> {
     let concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-    for device in lab.driver.devices()? {
+    for device in env.driver.devices()? {
         if device.attribute(concurrent)?.unwrap_or(0) == 0 {
             let reason = format!("{device:?} has no concurrent managed access");
             return Err(Skip(reason).into());
@@ -29,7 +29,7 @@ fn need_concurrent(lab: &Lab) -> Result<()> {
 }
 
 /// A large buffer on a new stream.
-fn large(lab: &Lab) -> Result<ManagedBuffer<u8>> {
-    need_concurrent(lab)?;
-    Ok(ManagedBuffer::uninit(&lab.stream()?, LARGE)?)
+fn large(env: &Environment) -> Result<ManagedBuffer<u8>> {
+    need_concurrent(env)?;
+    Ok(ManagedBuffer::uninit(&env.stream()?, LARGE)?)
 }

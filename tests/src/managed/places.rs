@@ -9,7 +9,7 @@ use cuda_mem::{
 };
 
 use super::{LARGE, large, need_concurrent};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 fn refused<T>(answer: cuda_mem::Result<T>, kind: ErrorKind, words: &str) -> Result<Error> {
     let error = answer.err().with_context(|| format!("{words}: accepted"))?;
@@ -19,8 +19,8 @@ fn refused<T>(answer: cuda_mem::Result<T>, kind: ErrorKind, words: &str) -> Resu
 }
 
 #[apply(case)]
-fn ranges_that_are_none_are_refused(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
+fn ranges_that_are_none_are_refused(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
     let invalid = ErrorKind::InvalidValue;
     let between = |from, to| buffer.range((from, to));
     for answer in [
@@ -47,8 +47,8 @@ fn ranges_that_are_none_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
+fn places_that_are_none_are_refused(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
     let invalid = ErrorKind::InvalidValue;
     for place in [Location::Anywhere, Location::Invisible] {
         refused(buffer.prefetch(place), invalid, "name a device")?;
@@ -58,7 +58,7 @@ fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
     let node = Advice::AccessedBy(Location::HostNuma(0));
     refused(buffer.advise(node), invalid, "Location::Host")?;
     refused(buffer.unadvise(node), invalid, "Location::Host")?;
-    if lab.need(12, 2).is_ok() {
+    if env.need(12, 2).is_ok() {
         let nowhere = Location::HostNuma(u32::MAX);
         refused(buffer.prefetch(nowhere), invalid, "elements 0 to 4194304")?;
         let preferred = Advice::PreferredLocation(nowhere);
@@ -69,11 +69,11 @@ fn places_that_are_none_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
+fn a_node_of_the_host_needs_a_newer_driver(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
     let node = Location::HostNuma(0);
     let preferred = Advice::PreferredLocation(node);
-    if lab.need(12, 2).is_err() {
+    if env.need(12, 2).is_err() {
         for answer in [buffer.prefetch(node), buffer.advise(preferred)] {
             let error = refused(answer, ErrorKind::SymbolMissing, "CUDA 12.2")?;
             ensure!(error.needs_version() == Some(CudaVersion::new(12, 2)));
@@ -92,11 +92,11 @@ fn a_node_of_the_host_needs_a_newer_driver(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn other_memory_is_refused(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn other_memory_is_refused(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for resource in [
-        Resource::new(PinnedResource::new(lab.driver)),
-        Resource::new(cuda_mem::DirectResource::new(lab.device()?)),
+        Resource::new(PinnedResource::new(env.driver)),
+        Resource::new(cuda_mem::DirectResource::new(env.device()?)),
     ] {
         let answer = ManagedBuffer::<u8>::uninit_in(&resource, &stream, 10);
         refused(answer, ErrorKind::InvalidValue, "needs managed memory")?;
@@ -107,10 +107,10 @@ fn other_memory_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_captured_stream_takes_no_prefetch(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    need_concurrent(lab)?;
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_captured_stream_takes_no_prefetch(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    need_concurrent(env)?;
+    let (stream, other) = (env.stream()?, env.stream()?);
     let buffer = ManagedBuffer::<u8>::uninit(&stream, LARGE)?;
     let elsewhere = ManagedBuffer::<u8>::uninit(&other, LARGE)?;
     let (graph, ()) = stream.capture(CaptureMode::Relaxed, |capture| {

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Advice, Location, ManagedBuffer, RangeInfo};
 
 use super::{LARGE, large, need_concurrent};
+use crate::environment::Environment;
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 /// Nothing was told, but where it was sent.
 fn nothing_but(info: &RangeInfo) -> bool {
@@ -13,9 +13,9 @@ fn nothing_but(info: &RangeInfo) -> bool {
 }
 
 #[apply(case)]
-fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
+fn advice_is_told_and_taken_back(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
     ensure!(
         buffer.info()? == RangeInfo::default(),
         "{:?}",
@@ -60,9 +60,9 @@ fn advice_is_told_and_taken_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
+fn a_part_is_told_of_alone(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
     let (first, second) = (buffer.range(..LARGE / 2)?, buffer.range(LARGE / 2..)?);
     for advice in [
         Advice::ReadMostly,
@@ -88,8 +88,8 @@ fn a_part_is_told_of_alone(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
+fn a_page_is_told_of_as_a_whole(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
     // The smallest page that a host has, in the middle of the buffer, and two bytes beyond its ends.
     let (begin, end) = (LARGE / 2, LARGE / 2 + 4096);
     buffer
@@ -107,9 +107,9 @@ fn a_page_is_told_of_as_a_whole(lab: &Lab) -> Result<()> {
 
 /// The driver by itself takes the first of two pages only (R162).
 #[apply(case)]
-fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
+fn a_range_over_a_border_is_both_pages(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
     let border = LARGE / 2;
     let over = buffer.range(border - 1..border + 1)?;
     let (before, behind) = (
@@ -131,9 +131,9 @@ fn a_range_over_a_border_is_both_pages(lab: &Lab) -> Result<()> {
 
 /// Small buffers begin in the middle of a page, and nothing before them is theirs.
 #[apply(case_alone)]
-fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let (stream, device) = (lab.stream()?, Location::Device(lab.device()?));
+fn small_buffers_are_told_of_to_their_last_byte(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let (stream, device) = (env.stream()?, Location::Device(env.device()?));
     for len in [600, 3000, 4096, 5600, 3 * 4096 - 1000] {
         let make = || ManagedBuffer::<u8>::uninit(&stream, len);
         let buffers = (0..9).map(|_| make()).collect::<Result<Vec<_>, _>>()?;
@@ -167,15 +167,15 @@ fn small_buffers_are_told_of_to_their_last_byte(lab: &Lab) -> Result<()> {
 /// Alone, because a fork copies only the thread that forks.
 #[cfg(unix)]
 #[apply(case_alone)]
-fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
+fn in_a_fork_nothing_was_counted(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
     buffer.prefetch(Location::Host)?;
     // SAFETY: the child asks what needs no lock and no memory, and ends at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let none = buffer.traffic() == cuda_mem::Traffic::default()
             && buffer.traffic_to(Location::Host) == cuda_mem::Traffic::default()
-            && lab.driver.traffic_to(Location::Host) == cuda_mem::Traffic::default();
+            && env.driver.traffic_to(Location::Host) == cuda_mem::Traffic::default();
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if none { 0 } else { 3 }) };
     }
@@ -185,9 +185,9 @@ fn in_a_fork_nothing_was_counted(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
+fn the_last_prefetch_is_known(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
     ensure!(buffer.info()?.last_prefetch.is_none());
     for place in [device, Location::Host, device] {
         buffer.prefetch(place)?;
@@ -206,9 +206,9 @@ fn the_last_prefetch_is_known(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn several_may_access_it(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
+fn several_may_access_it(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
     buffer.advise(Advice::AccessedBy(device))?;
     buffer.advise(Advice::AccessedBy(Location::Host))?;
     let info = buffer.info()?;
@@ -219,10 +219,10 @@ fn several_may_access_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn journeys_are_counted(lab: &Lab) -> Result<()> {
-    let buffer = large(lab)?;
-    let device = Location::Device(lab.device()?);
-    let before = lab.device()?.traffic();
+fn journeys_are_counted(env: &Environment) -> Result<()> {
+    let buffer = large(env)?;
+    let device = Location::Device(env.device()?);
+    let before = env.device()?.traffic();
     for place in [device, Location::Host, device] {
         buffer.prefetch(place)?;
     }
@@ -239,16 +239,16 @@ fn journeys_are_counted(lab: &Lab) -> Result<()> {
     ensure!(seen(buffer.traffic_to(Location::Host)) == (2, large + 1000));
     ensure!(seen(buffer.traffic_to(Location::HostNuma(0))) == (0, 0));
     // Other tests may run beside this one and add to what the device saw.
-    let now = lab.device()?.traffic();
+    let now = env.device()?.traffic();
     ensure!(now.prefetches >= before.prefetches + 2);
     ensure!(now.prefetched_bytes >= before.prefetched_bytes + 2 * large);
     Ok(())
 }
 
 #[apply(case_of_two)]
-fn it_goes_from_device_to_device(lab: &Lab) -> Result<()> {
-    need_concurrent(lab)?;
-    let stream = |ordinal| lab.driver.device(ordinal)?.primary_context()?.stream();
+fn it_goes_from_device_to_device(env: &Environment) -> Result<()> {
+    need_concurrent(env)?;
+    let stream = |ordinal| env.driver.device(ordinal)?.primary_context()?.stream();
     let (here, there) = (stream(0)?, stream(1)?);
     let (near, far) = (
         Location::Device(here.device()),

@@ -7,15 +7,15 @@ use bytemuck::{Pod, Zeroable};
 use cuda_mem::{CaptureMode, ErrorKind, Image, Launch, Value};
 
 use super::{kernel, load};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const COUNT: usize = 10_000;
 
 #[apply(case)]
-fn a_kernel_does_what_it_says(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let (module, stream, pool) = (load(&context)?, context.stream()?, lab.pool()?);
+fn a_kernel_does_what_it_says(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let (module, stream, pool) = (load(&context)?, context.stream()?, env.pool()?);
     let numbers: Vec<f32> = (0..COUNT).map(|at| at as f32).collect();
     let left = pool.alloc_from(&stream, &numbers)?;
     let right = pool.alloc_from(&stream, &numbers)?;
@@ -45,10 +45,10 @@ struct Count {
 }
 
 #[apply(case)]
-fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_structure_is_passed_by_value(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
     let count = Count { low: 60, high: 0 };
     // SAFETY: the last argument is a 64-bit number in two halves.
     unsafe {
@@ -64,12 +64,12 @@ fn a_structure_is_passed_by_value(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kernel_runs_in_the_order_of_its_stream(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
+fn a_kernel_runs_in_the_order_of_its_stream(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     warm(&fill)?;
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, COUNT)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, COUNT)?;
     stream.synchronize()?;
     let held = hold(&stream)?;
     // SAFETY: as the kernel says.
@@ -95,10 +95,10 @@ fn warm(function: &cuda_mem::Function) -> Result<()> {
 }
 
 #[apply(case)]
-fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
-    let (module, pool) = (load(&context)?, lab.pool()?);
+fn buffers_of_other_streams_are_joined(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
+    let (module, pool) = (load(&context)?, env.pool()?);
     let (own, other) = (context.stream()?, context.stream()?);
     let copy = module.function("copy")?;
     warm(&copy)?;
@@ -128,10 +128,10 @@ fn buffers_of_other_streams_are_joined(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let context = lab.context()?;
-    let (module, pool) = (load(&context)?, lab.pool()?);
+fn two_streams_read_one_buffer_at_a_time(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let context = env.context()?;
+    let (module, pool) = (load(&context)?, env.pool()?);
     let (own, a, b) = (context.stream()?, context.stream()?, context.stream()?);
     let copy = module.function("copy")?;
     warm(&copy)?;
@@ -159,16 +159,16 @@ fn two_streams_read_one_buffer_at_a_time(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
-    lab.need(12, 4)?;
-    let context = lab.context()?;
+fn arguments_that_do_not_fit_are_refused(env: &Environment) -> Result<()> {
+    env.need(12, 4)?;
+    let context = env.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
     ensure!(
         fill.parameters() == Some(&[8, 4, 8][..]),
         "{:?}",
         fill.parameters()
     );
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
     let launch = Launch::over(10, 32);
     // SAFETY: refused before the driver hears of it.
     let few = unsafe { fill.launch(&stream, launch, (&mut words, 1u32)) };
@@ -184,10 +184,10 @@ fn arguments_that_do_not_fit_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn blocks_that_cannot_run_are_explained(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
     let most = fill.max_threads()?;
     let deep = Launch::new([1, 1, 1], [1, 1, 65]);
     for (launch, why) in [
@@ -241,16 +241,18 @@ fn blocks_that_cannot_run_are_explained(lab: &Lab) -> Result<()> {
 
 /// The simulator knows some kernels by their names and parameters, and no others.
 #[apply(case_of_sim)]
-fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(lab: &Lab) -> Result<()> {
-    lab.control()?;
+fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(
+    env: &Environment,
+) -> Result<()> {
+    env.control()?;
     // Older drivers have no log of errors.
-    lab.need(12, 9)?;
+    env.need(12, 9)?;
     let (context, other) = (
-        lab.context()?,
+        env.context()?,
         super::PTX.replace(".entry fill", ".entry mine"),
     );
     let mine = context.load(&Image::ptx(&other)?)?.function("mine")?;
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&context.stream()?, 10)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&context.stream()?, 10)?;
     let stream = words.stream().clone();
     let launch = Launch::over(10, 32);
     // SAFETY: it is refused.
@@ -277,10 +279,10 @@ fn a_kernel_that_the_simulator_does_not_know_is_refused_with_the_reason(lab: &La
 }
 
 #[apply(case)]
-fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_launch_over_nothing_does_nothing(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let (fill, stream) = (kernel(&context, "fill")?, context.stream()?);
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 10)?;
     // SAFETY: nothing is launched.
     unsafe { fill.launch(&stream, Launch::over(0, 32), (&mut words, 1u32, 10u64)) }?;
     ensure!(words.to_vec()? == [0; 10]);
@@ -288,8 +290,8 @@ fn a_launch_over_nothing_does_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
-    let (here, there) = (lab.context()?, lab.driver.device(1)?.primary_context()?);
+fn a_stream_of_another_context_is_refused(env: &Environment) -> Result<()> {
+    let (here, there) = (env.context()?, env.driver.device(1)?.primary_context()?);
     let (spin, stream) = (kernel(&here, "spin")?, there.stream()?);
     // SAFETY: refused before the driver hears of it.
     let refused = unsafe { spin.launch(&stream, Launch::over(1, 1), (0u64,)) };
@@ -299,8 +301,8 @@ fn a_stream_of_another_context_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
-    let fill = kernel(&lab.context()?, "fill")?;
+fn limits_and_occupancy_agree(env: &Environment) -> Result<()> {
+    let fill = kernel(&env.context()?, "fill")?;
     let most = fill.max_threads()?;
     ensure!((32..=1024).contains(&most), "{most} threads");
     ensure!(fill.static_shared()? == 0 && fill.registers()? > 0);
@@ -317,8 +319,8 @@ fn limits_and_occupancy_agree(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn a_kernel_that_still_runs_keeps_its_code(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
     let start = Instant::now();
     // SAFETY: `spin` takes nanoseconds, and touches nothing.
@@ -332,9 +334,9 @@ fn a_kernel_that_still_runs_keeps_its_code(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let context = lab.context()?;
+fn a_captured_stream_takes_no_launch(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let context = env.context()?;
     let (spin, stream) = (kernel(&context, "spin")?, context.stream()?);
     warm(&spin)?;
     let (graph, ()) = stream.capture(CaptureMode::default(), |capture| {
@@ -352,9 +354,9 @@ fn a_captured_stream_takes_no_launch(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn code_that_goes_does_not_spoil_a_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let context = lab.context()?;
+fn code_that_goes_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let context = env.context()?;
     for mode in [
         CaptureMode::Global,
         CaptureMode::ThreadLocal,

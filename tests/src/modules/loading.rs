@@ -5,11 +5,11 @@ use cuda_mem::sys::CUjitInputType;
 use cuda_mem::{ErrorKind, Image, Launch};
 
 use super::{PTX, kernel, load};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn code_that_does_not_compile_says_why(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let wrong = PTX.replace(".param .u32 value", ".param .teapot value");
     let error = context
         .load(&Image::ptx(&wrong)?)
@@ -19,8 +19,8 @@ fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
     ensure!(log.contains("line"), "the compiler said {log:?}");
     ensure!(error.to_string().contains(log), "{error}");
     load(&context)?;
-    if lab.need(12, 0).is_ok() {
-        let error = lab
+    if env.need(12, 0).is_ok() {
+        let error = env
             .driver
             .load_library(&Image::ptx(&wrong)?)
             .expect_err("it is refused");
@@ -32,14 +32,14 @@ fn code_that_does_not_compile_says_why(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn code_for_other_devices_and_drivers_is_refused(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     for (text, with) in [(".version 7.0", ".version 99.0"), ("sm_70", "sm_999")] {
         let image = Image::ptx(&PTX.replace(text, with))?;
         let error = context.load(&image).expect_err("it is refused");
         ensure!(error.kind() == ErrorKind::InvalidImage, "{with}: {error}");
-        if lab.need(12, 0).is_ok() {
-            let error = lab.driver.load_library(&image).expect_err("it is refused");
+        if env.need(12, 0).is_ok() {
+            let error = env.driver.load_library(&image).expect_err("it is refused");
             ensure!(error.kind() == ErrorKind::InvalidImage, "{with}: {error}");
         }
     }
@@ -47,9 +47,9 @@ fn code_for_other_devices_and_drivers_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_sim)]
-fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
-    lab.control()?;
-    let context = lab.context()?;
+fn what_the_simulator_refuses_says_why(env: &Environment) -> Result<()> {
+    env.control()?;
+    let context = env.context()?;
     for (text, with, why) in [
         (
             ".version 7.0",
@@ -84,7 +84,7 @@ fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
             .contains("the simulated driver runs no machine code"),
         "{error}"
     );
-    let error = lab.driver.load_library(&binary).expect_err("it is refused");
+    let error = env.driver.load_library(&binary).expect_err("it is refused");
     ensure!(
         error
             .to_string()
@@ -95,8 +95,8 @@ fn what_the_simulator_refuses_says_why(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn what_is_no_code_is_refused(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     for text in ["", "hello", "{ }"] {
         let error = context.load(&Image::ptx(text)?).expect_err("it is refused");
         ensure!(error.kind() == ErrorKind::InvalidImage, "{text:?}: {error}");
@@ -105,8 +105,8 @@ fn what_is_no_code_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
-    let module = load(&lab.context()?)?;
+fn a_kernel_that_is_not_there_is_named(env: &Environment) -> Result<()> {
+    let module = load(&env.context()?)?;
     let error = module.function("teapot").expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::NotFound, "{error}");
     ensure!(error.to_string().contains("\"teapot\""), "{error}");
@@ -121,11 +121,11 @@ fn a_kernel_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
-    lab.need(12, 0)?;
-    let library = lab.driver.load_library(&Image::ptx(PTX)?)?;
+fn a_library_is_nowhere_until_it_is_used(env: &Environment) -> Result<()> {
+    env.need(12, 0)?;
+    let library = env.driver.load_library(&Image::ptx(PTX)?)?;
     ensure!(library.devices().is_empty());
-    let context = lab.context()?;
+    let context = env.context()?;
     let error = library
         .function("teapot", &context)
         .expect_err("it is refused");
@@ -137,7 +137,7 @@ fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
     // The function alone keeps the code.
     drop(library);
     let stream = context.stream()?;
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
     // SAFETY: `fill` takes an address of so many words, a word, and their number.
     unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, 5u32, 100u64)) }?;
     ensure!(words.to_vec()? == [5; 100]);
@@ -146,9 +146,9 @@ fn a_library_is_nowhere_until_it_is_used(lab: &Lab) -> Result<()> {
 
 /// Alone, because it looks at what the whole process has loaded.
 #[apply(case_alone)]
-fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let live = || lab.control().ok().map(|control| control.live());
+fn code_stays_until_its_last_function_goes(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let live = || env.control().ok().map(|control| control.live());
     let before = live();
     let fill = kernel(&context, "fill")?;
     ensure!(fill.max_threads()? >= 32, "its module is gone");
@@ -158,8 +158,8 @@ fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
     ensure!(before.is_none() || live() != before, "no module is loaded");
     drop(again);
     ensure!(live() == before, "the module is still loaded");
-    if lab.need(12, 0).is_ok() {
-        let library = lab.driver.load_library(&Image::ptx(PTX)?)?;
+    if env.need(12, 0).is_ok() {
+        let library = env.driver.load_library(&Image::ptx(PTX)?)?;
         let fill = library.function("fill", &context)?;
         drop(library);
         ensure!(fill.registers()? > 0, "its library is gone");
@@ -170,9 +170,9 @@ fn code_stays_until_its_last_function_goes(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
-    lab.need(12, 4)?;
-    let fill = kernel(&lab.context()?, "fill")?;
+fn a_kernel_is_loaded_before_it_is_needed(env: &Environment) -> Result<()> {
+    env.need(12, 4)?;
+    let fill = kernel(&env.context()?, "fill")?;
     fill.preload()?;
     ensure!(fill.is_loaded()?);
     fill.preload()?;
@@ -180,10 +180,10 @@ fn a_kernel_is_loaded_before_it_is_needed(lab: &Lab) -> Result<()> {
 }
 
 /// The kernels as a cubin for this device, as the driver's linker makes it.
-fn linked(lab: &Lab) -> Result<Vec<u8>> {
-    let context = lab.context()?;
+fn linked(env: &Environment) -> Result<Vec<u8>> {
+    let context = env.context()?;
     let _current = context.bind()?;
-    let table = lab.driver.table();
+    let table = env.driver.table();
     let (mut link, null) = (std::ptr::null_mut(), std::ptr::null_mut());
     let create = table.cuLinkCreate_v2.context("cuLinkCreate")?;
     // SAFETY: a context is current, and there are no options.
@@ -222,11 +222,11 @@ fn linked(lab: &Lab) -> Result<Vec<u8>> {
 }
 
 #[apply(case)]
-fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
-    let binary = linked(lab)?;
-    let context = lab.context()?;
+fn a_binary_is_loaded_as_its_text_is(env: &Environment) -> Result<()> {
+    let binary = linked(env)?;
+    let context = env.context()?;
     let stream = context.stream()?;
-    let mut words = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+    let mut words = env.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
     let file = std::env::temp_dir().join(format!("cuda-mem-{}.cubin", std::process::id()));
     std::fs::write(&file, &binary)?;
     // SAFETY: the driver has made it just now.
@@ -240,10 +240,10 @@ fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
         unsafe { fill.launch(&stream, Launch::over(100, 32), (&mut words, value, 100u64)) }?;
         ensure!(words.to_vec()? == [value; 100]);
     }
-    if lab.need(12, 0).is_ok() {
+    if env.need(12, 0).is_ok() {
         // SAFETY: as above.
         let image = unsafe { Image::binary(&binary[..]) }?;
-        let fill = lab
+        let fill = env
             .driver
             .load_library(&image)?
             .function("fill", &context)?;
@@ -255,9 +255,9 @@ fn a_binary_is_loaded_as_its_text_is(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn nothing_of_this_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let table = lab.driver.table();
+fn nothing_of_this_needs_or_leaves_a_current_context(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let table = env.driver.table();
     let current = || -> Result<usize> {
         let mut current = std::ptr::null_mut();
         let get = table.cuCtxGetCurrent.unwrap_or_else(|| unreachable!());
@@ -268,7 +268,7 @@ fn nothing_of_this_needs_or_leaves_a_current_context(lab: &Lab) -> Result<()> {
     };
     ensure!(current()? == 0, "this thread has a context already");
     let stream = context.stream()?;
-    let mut words = lab.pool()?.alloc::<u32>(&stream, 10)?;
+    let mut words = env.pool()?.alloc::<u32>(&stream, 10)?;
     let fill = kernel(&context, "fill")?;
     ensure!(current()? == 0, "loading left a context");
     // SAFETY: as the kernel says.

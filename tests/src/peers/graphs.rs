@@ -4,8 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Access, ErrorKind, Graph, GraphExec, Instantiate, Stream};
 
 use super::{Pair, pair, pool};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// The stream does not reach what the graph uses, and the driver is not asked.
 fn refused(exec: &mut GraphExec, stream: &Stream) -> Result<()> {
@@ -20,12 +20,12 @@ fn refused(exec: &mut GraphExec, stream: &Stream) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -> Result<()> {
+fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(env: &Environment) -> Result<()> {
     let Pair {
         devices,
         contexts,
         streams,
-    } = pair(lab)?;
+    } = pair(env)?;
     let pool = pool(&devices[0])?;
     let target = pool.alloc_zeroed::<u8>(&streams[0], 1000)?;
     let source = pool.alloc_from(&streams[0], &[7_u8; 1000])?;
@@ -50,10 +50,10 @@ fn a_graph_runs_in_a_stream_that_reaches_what_it_adopted(lab: &Lab) -> Result<()
 
 /// What a launch leaves is used in the stream of the launch, and no other device is given access to it.
 #[apply(case_of_two)]
-fn what_a_graph_leaves_stays_with_its_device(lab: &Lab) -> Result<()> {
+fn what_a_graph_leaves_stays_with_its_device(env: &Environment) -> Result<()> {
     let Pair {
         contexts, streams, ..
-    } = pair(lab)?;
+    } = pair(env)?;
     let mut graph = Graph::new(&contexts[0])?;
     let mut memory = graph.alloc::<u8>(1000, &[])?;
     graph.fill(&mut memory, 5, &[])?;

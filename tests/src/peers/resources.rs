@@ -6,16 +6,16 @@ use cuda_mem::{
     PrefetchAdaptor, Resource, Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
-fn streams(lab: &Lab) -> Result<[Stream; 2]> {
-    let stream = |ordinal| lab.driver.device(ordinal)?.primary_context()?.stream();
+fn streams(env: &Environment) -> Result<[Stream; 2]> {
+    let stream = |ordinal| env.driver.device(ordinal)?.primary_context()?.stream();
     Ok([stream(0)?, stream(1)?])
 }
 
 #[apply(case_of_two)]
-fn a_resource_is_of_its_device(lab: &Lab) -> Result<()> {
-    let [here, there] = streams(lab)?;
+fn a_resource_is_of_its_device(env: &Environment) -> Result<()> {
+    let [here, there] = streams(env)?;
     for resource in [
         here.device().default_resource()?,
         Resource::new(DirectResource::new(here.device())),
@@ -35,12 +35,12 @@ fn a_resource_is_of_its_device(lab: &Lab) -> Result<()> {
 
 /// Written by one device, read by the other, at one address.
 #[apply(case_of_two)]
-fn memory_of_everybody_serves_both_devices(lab: &Lab) -> Result<()> {
-    let [here, there] = streams(lab)?;
+fn memory_of_everybody_serves_both_devices(env: &Environment) -> Result<()> {
+    let [here, there] = streams(env)?;
     for resource in [
-        Resource::new(PinnedResource::new(lab.driver)),
-        Resource::new(ManagedResource::new(lab.driver)),
-        Resource::new(PrefetchAdaptor::new(ManagedResource::new(lab.driver))),
+        Resource::new(PinnedResource::new(env.driver)),
+        Resource::new(ManagedResource::new(env.driver)),
+        Resource::new(PrefetchAdaptor::new(ManagedResource::new(env.driver))),
     ] {
         for (first, second) in [(&here, &there), (&there, &here)] {
             ensure!(resource.memory_properties().reaches(second.device()));
@@ -57,9 +57,9 @@ fn memory_of_everybody_serves_both_devices(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn each_device_has_its_own_current_resource(lab: &Lab) -> Result<()> {
-    let [here, there] = streams(lab)?;
-    let pinned = Resource::new(PinnedResource::new(lab.driver));
+fn each_device_has_its_own_current_resource(env: &Environment) -> Result<()> {
+    let [here, there] = streams(env)?;
+    let pinned = Resource::new(PinnedResource::new(env.driver));
     let _scope = here.device().use_resource(&pinned)?;
     let (near, far) = (
         DeviceVec::<u8>::zeroed(&here, 100)?,

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Access, Device, ErrorKind, MemoryPool};
 
 use super::{Pair, open_pool, pair};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// It is refused without a word from the driver, and nothing is changed.
 fn ensure_kept(pool: &MemoryPool, device: Device) -> Result<()> {
@@ -24,11 +24,11 @@ fn ensure_kept(pool: &MemoryPool, device: Device) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
+fn access_is_not_taken_from_work_that_is_queued(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
     let Pair {
         devices, streams, ..
-    } = pair(lab)?;
+    } = pair(env)?;
     let pool = open_pool(&devices[0], &devices[1])?;
     let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 1 << 20)?;
     streams[0].synchronize()?;
@@ -60,10 +60,10 @@ fn access_is_not_taken_from_work_that_is_queued(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_two)]
-fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Result<()> {
+fn access_is_taken_unchecked_where_the_caller_knows(env: &Environment) -> Result<()> {
     let Pair {
         devices, streams, ..
-    } = pair(lab)?;
+    } = pair(env)?;
     let pool = open_pool(&devices[0], &devices[1])?;
     let mut buffer = pool.alloc_zeroed::<u8>(&streams[0], 100)?;
     buffer.on(&streams[1])?.fill(1)?;
@@ -79,13 +79,13 @@ fn access_is_taken_unchecked_where_the_caller_knows(lab: &Lab) -> Result<()> {
 
 /// What it gets it can use; else it gets nothing, by an error of ours.
 #[apply(case_of_two)]
-fn a_thread_that_allocates_meanwhile_loses_nothing(lab: &Lab) -> Result<()> {
+fn a_thread_that_allocates_meanwhile_loses_nothing(env: &Environment) -> Result<()> {
     crate::run::calls_by_chance();
     const ROUNDS: usize = 200;
-    let _calm = lab.calm();
+    let _calm = env.shared();
     let Pair {
         devices, streams, ..
-    } = pair(lab)?;
+    } = pair(env)?;
     let pool = open_pool(&devices[0], &devices[1])?;
     let (done, stream) = (AtomicBool::new(false), &streams[1]);
     thread::scope(|scope| {

@@ -7,34 +7,34 @@ use cuda_mem::{
 };
 
 use super::kinds::{self, Way};
-use crate::lab::{Backend, Lab};
+use crate::environment::{Backend, Environment};
 use crate::modules::kernel;
 use crate::vmm::{SIZES, pattern};
 
-pub(super) fn alone(lab: &Lab) -> Result<(Vec<Device>, Machine)> {
-    let devices = vec![lab.device()?];
+pub(super) fn alone(env: &Environment) -> Result<(Vec<Device>, Machine)> {
+    let devices = vec![env.device()?];
     let machine = Machine::gather(&devices)?;
     Ok((devices, machine))
 }
 
 /// The kinds that this machine has, as far as it must have them.
-fn ensure_all(lab: &Lab, seen: &[PlacementKind]) -> Result<()> {
+fn ensure_all(env: &Environment, seen: &[PlacementKind]) -> Result<()> {
     println!("{seen:?}");
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         ensure!(seen.len() == 10, "not all kinds: {seen:?}");
     }
     Ok(())
 }
 
 #[apply(case)]
-fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
-    lab.need(13, 0)?;
-    let (devices, machine) = alone(lab)?;
+fn every_kind_and_size_keeps_its_bytes(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let (devices, machine) = alone(env)?;
     let mut seen = Vec::new();
     for size in SIZES {
         let expected = pattern(size);
         for (request, machine, kind) in kinds::all(&machine, size as u64) {
-            let way = Way::new(lab, &devices, &machine, &request)?;
+            let way = Way::new(env, &devices, &machine, &request)?;
             let what = format!("{size} bytes, {}", way.placement);
             ensure!(way.placement.kind == kind, "{what}: {kind:?} was meant");
             let mut placed = way.allocate(size)?;
@@ -56,18 +56,18 @@ fn every_kind_and_size_keeps_its_bytes(lab: &Lab) -> Result<()> {
             copy.copy_from_buffer(&placed)?;
             ensure!(copy.to_vec()? == expected, "{what}: copied");
             if let Ok(buffer) = placed.into_growable() {
-                mapped_and_moved(lab, buffer, &expected).context(what)?;
+                mapped_and_moved(env, buffer, &expected).context(what)?;
             }
             if !seen.contains(&kind) {
                 seen.push(kind);
             }
         }
     }
-    ensure_all(lab, &seen)
+    ensure_all(env, &seen)
 }
 
 /// Bytes and address stay over unmapping and mapping, and on the way to another place and back.
-fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> Result<()> {
+fn mapped_and_moved(env: &Environment, buffer: GrowableBuffer<u8>, expected: &[u8]) -> Result<()> {
     let stream = buffer.stream().clone();
     let address = buffer.as_raw();
     let mut memory = buffer.into_memory()?;
@@ -79,8 +79,8 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
         ensure!(memory.address() == address);
     }
     let home = memory.parts().next().context("no memory")?.location();
-    let mut places = vec![Location::Device(lab.device()?), home];
-    if lab.need(12, 2).is_ok() {
+    let mut places = vec![Location::Device(env.device()?), home];
+    if env.need(12, 2).is_ok() {
         places.insert(0, Location::HostNuma(0));
     }
     for place in places {
@@ -92,7 +92,7 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
     ensure!(buffer.to_vec()? == expected, "mapped again and moved");
     if buffer.device().is_none() {
         ensure!(buffer.host()? == expected, "the host sees it again");
-        buffer.move_memory_to(Location::Device(lab.device()?))?;
+        buffer.move_memory_to(Location::Device(env.device()?))?;
         let error = buffer.host().expect_err("it is of the device now");
         ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
     }
@@ -100,11 +100,11 @@ fn mapped_and_moved(lab: &Lab, buffer: GrowableBuffer<u8>, expected: &[u8]) -> R
 }
 
 #[apply(case)]
-fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let (stream, node) = (lab.stream()?, Location::HostNuma(0));
-    let mut memory = MappedMemory::builder_at(lab.driver, node)
-        .accessible_from([Location::Device(lab.device()?)])
+fn the_host_sees_what_it_may(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let (stream, node) = (env.stream()?, Location::HostNuma(0));
+    let mut memory = MappedMemory::builder_at(env.driver, node)
+        .accessible_from([Location::Device(env.device()?)])
         .map(1)?;
     for (access, reads, writes) in [
         (Access::None, false, false),
@@ -123,11 +123,11 @@ fn the_host_sees_what_it_may(lab: &Lab) -> Result<()> {
 
 /// Named late, but given before the device's: fills cross from one part into the next.
 #[apply(case)]
-fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let (stream, node) = (lab.stream()?, Location::HostNuma(0));
-    let mut memory = MappedMemory::builder_at(lab.driver, node)
-        .accessible_from([Location::Device(lab.device()?)])
+fn access_of_the_host_comes_first_after_mapping_again(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let (stream, node) = (env.stream()?, Location::HostNuma(0));
+    let mut memory = MappedMemory::builder_at(env.driver, node)
+        .accessible_from([Location::Device(env.device()?)])
         .reserve(16 << 20)
         .map(1)?;
     let len = 2 * memory.size_bytes();
@@ -143,14 +143,14 @@ fn access_of_the_host_comes_first_after_mapping_again(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
+fn every_kind_is_an_argument_of_kernels(env: &Environment) -> Result<()> {
     const LEN: usize = 1000;
-    let (devices, machine) = alone(lab)?;
-    let [fill, copy] = ["fill", "copy"].map(|name| kernel(&lab.context()?, name));
+    let (devices, machine) = alone(env)?;
+    let [fill, copy] = ["fill", "copy"].map(|name| kernel(&env.context()?, name));
     let (fill, copy) = (fill?, copy?);
     let (len, launch) = (LEN as u64, Launch::over(LEN, 256));
     for (request, machine, _) in kinds::all(&machine, 4 * LEN as u64) {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let allocate = || {
             way.placement
                 .allocate::<u32>(&way.devices, &way.stream, LEN)
@@ -172,13 +172,13 @@ fn every_kind_is_an_argument_of_kernels(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
-    lab.need(13, 0)?;
+fn memory_that_is_to_grow_grows(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
     const MIB: usize = 1 << 20;
-    let (devices, machine) = alone(lab)?;
+    let (devices, machine) = alone(env)?;
     let mut grown = Vec::new();
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         if !way.placement.growable {
             ensure!(way.allocate(1000)?.growable().is_none() || kind == PlacementKind::Vmm);
             continue;
@@ -207,18 +207,18 @@ fn memory_that_is_to_grow_grows(lab: &Lab) -> Result<()> {
         grown.push(kind);
     }
     println!("{grown:?}");
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         ensure!(grown.len() == 3, "{grown:?}");
     }
     Ok(())
 }
 
 #[apply(case)]
-fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
-    let (devices, mut machine) = alone(lab)?;
+fn pages_have_the_size_that_was_placed(env: &Environment) -> Result<()> {
+    let (devices, mut machine) = alone(env)?;
     let least = machine.devices[0].granularity;
     if !machine.devices[0].virtual_memory {
-        return Err(crate::lab::Skip("no virtual memory".to_owned()).into());
+        return Err(crate::environment::Skip("no virtual memory".to_owned()).into());
     }
     // A device that recommends larger pages than it needs, as far as the policy knows.
     machine.devices[0].recommended_granularity = 8 * least;
@@ -228,7 +228,7 @@ fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
         (request.clone().page_size(8 * least), 8 * least),
         (request.clone().growable(), 8 * least),
     ] {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         ensure!((way.placement.page_size, way.placement.size) == (page, page));
         let placed = way.allocate(1)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
@@ -239,10 +239,10 @@ fn pages_have_the_size_that_was_placed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
-    lab.need(13, 0)?;
-    let (devices, machine) = alone(lab)?;
-    let stream = lab.stream()?;
+fn what_cannot_be_carried_out_is_told(env: &Environment) -> Result<()> {
+    env.need(13, 0)?;
+    let (devices, machine) = alone(env)?;
+    let stream = env.stream()?;
     let placement = PlacementRequest::bytes(1000).place(&machine)?;
     for (devices, len) in [(&[][..], 10), (&devices[..], usize::MAX)] {
         let error = placement.allocate::<u8>(devices, &stream, len);
@@ -252,7 +252,7 @@ fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
     let growable = PlacementRequest::bytes(1000)
         .access(AccessPattern::Shared)
         .growable();
-    let way = Way::new(lab, &devices, &machine, &growable)?;
+    let way = Way::new(env, &devices, &machine, &growable)?;
     let mut placed = way.allocate(1000)?;
     let mut other = MappedMemory::builder(&devices[0])
         .map(1)?
@@ -267,9 +267,9 @@ fn what_cannot_be_carried_out_is_told(lab: &Lab) -> Result<()> {
 
 /// Both devices and, where it may, the host use memory of each kind, from each of them as its home.
 #[apply(case_of_two)]
-fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
+fn both_devices_use_what_was_placed_for_both(env: &Environment) -> Result<()> {
     const LEN: usize = 5 << 20;
-    let devices = lab.driver.devices()?[..2].to_vec();
+    let devices = env.driver.devices()?[..2].to_vec();
     let machine = Machine::gather(&devices)?;
     let expected = pattern(LEN);
     let mut seen = Vec::new();
@@ -290,7 +290,7 @@ fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
         ways.push((spread, full, PlacementKind::VmmStriped));
         for (request, machine, kind) in ways {
             let request = request.home(home).peers([peer]);
-            let way = Way::new(lab, &devices, &machine, &request)?;
+            let way = Way::new(env, &devices, &machine, &request)?;
             let what = way.placement.to_string();
             let instead = match kind {
                 PlacementKind::Device => PlacementKind::Vmm,
@@ -328,7 +328,7 @@ fn both_devices_use_what_was_placed_for_both(lab: &Lab) -> Result<()> {
         }
     }
     println!("{seen:?}");
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         ensure!(seen.len() == 11, "not all kinds: {seen:?}");
     }
     Ok(())

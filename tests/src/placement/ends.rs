@@ -5,13 +5,13 @@ use cuda_mem::{Access, Device, ErrorKind, Machine, Placed, PlacementKind as K};
 
 use super::allocating::alone;
 use super::kinds::{self, Way};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn every_kind_is_freed(lab: &Lab) -> Result<()> {
-    let (devices, machine) = alone(lab)?;
+fn every_kind_is_freed(env: &Environment) -> Result<()> {
+    let (devices, machine) = alone(env)?;
     for (request, machine, _) in kinds::all(&machine, 1000) {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         placed.fill(7)?;
         placed.free()?;
@@ -21,10 +21,10 @@ fn every_kind_is_freed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
-    let (devices, machine) = alone(lab)?;
+fn each_kind_becomes_its_own_buffer(env: &Environment) -> Result<()> {
+    let (devices, machine) = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let is_mapped = matches!(kind, K::Vmm | K::HostVmm | K::HostNuma { pool: false, .. });
         let placed = match way.allocate(1000)?.into_managed() {
             Ok(buffer) => {
@@ -49,10 +49,10 @@ fn each_kind_becomes_its_own_buffer(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn placements_share_pools(lab: &Lab) -> Result<()> {
-    let (devices, machine) = alone(lab)?;
+fn placements_share_pools(env: &Environment) -> Result<()> {
+    let (devices, machine) = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let pool = |placed: &Placed<u8>| placed.pool().map(|pool| pool.as_raw());
         let (one, two) = (way.allocate(1000)?, way.allocate(1000)?);
         let shared = pool(&one);
@@ -95,11 +95,11 @@ fn ensure_access_stays(way: &Way, user: &Device) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) -> Result<()> {
-    let (devices, machine) = alone(lab)?;
+fn a_holder_does_not_change_the_access_of_a_shared_pool(env: &Environment) -> Result<()> {
+    let (devices, machine) = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::HostPool | K::HostNuma { pool: true, .. }) {
-            let way = Way::new(lab, &devices, &machine, &request)?;
+            let way = Way::new(env, &devices, &machine, &request)?;
             ensure_access_stays(&way, &devices[0])?;
         }
     }
@@ -107,13 +107,13 @@ fn a_holder_does_not_change_the_access_of_a_shared_pool(lab: &Lab) -> Result<()>
 }
 
 #[apply(case_of_two)]
-fn a_holder_does_not_take_the_access_of_a_peer(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?[..2].to_vec();
+fn a_holder_does_not_take_the_access_of_a_peer(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?[..2].to_vec();
     let machine = Machine::gather(&devices)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::Pool | K::HostPool | K::HostNuma { pool: true, .. }) {
             let request = request.peers([1]);
-            let way = Way::new(lab, &devices, &machine, &request)?;
+            let way = Way::new(env, &devices, &machine, &request)?;
             ensure_access_stays(&way, &devices[1])?;
         }
     }

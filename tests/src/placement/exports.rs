@@ -10,13 +10,13 @@ use cuda_mem::{
 
 use super::allocating::alone;
 use super::kinds::Way;
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::vmm::pattern;
 
 #[apply(case)]
-fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
+fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
     const LEN: usize = 5 << 20;
-    let (devices, machine) = alone(lab)?;
+    let (devices, machine) = alone(env)?;
     let request = PlacementRequest::bytes(LEN as u64).export(Export::PosixFd);
     let expected = pattern(LEN);
     let record = &machine.devices[0];
@@ -26,7 +26,7 @@ fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
             .contains(cuda_mem::HandleTypes::POSIX_FILE_DESCRIPTOR)
     {
         let short = request.clone().lifetime(Lifetime::Short);
-        let way = Way::new(lab, &devices, &machine, &short)?;
+        let way = Way::new(env, &devices, &machine, &short)?;
         ensure!(way.placement.kind == PlacementKind::Pool);
         let placed = way.allocate(LEN)?;
         let pool = placed.pool().context("no pool")?;
@@ -37,7 +37,7 @@ fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
         ensure!(pool.as_raw() != other.as_raw(), "an importer sees both");
         // What only its own device uses has no pool of its own.
         let plain = PlacementRequest::bytes(1).lifetime(Lifetime::Short);
-        let plain = Way::new(lab, &devices, &machine, &plain)?.allocate(1)?;
+        let plain = Way::new(env, &devices, &machine, &plain)?.allocate(1)?;
         ensure!(plain.pool().is_none());
     }
     let shared = request.clone().access(AccessPattern::Shared);
@@ -46,13 +46,13 @@ fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
             println!("not here: {request:?}");
             continue;
         }
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(LEN)?;
         placed.copy_from(&expected)?;
         let buffer = placed.into_growable().ok().context("it is not mapped")?;
         let mut parts = Vec::new();
         for (descriptor, bytes) in buffer.export_fds()? {
-            let part = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+            let part = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
             parts.push(part);
         }
         let same = MappedMemory::builder(&devices[0]).map_parts(parts);
@@ -70,10 +70,10 @@ fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
             let descriptor = part.export_fd()?;
             // Another handle of the same memory sees the same bytes.
             let same =
-                PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), part.size_bytes())?;
-            let range = cuda_mem::AddressRange::reserve(lab.driver, same.size_bytes(), 0)?;
+                PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), part.size_bytes())?;
+            let range = cuda_mem::AddressRange::reserve(env.driver, same.size_bytes(), 0)?;
             let mapping = range.map(0, &same)?;
-            let here = Location::Device(lab.device()?);
+            let here = Location::Device(env.device()?);
             mapping.set_access(here, Access::ReadWrite)?;
             // SAFETY: the bytes are mapped there with access, no longer than the mapping lives, and not freed.
             let view = unsafe { DeviceBuffer::<u8>::from_raw(&way.stream, mapping.address(), LEN) };
@@ -85,19 +85,19 @@ fn what_exports_memory_comes_with_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
-    let (devices, mut machine) = alone(lab)?;
+fn a_dma_buf_takes_whole_pages(env: &Environment) -> Result<()> {
+    let (devices, mut machine) = alone(env)?;
     machine.devices[0].dma_buf = true;
     let request = PlacementRequest::bytes(1000).export(Export::DmaBuf);
     for gpu_direct in [true, false] {
         let record = &mut machine.devices[0];
         record.gpu_direct_virtual_memory &= gpu_direct;
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let mut placed = way.allocate(1000)?;
         ensure!(way.placement.size >= 2 << 20 && placed.len() == 1000);
         placed.fill(7)?;
         ensure!(placed.to_vec()? == [7; 1000]);
-        let info = lab.driver.pointer_info(placed.as_raw())?;
+        let info = env.driver.pointer_info(placed.as_raw())?;
         let info = info.context("it is known")?;
         ensure!(info.bytes >= way.placement.size, "{info:?}");
     }
@@ -106,8 +106,8 @@ fn a_dma_buf_takes_whole_pages(lab: &Lab) -> Result<()> {
 
 /// Also what no element of the owner shows.
 #[apply(case)]
-fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
-    let (devices, mut machine) = alone(lab)?;
+fn zeros_fill_whole_pages(env: &Environment) -> Result<()> {
+    let (devices, mut machine) = alone(env)?;
     machine.devices[0].dma_buf = true;
     machine.devices[0].gpu_direct_virtual_memory = false;
     let request = |export| PlacementRequest::bytes(1000).export(export).zeroed();
@@ -118,7 +118,7 @@ fn zeros_fill_whole_pages(lab: &Lab) -> Result<()> {
             println!("not here: {request:?}");
             continue;
         }
-        let way = Way::new(lab, &devices, &machine, &request)?;
+        let way = Way::new(env, &devices, &machine, &request)?;
         let (what, size) = (way.placement.to_string(), way.placement.size as usize);
         // The same pages may come again.
         let mut before = way.allocate(size)?;

@@ -6,22 +6,22 @@ use cuda_mem::{
     PlacementKind, PlacementRequest, Resource,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
-fn machine(lab: &Lab) -> Result<Machine> {
-    Ok(Machine::gather(&lab.driver.devices()?)?)
+fn machine(env: &Environment) -> Result<Machine> {
+    Ok(Machine::gather(&env.driver.devices()?)?)
 }
 
 /// Where a request for the device under test goes.
-fn place(lab: &Lab, request: PlacementRequest) -> Result<Placement> {
-    let home = lab.device()?.ordinal() as usize;
-    Ok(request.home(home).place(&machine(lab)?)?)
+fn place(env: &Environment, request: PlacementRequest) -> Result<Placement> {
+    let home = env.device()?.ordinal() as usize;
+    Ok(request.home(home).place(&machine(env)?)?)
 }
 
 #[apply(case)]
-fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    let machine = machine(lab)?;
+fn records_say_what_the_devices_say(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?;
+    let machine = machine(env)?;
     ensure!(machine.devices.len() == devices.len());
     ensure!(machine.host_page.is_power_of_two() && machine.host_page >= 4096);
     for (device, record) in devices.iter().zip(&machine.devices) {
@@ -81,9 +81,9 @@ fn records_say_what_the_devices_say(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    let machine = machine(lab)?;
+fn edges_are_those_of_the_driver(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?;
+    let machine = machine(env)?;
     for (from, device) in devices.iter().enumerate() {
         ensure!(machine.reaches(from, from) && !machine.devices[from].reaches.contains(&from));
         for (to, other) in devices.iter().enumerate().filter(|(to, _)| *to != from) {
@@ -105,7 +105,7 @@ fn edges_are_those_of_the_driver(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
+fn every_pattern_has_a_place(env: &Environment) -> Result<()> {
     for access in [
         AccessPattern::GpuOnly,
         AccessPattern::GpuMostly,
@@ -118,8 +118,8 @@ fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
         for lifetime in [Lifetime::Short, Lifetime::Long] {
             for bytes in [1, 65_535, 65_536, (2 << 20) - 1, 2 << 20, (7 << 20) + 17] {
                 let request = PlacementRequest::bytes(bytes).access(access);
-                let placement = place(lab, request.lifetime(lifetime))?;
-                let home = lab.device()?.ordinal() as usize;
+                let placement = place(env, request.lifetime(lifetime))?;
+                let home = env.device()?.ordinal() as usize;
                 ensure!(placement.size >= bytes, "{placement}");
                 ensure!(placement.devices().eq([home]), "{placement}");
                 let is_gpu = matches!(access, AccessPattern::GpuOnly | AccessPattern::GpuMostly);
@@ -131,28 +131,28 @@ fn every_pattern_has_a_place(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_place_in_a_pool_can_be_taken(lab: &Lab) -> Result<()> {
-    lab.need(11, 2)?;
+fn a_place_in_a_pool_can_be_taken(env: &Environment) -> Result<()> {
+    env.need(11, 2)?;
     let request = PlacementRequest::bytes((5 << 20) + 1).lifetime(Lifetime::Short);
-    let placement = place(lab, request)?;
+    let placement = place(env, request)?;
     ensure!(placement.kind == PlacementKind::Pool, "{placement}");
     let bytes = usize::try_from(placement.size)?;
-    let buffer = lab.pool()?.alloc::<u8>(&lab.stream()?, bytes)?;
+    let buffer = env.pool()?.alloc::<u8>(&env.stream()?, bytes)?;
     ensure!(buffer.len() == bytes);
     Ok(())
 }
 
 #[apply(case)]
-fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
+fn a_place_that_is_pinned_can_be_taken(env: &Environment) -> Result<()> {
     let request = PlacementRequest::bytes(100).access(AccessPattern::GpuWritesCpuReads);
-    let placement = place(lab, request)?;
+    let placement = place(env, request)?;
     let pinned = PlacementKind::PinnedHost {
         write_combining: false,
     };
     ensure!(placement.kind == pinned, "{placement}");
-    let resource = Resource::new(PinnedResource::new(lab.driver));
+    let resource = Resource::new(PinnedResource::new(env.driver));
     let bytes = usize::try_from(placement.size)?;
-    let buffer = resource.alloc::<u8>(&lab.stream()?, bytes)?;
+    let buffer = resource.alloc::<u8>(&env.stream()?, bytes)?;
     ensure!(buffer.len() == bytes);
     let properties = resource.memory_properties();
     ensure!(
@@ -160,17 +160,17 @@ fn a_place_that_is_pinned_can_be_taken(lab: &Lab) -> Result<()> {
         "{placement}: {properties:?}"
     );
     ensure!(
-        properties.reaches(lab.device()?),
+        properties.reaches(env.device()?),
         "{placement}: {properties:?}"
     );
     Ok(())
 }
 
 #[apply(case_alone)]
-fn gathering_makes_no_context(lab: &Lab) -> Result<()> {
-    let machine = machine(lab)?;
+fn gathering_makes_no_context(env: &Environment) -> Result<()> {
+    let machine = machine(env)?;
     PlacementRequest::bytes(1).place(&machine)?;
-    for device in lab.driver.devices()? {
+    for device in env.driver.devices()? {
         let is_active = device
             .has_active_context()
             .context("asking for the context")?;

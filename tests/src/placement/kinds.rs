@@ -6,7 +6,7 @@ use cuda_mem::{
     Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// What a test wants to know of a place, and the way to it.
 pub(super) struct Way {
@@ -17,14 +17,14 @@ pub(super) struct Way {
 
 impl Way {
     pub(super) fn new(
-        lab: &Lab,
+        env: &Environment,
         devices: &[Device],
         machine: &Machine,
         request: &PlacementRequest,
     ) -> Result<Self> {
         let placement = request.place(machine)?;
         let home = devices.get(placement.home).context("no home")?;
-        ensure!(home.driver() == lab.driver);
+        ensure!(home.driver() == env.driver);
         Ok(Self {
             stream: home.primary_context()?.stream()?,
             placement,

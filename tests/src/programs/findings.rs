@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryPool, MemoryResource as _, Resource};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// The thread may have ended, and a handle of its stream may be left: nobody can ask the stream any more, so waits for
 /// the context have to show that its memory is done. The first trim takes what the stream kept for itself.
@@ -12,8 +12,8 @@ use crate::lab::Lab;
 ///
 /// If it does not come back.
 #[apply(case)]
-fn memory_that_a_thread_freed_in_its_own_stream_comes_back(lab: &Lab) -> Result<()> {
-    let (device, context) = (lab.device()?, lab.context()?);
+fn memory_that_a_thread_freed_in_its_own_stream_comes_back(env: &Environment) -> Result<()> {
+    let (device, context) = (env.device()?, env.context()?);
     for arena in [
         Arena::builder(&device).build()?,
         Arena::over(MemoryPool::builder(&device).build()?),

@@ -27,7 +27,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-use crate::lab::{Backend, Lab};
+use crate::environment::{Backend, Environment};
 use crate::settings::{self, PROGRAMS, SEED};
 use crate::watchdog;
 use draw::Shape;
@@ -130,8 +130,8 @@ fn run_one(
 }
 
 fn run(mode: Mode, default: u64) -> Result<()> {
-    let lab = Lab::get()?;
-    lab.need(12, 2)?;
+    let env = Environment::get()?;
+    env.need(12, 2)?;
     let long = settings::threads()?;
     let threads = long.unwrap_or(u64::from(USUAL.threads)).clamp(1, 64) as u8;
     let shape = Shape {
@@ -143,7 +143,7 @@ fn run(mode: Mode, default: u64) -> Result<()> {
         threads,
     };
     let (programs, threads) = (draw::program(shape), usize::from(threads));
-    let ground = Ground::new(lab, threads, None)?;
+    let ground = Ground::new(env, threads, None)?;
     let mut sum = Tally::default();
     let ran = settings::each(default, |seed| {
         sum.add(&run_one(&ground, &programs, (mode, threads), seed)?);
@@ -160,8 +160,8 @@ fn run(mode: Mode, default: u64) -> Result<()> {
     Ok(())
 }
 
-fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
-    match lab.backend {
+fn default_count(env: &Environment, sim: u64, gpu: u64) -> u64 {
+    match env.backend {
         Backend::Sim => sim,
         Backend::Gpu => gpu,
     }
@@ -173,8 +173,8 @@ fn default_count(lab: &Lab, sim: u64, gpu: u64) -> u64 {
 ///
 /// What went wrong, with the number and the steps of the program.
 #[apply(case)]
-pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
-    run(Mode::InTurns, default_count(lab, 600, 400))
+pub fn programs_in_turns_hold_what_they_wrote(env: &Environment) -> Result<()> {
+    run(Mode::InTurns, default_count(env, 600, 400))
 }
 
 /// Programs whose threads run concurrently, and meet now and then.
@@ -183,14 +183,14 @@ pub fn programs_in_turns_hold_what_they_wrote(lab: &Lab) -> Result<()> {
 ///
 /// As for those in turns.
 #[apply(case)]
-pub fn programs_of_free_threads_hold_what_they_wrote(lab: &Lab) -> Result<()> {
-    run(Mode::Freely, default_count(lab, 300, 200))
+pub fn programs_of_free_threads_hold_what_they_wrote(env: &Environment) -> Result<()> {
+    run(Mode::Freely, default_count(env, 300, 200))
 }
 
 /// Runs programs with a mistake until one fails, and looks whether it was made short.
-fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()> {
-    lab.control()?;
-    let ground = Ground::new(Lab::get()?, 1, Some(sabotage))?;
+fn find(env: &Environment, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()> {
+    env.control()?;
+    let ground = Ground::new(Environment::get()?, 1, Some(sabotage))?;
     let shape = Shape {
         threads: 1,
         ..USUAL
@@ -214,14 +214,14 @@ fn find(lab: &Lab, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()
 ///
 /// If it is not.
 #[apply(case_of_sim)]
-pub fn a_word_that_is_overwritten_is_found(lab: &Lab) -> Result<()> {
-    find(lab, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
+pub fn a_word_that_is_overwritten_is_found(env: &Environment) -> Result<()> {
+    find(env, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
 }
 
 /// # Errors
 ///
 /// If it is not.
 #[apply(case_of_sim)]
-pub fn a_wait_that_is_left_out_is_found(lab: &Lab) -> Result<()> {
-    find(lab, Sabotage::Order, &["out of order", SEED, "lend"], 14)
+pub fn a_wait_that_is_left_out_is_found(env: &Environment) -> Result<()> {
+    find(env, Sabotage::Order, &["out of order", SEED, "lend"], 14)
 }

@@ -235,7 +235,7 @@ struct Before {
 impl Before {
     fn new(ground: &Ground) -> Result<Self> {
         let failures = cuda_mem::drop_counts().failures;
-        let Ok(control) = ground.lab.control() else {
+        let Ok(control) = ground.env.control() else {
             let live = None;
             return Ok(Self { live, failures });
         };
@@ -255,7 +255,7 @@ impl Before {
             "{} destructors failed",
             drops.failures - self.failures
         );
-        let Ok(control) = ground.lab.control() else {
+        let Ok(control) = ground.env.control() else {
             return Ok(());
         };
         let reports = control.reports();

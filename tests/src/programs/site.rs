@@ -15,7 +15,7 @@ use cuda_mem::{
 use super::play::eventually;
 use super::step::{Adaptor, ArenaSpec, Base, SiteSpec};
 use crate::annotated::Annotated;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// Drivers round the size of a pool up to this.
 const POOL_STEP: u64 = 32 << 20;
@@ -93,8 +93,8 @@ impl fmt::Debug for Site {
 }
 
 impl Site {
-    pub(super) fn new(lab: &'static Lab, name: usize, spec: &SiteSpec) -> Result<Self> {
-        let device = lab.device()?;
+    pub(super) fn new(env: &'static Environment, name: usize, spec: &SiteSpec) -> Result<Self> {
+        let device = env.device()?;
         let (mut pool, mut arena, mut is_free) = (None, None, false);
         let mut max = None;
         let mut resource = match spec.base {
@@ -108,7 +108,7 @@ impl Site {
                     .reuse(policy)
                     .release_threshold(threshold);
                 // Needs CUDA 12.2.
-                if let Some(limit) = limit.filter(|_| lab.need(12, 2).is_ok()) {
+                if let Some(limit) = limit.filter(|_| env.need(12, 2).is_ok()) {
                     builder = builder.max_size(limit);
                     max = Some(limit);
                 }
@@ -119,7 +119,7 @@ impl Site {
                 max = spec.max;
                 let made = arena.insert(make_arena(&device, spec)?).clone();
                 let is_mapped = made.backing() == ArenaBacking::VirtualMemory;
-                match lab.control() {
+                match env.control() {
                     Ok(control) if spec.annotated && is_mapped => Resource::new(Annotated {
                         arena: made,
                         control: Some(control),
@@ -139,8 +139,8 @@ impl Site {
                 Resource::from(arena.insert(Arena::over(upstream)).clone())
             }
             Base::Direct => Resource::new(DirectResource::new(device)),
-            Base::Pinned => Resource::new(PinnedResource::new(lab.driver)),
-            Base::Managed => Resource::new(ManagedResource::new(lab.driver)),
+            Base::Pinned => Resource::new(PinnedResource::new(env.driver)),
+            Base::Managed => Resource::new(ManagedResource::new(env.driver)),
         };
         let mut levels = Vec::new();
         for (place, adaptor) in spec.adaptors.iter().enumerate().rev() {

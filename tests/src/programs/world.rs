@@ -19,8 +19,8 @@ use super::streams::Slot;
 use super::tally::Tally;
 use super::value::{Kind, Lent, Value};
 use super::witness::Witness;
+use crate::environment::Environment;
 use crate::hold::Held;
-use crate::lab::Lab;
 
 /// So much of each there is at most.
 const SITES: usize = 4;
@@ -30,7 +30,7 @@ pub(super) const VALUES: usize = 14;
 /// What lives longer than a program.
 #[derive(Debug)]
 pub(super) struct Ground {
-    pub(super) lab: &'static Lab,
+    pub(super) env: &'static Environment,
     pub(super) device: Device,
     pub(super) context: Context,
     /// What memory held at its free.
@@ -44,20 +44,20 @@ pub(super) struct Ground {
 
 impl Ground {
     pub(super) fn new(
-        lab: &'static Lab,
+        env: &'static Environment,
         worlds: usize,
         sabotage: Option<Sabotage>,
     ) -> Result<Self> {
-        let (device, context) = (lab.device()?, lab.context()?);
+        let (device, context) = (env.device()?, env.context()?);
         let stream = context.stream()?;
         let plain = Resource::new(DirectResource::new(device));
         let log = plain.alloc_zeroed(&stream, worlds * Witness::WORDS)?;
         stream.synchronize()?;
         // What is made once in a process.
         device.default_resource()?;
-        let control = lab.control().ok();
+        let control = env.control().ok();
         Ok(Self {
-            lab,
+            env,
             device,
             context,
             log,
@@ -239,7 +239,7 @@ impl<'a> World<'a> {
             return Ok(());
         }
         let name = self.name();
-        let site = Site::new(self.ground.lab, name, spec)?;
+        let site = Site::new(self.ground.env, name, spec)?;
         self.say(format!("{site:?}"));
         self.sites.push(Arc::new(site));
         Ok(())

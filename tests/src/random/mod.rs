@@ -15,7 +15,7 @@ use std::cell::Cell;
 use anyhow::{Result, bail, ensure};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-use crate::lab::{Backend, Lab};
+use crate::environment::{Backend, Environment};
 use crate::settings::{SEED, is_loud, number};
 use model::Reuses;
 use step::Step;
@@ -42,16 +42,16 @@ fn options() -> Options {
 ///
 /// The broken rule, with the steps that lead to it.
 #[apply(case)]
-fn sequences(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let default = match lab.backend {
+fn sequences(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let default = match env.backend {
         Backend::Sim => 5000,
         Backend::Gpu => 1000,
     };
     let count = u32::try_from(number(SEQUENCES)?.unwrap_or(default))?;
     let seed = number(SEED)?.unwrap_or(DEFAULT_SEED);
     println!("{count} random sequences, {SEED}={seed}");
-    let ground = Ground::new(lab, options())?;
+    let ground = Ground::new(env, options())?;
     let (steps, reuses) = (Cell::new(0_u64), Cell::new(Reuses::default()));
     let start = std::time::Instant::now();
     let config = Config {
@@ -63,7 +63,7 @@ fn sequences(lab: &Lab) -> Result<()> {
     let mut runner = TestRunner::new_with_rng(config, rng(seed));
     let outcome = runner.run(&step::sequence(LONGEST), |sequence| {
         steps.set(steps.get() + sequence.len() as u64);
-        let seen = run(lab, &ground, &sequence).map_err(TestCaseError::fail)?;
+        let seen = run(env, &ground, &sequence).map_err(TestCaseError::fail)?;
         let mut all = reuses.get();
         all += seen;
         reuses.set(all);
@@ -102,7 +102,7 @@ fn rng(seed: u64) -> TestRng {
 }
 
 /// One sequence. The error tells its steps, whatever becomes of them.
-fn run(lab: &Lab, ground: &Ground, sequence: &[Step]) -> Result<Reuses, String> {
+fn run(env: &Environment, ground: &Ground, sequence: &[Step]) -> Result<Reuses, String> {
     let mut world = World::new(ground).map_err(|error| format!("{error:#}"))?;
     let done = sequence.iter().try_for_each(|step| world.step(step));
     let (story, reuses) = (std::mem::take(&mut world.story), world.reuses());
@@ -111,14 +111,14 @@ fn run(lab: &Lab, ground: &Ground, sequence: &[Step]) -> Result<Reuses, String> 
         Err(error) => Err(error),
     };
     outcome
-        .and_then(|()| in_order(lab))
+        .and_then(|()| in_order(env))
         .map(|()| reuses)
         .map_err(|error| format!("{error:#}, after\n    {}", story.join("\n    ")))
 }
 
 /// The simulator's order sanitizer has seen nothing wrong.
-fn in_order(lab: &Lab) -> Result<()> {
-    if let Ok(control) = lab.control()
+fn in_order(env: &Environment) -> Result<()> {
+    if let Ok(control) = env.control()
         && control.report_count() > 0
     {
         let reports = control.reports();

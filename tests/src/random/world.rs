@@ -8,8 +8,8 @@ use cuda_mem::{Context, DeviceBuffer, Event, MemoryPool, ReleaseThreshold, Reuse
 use super::model::{Effect, Grain, Model, Reuses};
 use super::order::{Mark, Order, STREAMS};
 use super::step::{End, Settings, Step};
+use crate::environment::Environment;
 use crate::hold::{Held, hold};
-use crate::lab::Lab;
 use blocks::Block;
 
 const POOLS: usize = 3;
@@ -35,10 +35,10 @@ pub(super) struct Options {
 }
 
 impl Ground {
-    pub(super) fn new(lab: &Lab, options: Options) -> Result<Self> {
-        let context = lab.context()?;
+    pub(super) fn new(env: &Environment, options: Options) -> Result<Self> {
+        let context = env.context()?;
         let streams = [context.stream()?, context.stream()?, context.stream()?];
-        let pool = lab.pool()?;
+        let pool = env.pool()?;
         let byte = pool.alloc::<u8>(&streams[0], 1)?;
         let used = pool.stats()?.used.current;
         let next = pool.alloc::<u8>(&streams[0], 1)?;
@@ -47,7 +47,7 @@ impl Ground {
             room: next.as_raw().abs_diff(byte.as_raw()),
         };
         drop((byte, next));
-        let witnesses = MemoryPool::builder(&lab.device()?)
+        let witnesses = MemoryPool::builder(&env.device()?)
             .reuse(ReusePolicy::NONE)
             .build()?;
         Ok(Self {

@@ -11,17 +11,17 @@ use cuda_mem::{
     LoggingAdaptor, ManagedResource, PrefetchAdaptor, Resource, StatisticsAdaptor, TrackingAdaptor,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn a_limit_holds_for_all_threads_together(lab: &Lab) -> Result<()> {
-    let limited = Arc::new(LimitAdaptor::new(lab.pool()?, 10_000));
+fn a_limit_holds_for_all_threads_together(env: &Environment) -> Result<()> {
+    let limited = Arc::new(LimitAdaptor::new(env.pool()?, 10_000));
     let resource = Resource::from(limited.clone());
     let had = AtomicU64::new(0);
     let everybody = Barrier::new(4);
     thread::scope(|scope| {
         let work = || -> Result<()> {
-            let stream = lab.stream();
+            let stream = env.stream();
             let mut live = Vec::new();
             let end = loop {
                 // Whatever fails, everybody comes to the barrier.
@@ -51,9 +51,9 @@ fn a_limit_holds_for_all_threads_together(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let resource = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
+fn a_limit_says_what_is_taken(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let resource = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
     let live = resource.alloc::<u8>(&stream, 600)?;
     let Err(error) = resource.alloc::<u8>(&stream, 401) else {
         bail!("more than the limit was allocated");
@@ -69,7 +69,7 @@ fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
     drop(resource.alloc::<u8>(&stream, 400)?);
     drop(live);
     // What upstream refuses takes nothing.
-    let wide = Arc::new(LimitAdaptor::new(lab.pool()?, u64::MAX));
+    let wide = Arc::new(LimitAdaptor::new(env.pool()?, u64::MAX));
     ensure!(
         Resource::from(wide.clone())
             .alloc::<u8>(&stream, 1 << 50)
@@ -80,9 +80,9 @@ fn a_limit_says_what_is_taken(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn statistics_count_bytes_and_allocations(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
+fn statistics_count_bytes_and_allocations(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let counted = Arc::new(StatisticsAdaptor::new(env.pool()?));
     let resource = Resource::from(counted.clone());
     let a = resource.alloc::<u8>(&stream, 100)?;
     let b = resource.alloc::<u8>(&stream, 50)?;
@@ -106,10 +106,10 @@ fn statistics_count_bytes_and_allocations(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn scopes_count_their_own_thread_and_nest(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
-    let other = Arc::new(StatisticsAdaptor::new(lab.pool()?));
+fn scopes_count_their_own_thread_and_nest(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let counted = Arc::new(StatisticsAdaptor::new(env.pool()?));
+    let other = Arc::new(StatisticsAdaptor::new(env.pool()?));
     let (resource, unseen) = (
         Resource::from(counted.clone()),
         Resource::from(other.clone()),
@@ -150,9 +150,9 @@ fn scopes_count_their_own_thread_and_nest(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_is_alive_is_known_with_its_line(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let tracked = Arc::new(TrackingAdaptor::new(lab.pool()?));
+fn what_is_alive_is_known_with_its_line(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let tracked = Arc::new(TrackingAdaptor::new(env.pool()?));
     // Under another adaptor and a trait object: the line is that of the program all the same.
     let resource = Resource::new(LimitAdaptor::new(Resource::from(tracked.clone()), 1 << 40));
     let (buffer, line) = (resource.alloc::<u8>(&stream, 100)?, line!());
@@ -176,9 +176,9 @@ fn what_is_alive_is_known_with_its_line(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn backtraces_are_taken_on_request(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let tracked = Arc::new(TrackingAdaptor::new(lab.pool()?).with_backtraces());
+fn backtraces_are_taken_on_request(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let tracked = Arc::new(TrackingAdaptor::new(env.pool()?).with_backtraces());
     let _buffer = Resource::from(tracked.clone()).alloc::<u8>(&stream, 1)?;
     let live = tracked.live();
     ensure!(live.len() == 1 && live[0].backtrace.is_some());
@@ -210,10 +210,10 @@ impl Page {
 }
 
 #[apply(case)]
-fn a_log_ends_with_the_request_that_failed(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_log_ends_with_the_request_that_failed(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let page = Page::default();
-    let resource = Resource::new(LoggingAdaptor::new(lab.pool()?, page.clone()));
+    let resource = Resource::new(LoggingAdaptor::new(env.pool()?, page.clone()));
     let buffer = resource.alloc::<u8>(&stream, 1000)?;
     let address = buffer.as_raw();
     drop(buffer);
@@ -233,14 +233,14 @@ fn a_log_ends_with_the_request_that_failed(lab: &Lab) -> Result<()> {
         ensure!(rest(line, 2) == Some(expected), "{line}");
     }
     // What is left is written at the end.
-    drop(resource.alloc::<u8>(&lab.stream()?, 5)?);
+    drop(resource.alloc::<u8>(&env.stream()?, 5)?);
     drop(resource);
     ensure!(page.lines().len() == 6);
     Ok(())
 }
 
 #[apply(case)]
-fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()> {
+fn a_log_that_cannot_be_written_stops_nothing(env: &Environment) -> Result<()> {
     struct Full;
     impl Write for Full {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -250,8 +250,8 @@ fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()> {
             Ok(())
         }
     }
-    let stream = lab.stream()?;
-    let logged = Arc::new(LoggingAdaptor::new(lab.pool()?, Full));
+    let stream = env.stream()?;
+    let logged = Arc::new(LoggingAdaptor::new(env.pool()?, Full));
     let resource = Resource::from(logged.clone());
     for _ in 0..2000 {
         drop(resource.alloc::<u8>(&stream, 10)?);
@@ -264,8 +264,8 @@ fn a_log_that_cannot_be_written_stops_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_callback_is_asked_until_it_gives_up(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&asked);
     let callback = move |bytes: u64, error: &cuda_mem::Error| {
@@ -273,7 +273,7 @@ fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
         asked.push((bytes, error.kind()));
         asked.len() < 3
     };
-    let resource = Resource::new(FailureCallbackAdaptor::new(lab.pool()?, callback));
+    let resource = Resource::new(FailureCallbackAdaptor::new(env.pool()?, callback));
     drop(resource.alloc::<u8>(&stream, 10)?);
     ensure!(resource.alloc::<u8>(&stream, 1 << 50).is_err());
     let asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,9 +285,9 @@ fn a_callback_is_asked_until_it_gives_up(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let counted = Arc::new(StatisticsAdaptor::new(lab.pool()?));
+fn alignments_are_kept_and_the_memory_comes_back(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let counted = Arc::new(StatisticsAdaptor::new(env.pool()?));
     for (alignment, threshold) in [(1, 0), (256, 0), (512, 0), (4096, 0), (1 << 21, 1000)] {
         let aligned = AlignedAdaptor::new(Resource::from(counted.clone()), alignment)?;
         let resource = Resource::new(aligned.with_threshold_bytes(threshold));
@@ -308,7 +308,7 @@ fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result<()> {
         ensure!(left == 0, "{alignment}: {left} bytes did not come back");
     }
     for wrong in [0, 3, 4097] {
-        let Err(error) = AlignedAdaptor::new(lab.pool()?, wrong) else {
+        let Err(error) = AlignedAdaptor::new(env.pool()?, wrong) else {
             bail!("{wrong} was taken for an alignment");
         };
         ensure!(error.kind() == ErrorKind::InvalidValue);
@@ -317,16 +317,16 @@ fn alignments_are_kept_and_the_memory_comes_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn managed_memory_is_moved_and_other_memory_is_not(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let managed = PrefetchAdaptor::new(ManagedResource::new(lab.driver));
+fn managed_memory_is_moved_and_other_memory_is_not(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let managed = PrefetchAdaptor::new(ManagedResource::new(env.driver));
     let mut buffer = Resource::new(managed).alloc::<u32>(&stream, 1 << 20)?;
     buffer.fill(3)?;
     let values = buffer.to_vec()?;
     ensure!(values.iter().all(|value| *value == 3));
-    let pool = Resource::new(PrefetchAdaptor::new(lab.pool()?));
+    let pool = Resource::new(PrefetchAdaptor::new(env.pool()?));
     drop(pool.alloc::<u8>(&stream, 1000)?);
-    if let Ok(control) = lab.control() {
+    if let Ok(control) = env.control() {
         let moved = control.calls("cuMemPrefetchAsync_v2") + control.calls("cuMemPrefetchAsync");
         ensure!(moved > 0, "nothing was moved");
     }

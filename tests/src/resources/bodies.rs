@@ -12,8 +12,8 @@ use cuda_mem::{
 
 use super::subjects::missing;
 use super::{Subject, subjects};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -21,27 +21,27 @@ const GIB: usize = 1 << 30;
 
 /// Runs `body` with each subject, and says which one it fails for.
 pub(super) fn for_each(
-    lab: &Lab,
+    env: &Environment,
     mut body: impl FnMut(&Subject, Resource) -> Result<()>,
 ) -> Result<()> {
     // Made once: alone in a process, each subject would make and end it.
-    let _context = lab.context()?;
-    for subject in subjects(lab)? {
+    let _context = env.context()?;
+    for subject in subjects(env)? {
         let run = subject
-            .make(lab)
+            .make(env)
             .and_then(|resource| body(&subject, resource));
         run.with_context(|| subject.name.clone())?;
     }
-    match missing(lab)? {
+    match missing(env)? {
         Some(skip) => Err(skip.into()),
         None => Ok(()),
     }
 }
 
 #[apply(case)]
-fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |subject, resource| {
+fn sizes_from_nothing_to_a_gibibyte_are_served(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |subject, resource| {
         for bytes in [0, 4, KIB, MIB, GIB] {
             let mut buffer = resource.alloc::<u8>(&stream, bytes)?;
             ensure!(buffer.size_bytes() == bytes);
@@ -58,16 +58,16 @@ fn sizes_from_nothing_to_a_gibibyte_are_served(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_is_as_it_is_described(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    for_each(lab, |_, resource| {
+fn memory_is_as_it_is_described(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    for_each(env, |_, resource| {
         let properties = resource.memory_properties();
         ensure!(properties.reaches(device));
         ensure!(properties.host == (properties.kind != MemoryKind::Device));
         ensure!(properties.device == resource.device());
         let buffer = resource.alloc::<u8>(&stream, 1000)?;
         ensure!(buffer.device() == properties.device);
-        let info = lab.driver.pointer_info(buffer.as_raw())?;
+        let info = env.driver.pointer_info(buffer.as_raw())?;
         let info = info.context("the driver does not know the memory")?;
         ensure!(info.kind == properties.kind, "{info:?}");
         if properties.host {
@@ -107,9 +107,9 @@ impl Draw {
 
 /// First all allocations, then all frees.
 #[apply(case)]
-fn random_sizes_come_and_go(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn random_sizes_come_and_go(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         let mut draw = Draw(1);
         let mut live = Vec::new();
         for _ in 0..50 {
@@ -131,9 +131,9 @@ fn random_sizes_come_and_go(lab: &Lab) -> Result<()> {
 
 /// Allocations and frees in any order; what is live keeps its bytes.
 #[apply(case)]
-fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn mixed_random_sizes_keep_their_contents(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         let mut draw = Draw(2);
         let mut live: Vec<(DeviceBuffer<u32>, u32)> = Vec::new();
         for round in 0..100_u32 {
@@ -156,9 +156,9 @@ fn mixed_random_sizes_keep_their_contents(lab: &Lab) -> Result<()> {
 
 /// One thread allocates and fills on its stream, another reads and frees on its own.
 #[apply(case)]
-fn a_producer_hands_over_to_a_consumer(lab: &Lab) -> Result<()> {
-    let (ours, theirs) = (lab.stream()?, lab.stream()?);
-    for_each(lab, |_, resource| {
+fn a_producer_hands_over_to_a_consumer(env: &Environment) -> Result<()> {
+    let (ours, theirs) = (env.stream()?, env.stream()?);
+    for_each(env, |_, resource| {
         let (send, receive) = channel::<DeviceBuffer<u32>>();
         thread::scope(|scope| {
             let consumer = scope.spawn(|| -> Result<()> {
@@ -183,13 +183,13 @@ fn a_producer_hands_over_to_a_consumer(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
-    for_each(lab, |_, resource| {
+fn many_threads_share_a_resource(env: &Environment) -> Result<()> {
+    for_each(env, |_, resource| {
         thread::scope(|scope| {
             let work = |value: u8| {
                 let resource = &resource;
                 move || -> Result<()> {
-                    let stream = lab.stream()?;
+                    let stream = env.stream()?;
                     for round in 1..=10 {
                         let mut buffer = resource.alloc::<u8>(&stream, round * 1000)?;
                         buffer.fill(value)?;
@@ -208,9 +208,9 @@ fn many_threads_share_a_resource(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
-    for_each(lab, |_, resource| {
-        let stream = lab.stream()?;
+fn a_stream_may_go_before_its_buffer(env: &Environment) -> Result<()> {
+    for_each(env, |_, resource| {
+        let stream = env.stream()?;
         let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
         drop(stream);
         ensure!(buffer.to_vec()? == [1, 2, 3]);
@@ -221,9 +221,9 @@ fn a_stream_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
 
 /// Its last handle of this test; the driver's context lives as long as the buffer in any case.
 #[apply(case)]
-fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
-    for_each(lab, |_, resource| {
-        let context = lab.context()?;
+fn a_context_may_go_before_its_buffer(env: &Environment) -> Result<()> {
+    for_each(env, |_, resource| {
+        let context = env.context()?;
         let stream = context.stream()?;
         let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
         drop((stream, context, resource));
@@ -235,17 +235,17 @@ fn a_context_may_go_before_its_buffer(lab: &Lab) -> Result<()> {
 
 /// Alone, because elsewhere other tests keep the context. Each round's context ends with its last buffer.
 #[apply(case_alone)]
-fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    for subject in subjects(lab)? {
+fn a_resource_outlives_its_contexts(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    for subject in subjects(env)? {
         // Stacks have nothing to do with contexts.
         if subject.name.contains(" over ") {
             continue;
         }
-        let resource = subject.make(lab)?;
+        let resource = subject.make(env)?;
         for round in 0..3_u8 {
             ensure!(!device.has_active_context()?, "{}", subject.name);
-            let buffer = resource.alloc_from(&lab.stream()?, &[round; 100])?;
+            let buffer = resource.alloc_from(&env.stream()?, &[round; 100])?;
             ensure!(device.has_active_context()?);
             ensure!(buffer.to_vec()? == [round; 100], "{}", subject.name);
             drop(buffer);
@@ -257,10 +257,10 @@ fn a_resource_outlives_its_contexts(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let own = lab.context()?.per_thread_stream();
-    for_each(lab, |_, resource| {
+fn a_buffer_may_end_on_a_foreign_thread(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let own = env.context()?.per_thread_stream();
+    for_each(env, |_, resource| {
         for stream in [&stream, &own] {
             let mut buffer = resource.alloc::<u8>(stream, 100_000)?;
             buffer.fill(1)?;
@@ -275,9 +275,9 @@ fn a_buffer_may_end_on_a_foreign_thread(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    for_each(lab, |_, resource| {
+fn a_buffer_goes_over_to_another_stream(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    for_each(env, |_, resource| {
         let mut buffer = resource.alloc_zeroed::<u32>(&stream, 1000)?;
         buffer.on(&other)?.fill(3)?;
         ensure!(buffer.to_vec()? == [3; 1000]);
@@ -299,9 +299,9 @@ fn a_buffer_goes_over_to_another_stream(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_keeps_its_resource(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn a_buffer_keeps_its_resource(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         let counted = Arc::new(StatisticsAdaptor::new(resource));
         let buffer = Resource::from(counted.clone()).alloc_from(&stream, &[1_u8, 2, 3])?;
         ensure!(Arc::strong_count(&counted) == 2);
@@ -316,11 +316,11 @@ fn a_buffer_keeps_its_resource(lab: &Lab) -> Result<()> {
 
 /// Alone, because some frees block every call of the process while they wait (R96).
 #[apply(case_alone)]
-fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn a_free_waits_for_the_work_before_it(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         // Of the device: a copy inside the host's memory would wait itself.
-        let device = lab.device()?.default_resource()?;
+        let device = env.device()?.default_resource()?;
         let mut last = device.alloc_zeroed::<u32>(&stream, 100_000)?;
         let mut buffer = resource.alloc::<u32>(&stream, 100_000)?;
         stream.synchronize()?;
@@ -341,9 +341,9 @@ fn a_free_waits_for_the_work_before_it(lab: &Lab) -> Result<()> {
 
 /// Alone, because a capture forbids things to the whole process.
 #[apply(case_alone)]
-fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<()> {
-    for_each(lab, |_, resource| {
-        let (stream, captured) = (lab.stream()?, lab.stream()?);
+fn captures_of_other_streams_are_not_disturbed(env: &Environment) -> Result<()> {
+    for_each(env, |_, resource| {
+        let (stream, captured) = (env.stream()?, env.stream()?);
         for mode in [
             CaptureMode::Global,
             CaptureMode::ThreadLocal,
@@ -362,9 +362,9 @@ fn captures_of_other_streams_are_not_disturbed(lab: &Lab) -> Result<()> {
 
 /// Alone, because a capture forbids things to the whole process.
 #[apply(case_alone)]
-fn a_buffer_is_given_back_after_the_capture_of_its_stream(lab: &Lab) -> Result<()> {
-    for_each(lab, |_, resource| {
-        let stream = lab.stream()?;
+fn a_buffer_is_given_back_after_the_capture_of_its_stream(env: &Environment) -> Result<()> {
+    for_each(env, |_, resource| {
+        let stream = env.stream()?;
         let counted = Arc::new(StatisticsAdaptor::new(resource));
         let resource = Resource::from(counted.clone());
         let buffer = resource.alloc_zeroed::<u8>(&stream, 1000)?;

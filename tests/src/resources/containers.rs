@@ -3,12 +3,12 @@
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{DeviceScalar, DeviceVec, ErrorKind, LimitAdaptor, Resource};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn a_vector_grows_and_keeps_its_elements(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_vector_grows_and_keeps_its_elements(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut vec = DeviceVec::<u32>::new(&stream)?;
     ensure!(vec.is_empty() && vec.capacity() == 0 && vec.as_raw() == 0);
     let mut expected = Vec::new();
@@ -38,8 +38,8 @@ fn a_vector_grows_and_keeps_its_elements(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn room_is_as_asked(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn room_is_as_asked(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut vec = DeviceVec::<u64>::with_capacity(&stream, 10)?;
     ensure!(vec.capacity() == 10 && vec.is_empty());
     let address = vec.as_raw();
@@ -62,9 +62,9 @@ fn room_is_as_asked(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_vector_that_cannot_grow_is_as_it_was(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let resource = Resource::new(LimitAdaptor::new(lab.device()?.default_resource()?, 1000));
+fn a_vector_that_cannot_grow_is_as_it_was(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let resource = Resource::new(LimitAdaptor::new(env.device()?.default_resource()?, 1000));
     let mut vec = DeviceVec::from_slice_in(&resource, &stream, &[7_u8; 400])?;
     for wanted in [601, 1 << 40] {
         let Err(error) = vec.reserve(wanted) else {
@@ -86,8 +86,8 @@ fn a_vector_that_cannot_grow_is_as_it_was(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn vectors_are_copied_in_the_order_of_their_streams(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn vectors_are_copied_in_the_order_of_their_streams(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
     let first = DeviceVec::from_slice(&stream, &[1_u16, 2, 3])?;
     let clone = first.try_clone()?;
     ensure!(clone.to_vec()? == [1, 2, 3] && clone.as_raw() != first.as_raw());
@@ -112,8 +112,8 @@ fn vectors_are_copied_in_the_order_of_their_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn growing_does_not_wait(lab: &Lab) -> Result<()> {
-    let (stream, pool) = (lab.stream()?, Resource::new(lab.pool()?));
+fn growing_does_not_wait(env: &Environment) -> Result<()> {
+    let (stream, pool) = (env.stream()?, Resource::new(env.pool()?));
     let mut vec = DeviceVec::<u32>::with_capacity_in(&pool, &stream, 100)?;
     vec.resize(100, 1)?;
     let held = hold(&stream)?;
@@ -128,8 +128,8 @@ fn growing_does_not_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn elements_of_no_size_take_no_memory(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn elements_of_no_size_take_no_memory(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut vec = DeviceVec::<[u8; 0]>::zeroed(&stream, 1000)?;
     vec.extend_from_slice(&[[]; 7])?;
     ensure!(vec.len() == 1007 && vec.as_raw() == 0);
@@ -138,8 +138,8 @@ fn elements_of_no_size_take_no_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_scalar_is_read_and_set(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_scalar_is_read_and_set(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
     let mut scalar = DeviceScalar::new(&stream, 1.5_f64)?;
     ensure!(scalar.value()? == 1.5 && scalar.len() == 1);
     scalar.set(-2.0)?;
@@ -150,7 +150,7 @@ fn a_scalar_is_read_and_set(lab: &Lab) -> Result<()> {
     scalar.set(4.0)?;
     ensure!(scalar.into_buffer().to_vec()? == [4.0]);
     ensure!(DeviceScalar::<u64>::zeroed(&stream)?.value()? == 0);
-    let pinned = Resource::new(cuda_mem::PinnedResource::new(lab.driver));
+    let pinned = Resource::new(cuda_mem::PinnedResource::new(env.driver));
     let mut scalar = DeviceScalar::<u32>::uninit_in(&pinned, &stream)?;
     scalar.fill(7)?;
     ensure!(scalar.value()? == 7);

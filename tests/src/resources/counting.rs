@@ -11,7 +11,7 @@ use cuda_mem::{
     Stream, TrackingAdaptor,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const LIMIT: usize = 1000;
 
@@ -99,7 +99,7 @@ struct Stack {
 
 impl Stack {
     /// `layers` are the topmost first.
-    fn new(lab: &Lab, layers: &[Layer]) -> Result<Self> {
+    fn new(env: &Environment, layers: &[Layer]) -> Result<Self> {
         let (reached, wait_reached) = channel();
         let (go_on, wait_go_on) = channel();
         let mut stop = Some(Stop {
@@ -107,7 +107,7 @@ impl Stack {
             go_on: wait_go_on,
         });
         let (mut statistics, mut tracking) = (Vec::new(), Vec::new());
-        let mut top = Resource::from(lab.pool()?);
+        let mut top = Resource::from(env.pool()?);
         for layer in layers.iter().rev() {
             top = match layer {
                 Layer::Limit => Resource::new(LimitAdaptor::new(top, LIMIT as u64)),
@@ -154,7 +154,7 @@ impl Stack {
 /// While one thread is stopped on its way through `deallocate`, another one allocates as much as the limit
 /// lets it.
 #[apply(case)]
-fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
+fn a_statistic_never_exceeds_a_limit(env: &Environment) -> Result<()> {
     use Layer::{Limit, Statistics, Stop, Tracking};
     use When::{After, Before};
 
@@ -173,8 +173,8 @@ fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
         &[Statistics, Limit, Statistics, Stop(After), Limit, Tracking],
     ];
     for layers in stacks {
-        let stack = Stack::new(lab, layers)?;
-        let (mine, theirs) = (lab.stream()?, lab.stream()?);
+        let stack = Stack::new(env, layers)?;
+        let (mine, theirs) = (env.stream()?, env.stream()?);
         let buffer = stack.top.alloc::<u8>(&theirs, LIMIT)?;
         let outcome = thread::scope(|scope| {
             let freeing = scope.spawn(move || buffer.free().map_err(Error::from));
@@ -210,14 +210,14 @@ fn a_statistic_never_exceeds_a_limit(lab: &Lab) -> Result<()> {
 
 /// The same of threads that nobody stops.
 #[apply(case)]
-fn statistics_of_many_threads_never_exceed_a_limit(lab: &Lab) -> Result<()> {
+fn statistics_of_many_threads_never_exceed_a_limit(env: &Environment) -> Result<()> {
     crate::run::calls_by_chance();
     use Layer::{Limit, Statistics, Tracking};
 
-    let stack = Stack::new(lab, &[Statistics, Tracking, Limit, Statistics, Tracking])?;
+    let stack = Stack::new(env, &[Statistics, Tracking, Limit, Statistics, Tracking])?;
     thread::scope(|scope| {
         let work = || -> Result<()> {
-            let stream = lab.stream()?;
+            let stream = env.stream()?;
             for round in 0..500 {
                 match stack.top.alloc::<u8>(&stream, 200 + round % 200) {
                     Ok(buffer) => buffer.free()?,

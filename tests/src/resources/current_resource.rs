@@ -9,11 +9,11 @@ use cuda_mem::{
     Resource, StatisticsAdaptor, Strategy,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 #[apply(case)]
-fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn the_default_resource_says_what_it_is(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     ensure!(device.strategy()? == Strategy::Pool);
     ensure!(device.strategy()?.to_string() == "memory pool");
     let resource = device.default_resource()?;
@@ -28,8 +28,8 @@ fn the_default_resource_says_what_it_is(lab: &Lab) -> Result<()> {
 
 /// Alone, because it captures, and because the first question counts.
 #[apply(case_alone)]
-fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn a_capture_does_not_decide_the_strategy(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let (_, asked) = stream.capture(CaptureMode::Global, |_| Ok(device.strategy()))?;
     let asked = asked.map_err(|error| error.kind());
     ensure!(asked == Err(ErrorKind::Capturing), "{asked:?}");
@@ -37,7 +37,7 @@ fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
     ensure!(strategy == Strategy::Pool, "{strategy}");
     let (_, asked) = stream.capture(CaptureMode::Global, |_| device.strategy())?;
     ensure!(asked == strategy, "what is known is told at any time");
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     stream.capture(CaptureMode::Global, |_| Ok(Resource::from(pool.clone())))?;
     let buffer = device.default_resource()?.alloc_from(&stream, &[1_u8, 2])?;
     ensure!(buffer.to_vec()? == [1, 2]);
@@ -46,8 +46,8 @@ fn a_capture_does_not_decide_the_strategy(lab: &Lab) -> Result<()> {
 
 /// Alone: it is a setting of the process.
 #[apply(case_alone)]
-fn the_current_resource_is_set_for_all_threads(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn the_current_resource_is_set_for_all_threads(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let default = device.default_resource()?;
     ensure!(device.current_resource()? == default);
     let counted = Arc::new(StatisticsAdaptor::new(default.clone()));
@@ -67,9 +67,9 @@ fn the_current_resource_is_set_for_all_threads(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_scope_is_of_one_thread_and_nests(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let make = || Ok::<_, anyhow::Error>(Resource::new(lab.pool()?));
+fn a_scope_is_of_one_thread_and_nests(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let make = || Ok::<_, anyhow::Error>(Resource::new(env.pool()?));
     let (first, second, third) = (make()?, make()?, make()?);
     let before = device.current_resource()?;
     let outer = device.use_resource(&first)?;

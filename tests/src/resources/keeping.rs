@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryPool, MemoryResource, ReleaseThreshold, Resource};
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 const MIB: u64 = 1 << 20;
 
@@ -19,10 +19,10 @@ enum Kept {
 }
 
 impl Kept {
-    fn both(lab: &Lab) -> Result<[Self; 2]> {
+    fn both(env: &Environment) -> Result<[Self; 2]> {
         Ok([
-            Self::Pool(lab.pool()?),
-            Self::Arena(Arena::builder(&lab.device()?).build()?),
+            Self::Pool(env.pool()?),
+            Self::Arena(Arena::builder(&env.device()?).build()?),
         ])
     }
 
@@ -97,12 +97,12 @@ impl Kept {
 
 /// Alone, because waits for other streams may give back, too: a pool may have served them before.
 #[apply(case_alone)]
-fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
+fn what_is_beyond_the_threshold_goes_back_at_a_wait(env: &Environment) -> Result<()> {
     // Statistics of pools.
-    lab.need(11, 3)?;
-    for kept in Kept::both(lab)? {
+    env.need(11, 3)?;
+    for kept in Kept::both(env)? {
         let resource = kept.resource();
-        let context = lab.context()?;
+        let context = env.context()?;
         let (stream, other) = (context.stream()?, context.stream()?);
         let alloc = |count: usize| -> Result<Vec<_>> {
             let blocks = (0..count).map(|_| resource.alloc::<u8>(&stream, 32 << 20));
@@ -159,13 +159,13 @@ fn what_is_beyond_the_threshold_goes_back_at_a_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
+fn peaks_and_trims_are_those_of_a_pool(env: &Environment) -> Result<()> {
     // Statistics of pools.
-    lab.need(11, 3)?;
-    let _calm = lab.calm();
-    for kept in Kept::both(lab)? {
+    env.need(11, 3)?;
+    let _calm = env.shared();
+    for kept in Kept::both(env)? {
         let resource = kept.resource();
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let blocks = (0..4).map(|_| resource.alloc::<u8>(&stream, 32 << 20));
         let mut blocks: Vec<_> = blocks.collect::<cuda_mem::Result<_>>()?;
         let (now, peak) = kept.reserved()?;
@@ -206,14 +206,14 @@ fn peaks_and_trims_are_those_of_a_pool(lab: &Lab) -> Result<()> {
 
 /// Whoever waits last, all is back when the last wait has returned. Waits of other tests would give back too.
 #[apply(case_alone)]
-fn threads_that_wait_at_a_time_give_all_back(lab: &Lab) -> Result<()> {
+fn threads_that_wait_at_a_time_give_all_back(env: &Environment) -> Result<()> {
     const THREADS: usize = 4;
-    let _calm = lab.calm();
-    let arena = Arena::builder(&lab.device()?)
+    let _calm = env.shared();
+    let arena = Arena::builder(&env.device()?)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .build()?;
     let resource = Resource::from(arena.clone());
-    let context = lab.context()?;
+    let context = env.context()?;
     let streams: Result<Vec<_>, _> = (0..THREADS).map(|_| context.stream()).collect();
     let streams = streams?;
     for round in 0..100 {

@@ -12,13 +12,13 @@ use cuda_mem::{
     RecoveryAdaptor, Remedy, Resource, ReusePolicy, StatisticsAdaptor, TrackingAdaptor,
 };
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn every_remedy_is_tried_in_order(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let ladder = Ladder::new()
         .retry()
         .flush_caches()
@@ -47,7 +47,7 @@ fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
     ];
     ensure!(remedies == all, "{error}");
     for tried in &memory.tried {
-        let is_too_old = tried.remedy == Remedy::TrimGraphMemory && lab.need(11, 4).is_err();
+        let is_too_old = tried.remedy == Remedy::TrimGraphMemory && env.need(11, 4).is_err();
         ensure!(tried.error.is_some() == is_too_old, "{error}");
     }
     let text = error.to_string();
@@ -59,10 +59,10 @@ fn every_remedy_is_tried_in_order(lab: &Lab) -> Result<()> {
 
 /// Each remedy does what it says: the request is served as soon as it did.
 #[apply(case)]
-fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
-    lab.need(11, 3)?;
-    let _pressure = lab.pressure();
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn flushing_and_trimming_give_back(env: &Environment) -> Result<()> {
+    env.need(11, 3)?;
+    let _pressure = env.exclusive();
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let stack = Resource::from(pool.clone());
     let stack = Resource::new(LimitAdaptor::new(stack, 1 << 40));
     let stack = Resource::new(AlignedAdaptor::new(TrackingAdaptor::new(stack), 512)?);
@@ -75,7 +75,7 @@ fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
         stack.pool() == Some(&*pool),
         "the pool is seen through the stack"
     );
-    let elsewhere = Resource::new(DirectResource::new(lab.device()?));
+    let elsewhere = Resource::new(DirectResource::new(env.device()?));
     ensure!(elsewhere.pool().is_none());
     for (ladder, resource) in [
         (Ladder::new().flush_caches(), &stack),
@@ -99,8 +99,8 @@ fn flushing_and_trimming_give_back(lab: &Lab) -> Result<()> {
 
 /// Alone, because it holds a stream.
 #[apply(case_alone)]
-fn waiting_waits(lab: &Lab) -> Result<()> {
-    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn waiting_waits(env: &Environment) -> Result<()> {
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
     for (ladder, busy) in [
         (Ladder::new().wait_for_stream(), &stream),
         (Ladder::new().wait_for_device(), &other),
@@ -130,11 +130,11 @@ fn waiting_waits(lab: &Lab) -> Result<()> {
 /// With no reuse allowed, what another stream has freed serves only once the host has seen it. Alone,
 /// because frees of memory that is no pool's wait for the device, and then the host has seen it.
 #[apply(case_alone)]
-fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let _pressure = lab.pressure();
-    let (first, second) = (lab.stream()?, lab.stream()?);
-    let pool = MemoryPool::builder(&lab.device()?)
+fn waiting_helps_where_a_free_was_not_seen(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let _pressure = env.exclusive();
+    let (first, second) = (env.stream()?, env.stream()?);
+    let pool = MemoryPool::builder(&env.device()?)
         .max_size(64 << 20)
         .reuse(ReusePolicy::NONE)
         .build()?;
@@ -153,8 +153,8 @@ fn waiting_helps_where_a_free_was_not_seen(lab: &Lab) -> Result<()> {
 
 /// Alone, because it holds a stream: waiting is never done unless it was asked for.
 #[apply(case_alone)]
-fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn nothing_waits_unless_it_is_asked_to(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let held = hold(&stream)?;
     let ladder = Ladder::new()
         .retry()
@@ -169,9 +169,9 @@ fn nothing_waits_unless_it_is_asked_to(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let limited = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
+fn a_callback_may_free_and_may_give_up(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let limited = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
     let cache: Arc<Mutex<Vec<DeviceBuffer<u8>>>> = Arc::default();
     let (asked, kept) = (Arc::new(AtomicU32::new(0)), Arc::clone(&cache));
     let count = Arc::clone(&asked);
@@ -203,8 +203,8 @@ fn a_callback_may_free_and_may_give_up(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn other_errors_are_not_climbed_for(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let ladder = Ladder::new().callback(|_| panic!("it is not out of memory"));
     let failed: Result<(), Error> = ladder.recover(&pool, &stream, || {
         Err(Error::new(ErrorKind::InvalidValue, "no"))
@@ -214,9 +214,9 @@ fn other_errors_are_not_climbed_for(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_of_full_card)]
-fn a_full_card_recovers(lab: &Lab) -> Result<()> {
+fn a_full_card_recovers(env: &Environment) -> Result<()> {
     const GIB: u64 = 1 << 30;
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let context = stream.context().clone();
     let mut blocks = Vec::new();
     let is_fuller = |reserve: u64| context.memory_info().map(|info| info.free < reserve);
@@ -238,7 +238,7 @@ fn a_full_card_recovers(lab: &Lab) -> Result<()> {
         bail!("no numbers: {error}");
     };
     ensure!(memory.device_free.is_some_and(|free| free < 4 * GIB));
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(memory.pool_used == Some(before as u64 * GIB), "{error}");
     }
 

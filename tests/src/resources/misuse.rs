@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{ErrorKind, MemoryResource as _, Resource, Stream};
 
 use super::bodies::for_each;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// It serves as before.
 fn serves(resource: &Resource, stream: &Stream) -> Result<()> {
@@ -16,10 +16,10 @@ fn serves(resource: &Resource, stream: &Stream) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_cannot_be_had_is_refused_and_harmless(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn what_cannot_be_had_is_refused_and_harmless(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         let live = resource.alloc_from(&stream, &[7_u8; 1000])?;
         for asked in [1_usize << 50, 1 << 60] {
             let Err(error) = resource.alloc::<u8>(&stream, asked) else {
@@ -38,11 +38,11 @@ fn what_cannot_be_had_is_refused_and_harmless(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_largest_sizes_do_not_wrap(lab: &Lab) -> Result<()> {
-    let _pressure = lab.pressure();
-    let stream = lab.stream()?;
+fn the_largest_sizes_do_not_wrap(env: &Environment) -> Result<()> {
+    let _pressure = env.exclusive();
+    let stream = env.stream()?;
     let just_under = [0, 1, 2, 255, 256, 257, 511, 512, 4095, 4096, 4097];
-    for_each(lab, |_, resource| {
+    for_each(env, |_, resource| {
         for largest in [usize::MAX, isize::MAX.unsigned_abs()] {
             for less in just_under {
                 let Err(error) = resource.alloc::<u8>(&stream, largest - less) else {
@@ -70,9 +70,9 @@ fn the_largest_sizes_do_not_wrap(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_of_another_resource_is_not_given_out_of_hand(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    for_each(lab, |_, resource| {
+fn memory_of_another_resource_is_not_given_out_of_hand(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    for_each(env, |_, resource| {
         let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
         let Err(failed) = buffer.into_raw() else {
             bail!("memory that belongs to a resource was given out of hand");

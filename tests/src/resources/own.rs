@@ -12,8 +12,8 @@ use cuda_mem::{
     MemoryProperties, MemoryResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
 };
 
+use crate::environment::Environment;
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 /// Passes on to a pool, under a lock of its own, and does as it is told when memory comes back.
 #[derive(Debug)]
@@ -25,9 +25,9 @@ struct Own {
 }
 
 impl Own {
-    fn new(lab: &Lab) -> Result<Arc<Self>> {
+    fn new(env: &Environment) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            pool: lab.pool()?,
+            pool: env.pool()?,
             lock: Mutex::default(),
             refuses: AtomicBool::new(false),
             panics: AtomicBool::new(false),
@@ -67,9 +67,9 @@ unsafe impl MemoryResource for Own {
 }
 
 #[apply(case)]
-fn a_refused_free_changes_nothing_and_may_be_tried_again(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let own = Own::new(lab)?;
+fn a_refused_free_changes_nothing_and_may_be_tried_again(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let own = Own::new(env)?;
     let limited = Arc::new(LimitAdaptor::new(own.clone(), 1 << 30));
     let counted = Arc::new(StatisticsAdaptor::new(limited.clone()));
     let tracked = Arc::new(TrackingAdaptor::new(counted.clone()));
@@ -133,9 +133,9 @@ impl Write for Page {
 
 /// The memory was given back before the panic, so it must not be given back again.
 #[apply(case)]
-fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let own = Own::new(lab)?;
+fn a_panic_is_an_error_and_nothing_is_freed_twice(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let own = Own::new(env)?;
     let buffer = Resource::from(own.clone()).alloc::<u8>(&stream, 1000)?;
     own.panics.store(true, Ordering::Relaxed);
     let Err(failed) = buffer.free() else {
@@ -146,7 +146,7 @@ fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
     own.panics.store(false, Ordering::Relaxed);
     let again = Resource::from(own.clone()).alloc_from(&stream, &[1_u8, 2, 3])?;
     ensure!(again.to_vec()? == [1, 2, 3]);
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(own.pool.stats()?.used.current == 3);
     }
     drop(again);
@@ -166,9 +166,9 @@ fn a_panic_is_an_error_and_nothing_is_freed_twice(lab: &Lab) -> Result<()> {
 /// Alone, because it captures. What waits for the end of a capture is not given back from inside a call
 /// of the resource, which holds its lock there.
 #[apply(case_alone)]
-fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let own = Own::new(lab)?;
+fn a_resource_with_a_lock_is_not_called_from_itself(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let own = Own::new(env)?;
     let resource = Resource::from(own.clone());
     let (held_back, later) = (
         resource.alloc::<u8>(&stream, 1000)?,
@@ -182,7 +182,7 @@ fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
     later.free()?;
     drop(resource.alloc::<u8>(&stream, 10)?);
     stream.synchronize()?;
-    if lab.need(11, 3).is_ok() {
+    if env.need(11, 3).is_ok() {
         ensure!(own.pool.stats()?.used.current == 0);
     }
     Ok(())
@@ -191,10 +191,10 @@ fn a_resource_with_a_lock_is_not_called_from_itself(lab: &Lab) -> Result<()> {
 /// Alone, because a fork copies only the thread that forks. What waits to be written is the parent's, and
 /// locks may be held for ever.
 #[apply(case_alone)]
-fn a_forked_child_leaves_adaptors_alone(lab: &Lab) -> Result<()> {
+fn a_forked_child_leaves_adaptors_alone(env: &Environment) -> Result<()> {
     let path = std::env::temp_dir().join(format!("cuda-mem-log-{}.csv", std::process::id()));
-    let stream = lab.stream()?;
-    let logged = Arc::new(LoggingAdaptor::to_file(lab.pool()?, &path)?);
+    let stream = env.stream()?;
+    let logged = Arc::new(LoggingAdaptor::to_file(env.pool()?, &path)?);
     let tracked = Arc::new(TrackingAdaptor::new(logged.clone()));
     let counted = Arc::new(StatisticsAdaptor::new(tracked.clone()));
     let resource = Resource::from(counted.clone());

@@ -5,7 +5,7 @@ use cuda_mem::{
     Arena, DirectResource, ErrorKind, MappedMemory, MemoryResource as _, Resource, Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const GIB: u64 = 1 << 30;
 
@@ -23,11 +23,11 @@ fn fill(arena: &Arena, stream: &Stream, bytes: u64) -> Result<cuda_mem::DeviceBu
 }
 
 #[apply(case_of_full_card)]
-fn others_get_what_an_arena_does_not_use(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    let other = lab.stream()?;
+fn others_get_what_an_arena_does_not_use(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let other = env.stream()?;
     let context = stream.context().clone();
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let arena = Arena::builder(&device).build()?;
     let second = Resource::from(Arena::builder(&device).build()?);
     let direct = Resource::new(DirectResource::new(device));

@@ -11,7 +11,7 @@ use cuda_mem::{
     Resource, StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 
-use crate::lab::{Lab, Skip};
+use crate::environment::{Environment, Skip};
 
 /// A resource to test, made anew for each test.
 pub struct Subject {
@@ -28,8 +28,8 @@ impl Subject {
     /// # Errors
     ///
     /// As it cannot be made.
-    pub fn make(&self, lab: &Lab) -> Result<Resource> {
-        (self.make)(lab)
+    pub fn make(&self, env: &Environment) -> Result<Resource> {
+        (self.make)(env)
     }
 }
 
@@ -41,8 +41,8 @@ impl fmt::Debug for Subject {
     }
 }
 
-type AnyMake = dyn Fn(&Lab) -> Result<Resource>;
-type Make = fn(&Lab) -> Result<Resource>;
+type AnyMake = dyn Fn(&Environment) -> Result<Resource>;
+type Make = fn(&Environment) -> Result<Resource>;
 type Adapt = fn(Resource) -> Result<Resource>;
 
 /// Larger than what the driver does by itself.
@@ -50,32 +50,32 @@ const ALIGNMENT: usize = 4096;
 
 /// Resources that ask the driver themselves.
 const PLAIN: [(&str, Make); 9] = [
-    ("default", |lab| Ok(lab.device()?.default_resource()?)),
-    ("direct", |lab| {
-        Ok(Resource::new(DirectResource::new(lab.device()?)))
+    ("default", |env| Ok(env.device()?.default_resource()?)),
+    ("direct", |env| {
+        Ok(Resource::new(DirectResource::new(env.device()?)))
     }),
-    ("pinned", |lab| {
-        Ok(Resource::new(PinnedResource::new(lab.driver)))
+    ("pinned", |env| {
+        Ok(Resource::new(PinnedResource::new(env.driver)))
     }),
-    ("managed", |lab| {
-        Ok(Resource::new(ManagedResource::new(lab.driver)))
+    ("managed", |env| {
+        Ok(Resource::new(ManagedResource::new(env.driver)))
     }),
-    ("pool", |lab| {
-        Ok(Resource::new(MemoryPool::builder(&lab.device()?).build()?))
+    ("pool", |env| {
+        Ok(Resource::new(MemoryPool::builder(&env.device()?).build()?))
     }),
-    ("arena", |lab| {
-        Ok(Resource::from(Arena::builder(&lab.device()?).build()?))
+    ("arena", |env| {
+        Ok(Resource::from(Arena::builder(&env.device()?).build()?))
     }),
-    ("arena over default", |lab| {
+    ("arena over default", |env| {
         Ok(Resource::from(Arena::over(
-            lab.device()?.default_resource()?,
+            env.device()?.default_resource()?,
         )))
     }),
-    ("arena over pinned", |lab| {
-        Ok(Resource::from(Arena::over(PinnedResource::new(lab.driver))))
+    ("arena over pinned", |env| {
+        Ok(Resource::from(Arena::over(PinnedResource::new(env.driver))))
     }),
-    ("statistics over tracking over arena", |lab| {
-        let arena = Arena::builder(&lab.device()?).build()?;
+    ("statistics over tracking over arena", |env| {
+        let arena = Arena::builder(&env.device()?).build()?;
         let tracking = TrackingAdaptor::new(arena);
         Ok(Resource::new(StatisticsAdaptor::new(tracking)))
     }),
@@ -128,8 +128,8 @@ const ADAPTORS: [(&str, Adapt); 9] = [
 /// # Errors
 ///
 /// As the driver answers.
-pub fn subjects(lab: &Lab) -> Result<Vec<Subject>> {
-    let (has_pools, has_managed) = (has_pools(lab)?, has_managed(lab)?);
+pub fn subjects(env: &Environment) -> Result<Vec<Subject>> {
+    let (has_pools, has_managed) = (has_pools(env)?, has_managed(env)?);
     let mut all = Vec::new();
     for (name, make) in PLAIN {
         if name == "pool" && !has_pools || name == "managed" && !has_managed {
@@ -145,8 +145,8 @@ pub fn subjects(lab: &Lab) -> Result<Vec<Subject>> {
         all.push(Subject {
             name: "prefetch over managed".to_owned(),
             alignment: 256,
-            make: Box::new(|lab| {
-                let managed = ManagedResource::new(lab.driver);
+            make: Box::new(|env| {
+                let managed = ManagedResource::new(env.driver);
                 Ok(Resource::new(PrefetchAdaptor::new(managed)))
             }),
         });
@@ -156,13 +156,13 @@ pub fn subjects(lab: &Lab) -> Result<Vec<Subject>> {
         all.push(Subject {
             name: format!("{outer} over default"),
             alignment: alignment(&[outer]),
-            make: Box::new(move |lab| adapt(default(lab)?)),
+            make: Box::new(move |env| adapt(default(env)?)),
         });
         for (inner, adapt_first) in ADAPTORS {
             all.push(Subject {
                 name: format!("{outer} over {inner} over default"),
                 alignment: alignment(&[outer, inner]),
-                make: Box::new(move |lab| adapt(adapt_first(default(lab)?)?)),
+                make: Box::new(move |env| adapt(adapt_first(default(env)?)?)),
             });
         }
     }
@@ -177,13 +177,13 @@ fn alignment(names: &[&str]) -> u64 {
     }
 }
 
-fn has_pools(lab: &Lab) -> Result<bool> {
-    Ok(lab.device()?.strategy()? == Strategy::Pool)
+fn has_pools(env: &Environment) -> Result<bool> {
+    Ok(env.device()?.strategy()? == Strategy::Pool)
 }
 
-fn has_managed(lab: &Lab) -> Result<bool> {
+fn has_managed(env: &Environment) -> Result<bool> {
     let managed = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
-    let managed = lab.device()?.attribute(managed)?;
+    let managed = env.device()?.attribute(managed)?;
     Ok(managed.is_some_and(|value| value != 0))
 }
 
@@ -192,7 +192,7 @@ fn has_managed(lab: &Lab) -> Result<bool> {
 /// # Errors
 ///
 /// As the driver answers.
-pub(super) fn missing(lab: &Lab) -> Result<Option<Skip>> {
-    let lacks_managed = has_pools(lab)? && !has_managed(lab)?;
+pub(super) fn missing(env: &Environment) -> Result<Option<Skip>> {
+    let lacks_managed = has_pools(env)? && !has_managed(env)?;
     Ok(lacks_managed.then(|| Skip("no managed memory on this machine".to_owned())))
 }

@@ -14,7 +14,7 @@ use cuda_mem::{
     MemoryProperties, MemoryResource, RecoveryAdaptor, Remedy, Resource, StatisticsAdaptor, Stream,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// Longer than any test: a thread that waits this long was not woken.
 const LONG: Duration = Duration::from_secs(60);
@@ -22,8 +22,8 @@ const SHORT: Duration = Duration::from_millis(20);
 
 type Limited = Arc<LimitAdaptor<MemoryPool>>;
 
-fn limited(lab: &Lab, timeout: Duration) -> Result<(Limited, Resource)> {
-    let limited = LimitAdaptor::new(lab.pool()?, 1000).with_wait_timeout(timeout);
+fn limited(env: &Environment, timeout: Duration) -> Result<(Limited, Resource)> {
+    let limited = LimitAdaptor::new(env.pool()?, 1000).with_wait_timeout(timeout);
     let limited = Arc::new(limited);
     Ok((limited.clone(), Resource::from(limited)))
 }
@@ -51,13 +51,13 @@ fn require_out_of_memory<T>(answer: cuda_mem::Result<T>) -> Result<Error> {
 }
 
 #[apply(case)]
-fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
+fn four_threads_share_a_limit(env: &Environment) -> Result<()> {
     crate::run::calls_by_chance();
-    let (limited, resource) = limited(lab, LONG)?;
+    let (limited, resource) = limited(env, LONG)?;
     let counted = Arc::new(StatisticsAdaptor::new(resource));
     let resource = Resource::from(counted.clone());
     let work = |bytes: usize| -> Result<()> {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         for _ in 0..100 {
             resource.alloc::<u8>(&stream, bytes)?.free()?;
         }
@@ -76,9 +76,9 @@ fn four_threads_share_a_limit(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
-    let (limited, resource) = limited(lab, LONG)?;
-    let stream = lab.stream()?;
+fn a_freed_part_goes_to_the_first(env: &Environment) -> Result<()> {
+    let (limited, resource) = limited(env, LONG)?;
+    let stream = env.stream()?;
     let (first, second) = (
         resource.alloc::<u8>(&stream, 500)?,
         resource.alloc::<u8>(&stream, 500)?,
@@ -86,7 +86,7 @@ fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
     thread::scope(|scope| {
         let ask = |bytes: usize| {
             let resource = &resource;
-            scope.spawn(move || Ok(resource.alloc::<u8>(&lab.stream()?, bytes)?))
+            scope.spawn(move || Ok(resource.alloc::<u8>(&env.stream()?, bytes)?))
         };
         let large = ask(1000);
         until("the large request", || limited.waiting() == 1)?;
@@ -107,10 +107,10 @@ fn a_freed_part_goes_to_the_first(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
-    let (limited, resource) = limited(lab, SHORT)?;
+fn waiting_ends_with_who_holds_what(env: &Environment) -> Result<()> {
+    let (limited, resource) = limited(env, SHORT)?;
     ensure!(limited.wait_timeout() == Some(SHORT));
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     let mine = resource.alloc::<u8>(&stream, 300)?;
     let theirs = thread::scope(|scope| {
         let thread = scope.spawn(|| Ok(resource.alloc::<u8>(&stream, 600)?));
@@ -132,7 +132,7 @@ fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
     drop((mine, theirs));
     drop(resource.alloc::<u8>(&stream, 1000)?);
     // No time at all is no waiting.
-    let limited = LimitAdaptor::new(lab.pool()?, 10).with_wait_timeout(Duration::ZERO);
+    let limited = LimitAdaptor::new(env.pool()?, 10).with_wait_timeout(Duration::ZERO);
     let resource = Resource::new(limited);
     let held = resource.alloc::<u8>(&stream, 10)?;
     require_out_of_memory(resource.alloc::<u8>(&stream, 1))?;
@@ -142,9 +142,9 @@ fn waiting_ends_with_who_holds_what(lab: &Lab) -> Result<()> {
 
 /// It would not end, so that it must not begin.
 #[apply(case)]
-fn what_cannot_be_waited_for_fails_at_once(lab: &Lab) -> Result<()> {
-    let (limited, resource) = limited(lab, LONG)?;
-    let stream = lab.stream()?;
+fn what_cannot_be_waited_for_fails_at_once(env: &Environment) -> Result<()> {
+    let (limited, resource) = limited(env, LONG)?;
+    let stream = env.stream()?;
     let all = resource.alloc::<u8>(&stream, 1000)?;
     let text = require_out_of_memory(resource.alloc::<u8>(&stream, 1001))?.to_string();
     ensure!(
@@ -159,7 +159,7 @@ fn what_cannot_be_waited_for_fails_at_once(lab: &Lab) -> Result<()> {
     ensure!(limited.allocated() == 1000);
     drop(all);
     // Without waiting it says the same.
-    let resource = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
+    let resource = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
     let text = require_out_of_memory(resource.alloc::<u8>(&stream, 1001))?.to_string();
     ensure!(text.contains("raise the limit"), "{text}");
     Ok(())
@@ -211,22 +211,22 @@ unsafe impl MemoryResource for Failing {
 
 /// A thread that has waited gets its bytes, and upstream fails or panics: the next thread in the queue is woken.
 #[apply(case)]
-fn an_upstream_that_fails_makes_way(lab: &Lab) -> Result<()> {
+fn an_upstream_that_fails_makes_way(env: &Environment) -> Result<()> {
     for failure in [Failure::Error, Failure::Panic] {
         let upstream = Arc::new(Failing {
-            pool: lab.pool()?,
+            pool: env.pool()?,
             next: Mutex::default(),
         });
         let limited = LimitAdaptor::new(upstream.clone(), 1000).with_wait_timeout(LONG);
         let limited = Arc::new(limited);
         let resource = Resource::from(limited.clone());
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let all = resource.alloc::<u8>(&stream, 1000)?;
         *upstream.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         thread::scope(|scope| {
             let ask = || {
                 let resource = &resource;
-                scope.spawn(move || Ok(resource.alloc::<u8>(&lab.stream()?, 1000)?))
+                scope.spawn(move || Ok(resource.alloc::<u8>(&env.stream()?, 1000)?))
             };
             let first = ask();
             until("the first request", || limited.waiting() == 1)?;
@@ -282,9 +282,9 @@ unsafe impl MemoryResource for Greedy {
 }
 
 #[apply(case)]
-fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
+fn a_call_from_below_does_not_wait(env: &Environment) -> Result<()> {
     let greedy = Arc::new(Greedy {
-        pool: lab.pool()?,
+        pool: env.pool()?,
         above: OnceLock::new(),
         refused: Mutex::default(),
     });
@@ -294,7 +294,7 @@ fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
         .above
         .set(Arc::downgrade(&limited))
         .map_err(|_| anyhow::anyhow!("set twice"))?;
-    drop(Resource::from(limited.clone()).alloc::<u8>(&lab.stream()?, 600)?);
+    drop(Resource::from(limited.clone()).alloc::<u8>(&env.stream()?, 600)?);
     let refused = greedy
         .refused
         .lock()
@@ -311,12 +311,12 @@ fn a_call_from_below_does_not_wait(lab: &Lab) -> Result<()> {
 
 /// Alone, because it captures.
 #[apply(case_alone)]
-fn a_thread_that_captures_does_not_wait(lab: &Lab) -> Result<()> {
-    let (limited, resource) = limited(lab, LONG)?;
-    let (captured, stream) = (lab.stream()?, lab.stream()?);
+fn a_thread_that_captures_does_not_wait(env: &Environment) -> Result<()> {
+    let (limited, resource) = limited(env, LONG)?;
+    let (captured, stream) = (env.stream()?, env.stream()?);
     let ladder = Ladder::new().wait_for_others(LONG);
     let recovering = Resource::new(RecoveryAdaptor::new(
-        LimitAdaptor::new(lab.pool()?, 1000),
+        LimitAdaptor::new(env.pool()?, 1000),
         ladder,
     ));
     let most = resource.alloc::<u8>(&stream, 900)?;
@@ -349,12 +349,12 @@ fn a_thread_that_captures_does_not_wait(lab: &Lab) -> Result<()> {
 
 /// Alone, because a fork copies only the thread that forks: the threads that wait are the parent's.
 #[apply(case_alone)]
-fn nothing_waits_in_a_fork(lab: &Lab) -> Result<()> {
-    let (limited, resource) = limited(lab, LONG)?;
-    let stream = lab.stream()?;
+fn nothing_waits_in_a_fork(env: &Environment) -> Result<()> {
+    let (limited, resource) = limited(env, LONG)?;
+    let stream = env.stream()?;
     let all = resource.alloc::<u8>(&stream, 1000)?;
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| Ok(resource.alloc::<u8>(&lab.stream()?, 1000)?));
+        let waiting = scope.spawn(|| Ok(resource.alloc::<u8>(&env.stream()?, 1000)?));
         until("the request", || limited.waiting() == 1)?;
         // SAFETY: the child asks the adaptor, which must not wait there, and ends with _exit.
         let child = unsafe { libc::fork() };
@@ -381,9 +381,9 @@ fn nothing_waits_in_a_fork(lab: &Lab) -> Result<()> {
 
 /// The memory comes back only after two requests were refused.
 #[apply(case)]
-fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let limited = Resource::new(LimitAdaptor::new(lab.pool()?, 1000));
+fn others_are_waited_for_with_pauses(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let limited = Resource::new(LimitAdaptor::new(env.pool()?, 1000));
     let all = limited.alloc::<u8>(&stream, 1000)?;
     let (refused, wait_refused) = channel();
     let counting = FailureCallbackAdaptor::new(limited, move |_, _: &Error| {
@@ -393,7 +393,7 @@ fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
     let ladder = Ladder::new().wait_for_others(LONG);
     let resource = Resource::new(RecoveryAdaptor::new(counting, ladder));
     thread::scope(|scope| {
-        let asking = scope.spawn(|| Ok(resource.alloc::<u8>(&lab.stream()?, 1000)?));
+        let asking = scope.spawn(|| Ok(resource.alloc::<u8>(&env.stream()?, 1000)?));
         for _ in 0..3 {
             wait_refused.recv_timeout(LONG)?;
         }
@@ -404,8 +404,8 @@ fn others_are_waited_for_with_pauses(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn waiting_for_others_ends(lab: &Lab) -> Result<()> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn waiting_for_others_ends(env: &Environment) -> Result<()> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     let asked = AtomicU32::new(0);
     let refuse = || -> cuda_mem::Result<()> {
         asked.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use cuda_mem::{
     RecoveryAdaptor, Resource,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// Parts of what `{:?}` prints of this crate's types.
 const DUMPS: [&str; 9] = [
@@ -25,8 +25,8 @@ const DUMPS: [&str; 9] = [
 ];
 
 /// Errors of many kinds, each with what it has to name.
-fn errors(lab: &Lab) -> Result<Vec<(Error, &'static str)>> {
-    let (device, stream, pool) = (lab.device()?, lab.stream()?, lab.pool()?);
+fn errors(env: &Environment) -> Result<Vec<(Error, &'static str)>> {
+    let (device, stream, pool) = (env.device()?, env.stream()?, env.pool()?);
     let mut errors: Vec<(Option<Error>, &'static str)> = Vec::new();
     let twice = [(device, Access::ReadWrite), (device, Access::ReadWrite)];
     errors.push((pool.set_access(&twice).err(), " is named twice"));
@@ -36,8 +36,8 @@ fn errors(lab: &Lab) -> Result<Vec<(Error, &'static str)>> {
         pool.alloc::<u8>(&stream, 1 << 50).err(),
         " bytes from pool 0x",
     ));
-    if lab.need(13, 0).is_ok() {
-        let host = MemoryPool::builder_at(lab.driver, Location::Host, AllocationType::Pinned);
+    if env.need(13, 0).is_ok() {
+        let host = MemoryPool::builder_at(env.driver, Location::Host, AllocationType::Pinned);
         let host = host
             .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
             .build();
@@ -62,7 +62,7 @@ fn errors(lab: &Lab) -> Result<Vec<(Error, &'static str)>> {
     let memory = MappedMemory::builder(&device).map(1)?;
     let mapped = memory.into_buffer::<u8>(&stream, 10)?;
     errors.push((mapped.host().err(), "of mapped memory at 0x"));
-    let context = lab.context()?;
+    let context = env.context()?;
     let image = Image::ptx("hello")?;
     errors.push((context.load(&image).err(), "(PTX of 6 bytes for device "));
     let fill = crate::modules::kernel(&context, "fill")?;
@@ -80,8 +80,8 @@ fn errors(lab: &Lab) -> Result<Vec<(Error, &'static str)>> {
 }
 
 #[apply(case)]
-fn errors_name_things_in_words(lab: &Lab) -> Result<()> {
-    for (error, part) in errors(lab)? {
+fn errors_name_things_in_words(env: &Environment) -> Result<()> {
+    for (error, part) in errors(env)? {
         let text = error.to_string();
         ensure!(text.contains(part), "no {part:?} in {text}");
         for dump in DUMPS {

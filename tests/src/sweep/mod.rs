@@ -10,7 +10,7 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, DropCounts, Error, MemoryPool};
 use cuda_sim::control::Control;
 
-use crate::lab::{Lab, sim_path};
+use crate::environment::{Environment, sim_path};
 use crate::run::{self, Part};
 use crate::watchdog;
 pub use meaning::{Answer, Left, When};
@@ -64,10 +64,10 @@ pub struct Tour {
 /// # Errors
 ///
 /// The first call for which that is not so.
-pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
+pub fn every_call_fails_once(env: &Environment, tour: Tour) -> Result<usize> {
     let part = Part::own();
-    let control = lab.control()?;
-    let log = logged(lab, tour)?;
+    let control = env.control()?;
+    let log = logged(env, tour)?;
     let mut left = control.live();
     let only = only()?;
     let is_wanted = |index: usize| only.as_ref().is_none_or(|only| *only == [index + 1]);
@@ -78,8 +78,8 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
             let what = format!("call {} {function} answering {code}", index + 1);
             let reported =
                 fail(control, tour, (index, function), code).with_context(|| what.clone())?;
-            leave_no_context(lab)?;
-            let_go(lab).with_context(|| what.clone())?;
+            leave_no_context(env)?;
+            let_go(env).with_context(|| what.clone())?;
             let live = control.live();
             let may_be_left = |row: &Left| row.is_of(function, left, live);
             if reported && tour.left.iter().any(may_be_left) {
@@ -99,13 +99,13 @@ pub fn every_call_fails_once(lab: &Lab, tour: Tour) -> Result<usize> {
 /// # Errors
 ///
 /// As [`every_call_fails_once`].
-pub fn in_parts(lab: &Lab, tour: Tour) -> Result<()> {
-    run::in_parts(|| every_call_fails_once(lab, tour).map(drop))
+pub fn in_parts(env: &Environment, tour: Tour) -> Result<()> {
+    run::in_parts(|| every_call_fails_once(env, tour).map(drop))
 }
 
 /// The calls of the tour when none fails.
-fn logged(lab: &Lab, tour: Tour) -> Result<Vec<String>> {
-    let control = lab.control()?;
+fn logged(env: &Environment, tour: Tour) -> Result<Vec<String>> {
+    let control = env.control()?;
     control.reset();
     control.start_call_log();
     load_and_walk(tour)?;
@@ -115,8 +115,8 @@ fn logged(lab: &Lab, tour: Tour) -> Result<Vec<String>> {
         "only {} calls were logged",
         log.len()
     );
-    leave_no_context(lab)?;
-    let_go(lab)?;
+    leave_no_context(env)?;
+    let_go(env)?;
     // A call that only one process makes would shift those of the others.
     run::divides(&log);
     Ok(log)
@@ -177,15 +177,15 @@ fn load_and_walk(tour: Tour) -> Result<(), Error> {
 }
 
 /// What could only be released later has its time now.
-fn let_go(lab: &Lab) -> Result<()> {
-    let waiting = waiting_at_last(lab, 0)?;
+fn let_go(env: &Environment) -> Result<()> {
+    let waiting = waiting_at_last(env, 0)?;
     ensure!(waiting == 0, "{waiting} things are still to be released");
     Ok(())
 }
 
 /// How many things are still to be released after a while, unless there are so few before.
-fn waiting_at_last(lab: &Lab, few: u64) -> Result<u64> {
-    let context = lab.context()?;
+fn waiting_at_last(env: &Environment, few: u64) -> Result<u64> {
+    let context = env.context()?;
     // What has waited for long is not looked at every time.
     for _ in 0..100 {
         context.synchronize()?;
@@ -200,8 +200,8 @@ fn waiting_at_last(lab: &Lab, few: u64) -> Result<u64> {
 }
 
 /// A destructor may have failed to put back the context that was current.
-fn leave_no_context(lab: &Lab) -> Result<()> {
-    let set = lab.driver.table().cuCtxSetCurrent;
+fn leave_no_context(env: &Environment) -> Result<()> {
+    let set = env.driver.table().cuCtxSetCurrent;
     let set = set.context("no cuCtxSetCurrent")?;
     // SAFETY: null leaves the thread without a context.
     let code = unsafe { set(std::ptr::null_mut()) };

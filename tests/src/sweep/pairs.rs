@@ -10,7 +10,7 @@ use super::{
     CODES, Tour, has_reported_since, leave_no_context, load_and_walk, logged, only,
     waiting_at_last, walk_with,
 };
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::run::{self, Part};
 use crate::watchdog;
 
@@ -38,15 +38,15 @@ fn every() -> Result<usize> {
 /// # Errors
 ///
 /// The first pair for which something else happens.
-pub fn every_pair_fails(lab: &Lab, tour: Tour) -> Result<()> {
+pub fn every_pair_fails(env: &Environment, tour: Tour) -> Result<()> {
     let every = every()?;
-    run::in_parts(|| some_fail(lab, tour, every))
+    run::in_parts(|| some_fail(env, tour, every))
 }
 
-fn some_fail(lab: &Lab, tour: Tour, every: usize) -> Result<()> {
+fn some_fail(env: &Environment, tour: Tour, every: usize) -> Result<()> {
     let part = Part::own();
-    let control = lab.control()?;
-    let log = logged(lab, tour)?;
+    let control = env.control()?;
+    let log = logged(env, tour)?;
     let mut left = control.live();
     let calls = log.len();
     let pairs = (0..calls).flat_map(|first| (first + 1..calls).map(move |second| (first, second)));
@@ -83,9 +83,9 @@ fn some_fail(lab: &Lab, tour: Tour, every: usize) -> Result<()> {
                 "{what}: an error without words"
             );
         }
-        leave_no_context(lab)?;
+        leave_no_context(env)?;
         // A block that could not be freed keeps its pool, which waits for it.
-        let waits = waiting_at_last(lab, waiting)?;
+        let waits = waiting_at_last(env, waiting)?;
         let reported = has_reported_since(before);
         let live = control.live();
         ensure!(
@@ -98,8 +98,8 @@ fn some_fail(lab: &Lab, tour: Tour, every: usize) -> Result<()> {
         // As if nothing had been.
         control.reset();
         load_and_walk(tour).with_context(|| format!("after {what}"))?;
-        leave_no_context(lab)?;
-        let waits = waiting_at_last(lab, waiting)?;
+        leave_no_context(env)?;
+        let waits = waiting_at_last(env, waiting)?;
         ensure!(waits == waiting, "after {what}: {waits} things wait");
         left = control.live();
         ensure!(

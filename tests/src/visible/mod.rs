@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice, sys};
 
-use crate::lab::{Backend, Lab, Skip, sim_path};
+use crate::environment::{Backend, Environment, Skip, sim_path};
 use crate::{run, suite};
 
 pub use child::play;
@@ -41,11 +41,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine of the lab; the knobs are for the simulator.
+    /// The machine of the environment; the knobs are for the simulator.
     #[must_use]
-    pub fn of(lab: &Lab, knobs: &'static [(&'static str, &'static str)]) -> Self {
+    pub fn of(env: &Environment, knobs: &'static [(&'static str, &'static str)]) -> Self {
         Self {
-            backend: lab.backend,
+            backend: env.backend,
             knobs,
         }
     }

@@ -5,8 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use cuda_mem::{CaptureMode, ErrorKind, GrowableBuffer, Location, MappedMemory};
 
 use super::places;
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 /// 12 bytes, which do not divide a granule: elements lie across its end.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -26,16 +26,16 @@ fn points(from: usize, count: usize) -> Vec<Point> {
     (from..from + count).map(point).collect()
 }
 
-fn empty<T: Pod>(lab: &Lab, reserve: u64) -> Result<GrowableBuffer<T>> {
-    let memory = MappedMemory::builder(&lab.device()?)
+fn empty<T: Pod>(env: &Environment, reserve: u64) -> Result<GrowableBuffer<T>> {
+    let memory = MappedMemory::builder(&env.device()?)
         .reserve(reserve)
         .map(1)?;
-    Ok(memory.into_buffer::<T>(&lab.stream()?, 0)?)
+    Ok(memory.into_buffer::<T>(&env.stream()?, 0)?)
 }
 
 #[apply(case)]
-fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
-    let mut buffer = empty::<Point>(lab, 16 << 20)?;
+fn elements_are_added_at_the_same_address(env: &Environment) -> Result<()> {
+    let mut buffer = empty::<Point>(env, 16 << 20)?;
     let (address, mut maps) = (buffer.as_raw(), buffer.traffic().maps);
     let (mut expected, mut capacity) = (Vec::new(), buffer.capacity());
     // A few, to the last one of the granule, across its end, and several granules at once.
@@ -65,8 +65,8 @@ fn elements_are_added_at_the_same_address(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
-    let mut buffer = empty::<u64>(lab, 4 << 20)?;
+fn no_elements_change_nothing(env: &Environment) -> Result<()> {
+    let mut buffer = empty::<u64>(env, 4 << 20)?;
     let (capacity, traffic) = (buffer.capacity(), buffer.traffic());
     buffer.extend_from_slice(&[])?;
     ensure!(buffer.is_empty() && buffer.to_vec()?.is_empty());
@@ -78,12 +78,12 @@ fn no_elements_change_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()> {
-    let device = Location::Device(lab.device()?);
-    for place in places(lab)? {
-        let builder = MappedMemory::builder_at(lab.driver, place);
+fn elements_are_added_wherever_the_memory_is(env: &Environment) -> Result<()> {
+    let device = Location::Device(env.device()?);
+    for place in places(env)? {
+        let builder = MappedMemory::builder_at(env.driver, place);
         let memory = builder.accessible_from([device]).reserve(16 << 20).map(1)?;
-        let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 0)?;
+        let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 0)?;
         let mut expected = Vec::new();
         for value in 1..4 {
             let more = vec![value; buffer.capacity() / 2 + 1];
@@ -96,8 +96,8 @@ fn elements_are_added_wherever_the_memory_is(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
-    let mut buffer = empty::<u16>(lab, 1)?;
+fn what_cannot_be_added_loses_nothing(env: &Environment) -> Result<()> {
+    let mut buffer = empty::<u16>(env, 1)?;
     let (capacity, most) = (buffer.capacity(), buffer.max_len());
     buffer.extend_from_slice(&vec![5; capacity - 1])?;
     let error = buffer
@@ -112,7 +112,7 @@ fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
     buffer.extend_from_slice(&[7])?;
     ensure!(buffer.len() == capacity && buffer.to_vec()?[capacity - 2..] == [5, 7]);
     // Elements of no size take no memory, but they cannot be more than can be counted.
-    let mut nothings = empty::<()>(lab, 1)?;
+    let mut nothings = empty::<()>(env, 1)?;
     nothings.extend_from_slice(&[(); usize::MAX])?;
     let error = nothings.extend_from_slice(&[()]).expect_err("too many");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
@@ -121,10 +121,10 @@ fn what_cannot_be_added_loses_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
-    let _calm = lab.calm();
-    let other = lab.stream()?;
-    let mut buffer = empty::<u32>(lab, 16 << 20)?;
+fn elements_come_behind_what_other_streams_write(env: &Environment) -> Result<()> {
+    let _calm = env.shared();
+    let other = env.stream()?;
+    let mut buffer = empty::<u32>(env, 16 << 20)?;
     buffer.extend_from_slice(&[1; 100])?;
     let held = hold(&other)?;
     buffer.on(&other)?.fill(2)?;
@@ -144,9 +144,9 @@ fn elements_come_behind_what_other_streams_write(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (stream, device) = (lab.stream()?, lab.device()?);
+fn a_captured_stream_adds_nothing_and_others_do(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (stream, device) = (env.stream()?, env.device()?);
     for mode in [
         CaptureMode::Global,
         CaptureMode::ThreadLocal,
@@ -154,7 +154,7 @@ fn a_captured_stream_adds_nothing_and_others_do(lab: &Lab) -> Result<()> {
     ] {
         let memory = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;
         let mut own = memory.into_buffer::<u8>(&stream, 0)?;
-        let mut other = empty::<u8>(lab, 64 << 20)?;
+        let mut other = empty::<u8>(env, 64 << 20)?;
         own.extend_from_slice(&[1, 2])?;
         let (capacity, traffic) = (own.capacity(), own.traffic());
         let more = vec![3; capacity];

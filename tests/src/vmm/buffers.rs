@@ -8,13 +8,13 @@ use cuda_mem::{
     ErrorKind, Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory,
 };
 
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn mapping_and_unmapping_again_changes_nothing(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let memory = MappedMemory::builder(&lab.device()?).map(1)?;
+fn mapping_and_unmapping_again_changes_nothing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let memory = MappedMemory::builder(&env.device()?).map(1)?;
     let mut buffer = memory.into_buffer::<u32>(&stream, 100)?;
     buffer.fill(7)?;
     let mut memory = buffer.into_memory()?;
@@ -49,8 +49,8 @@ unsafe impl Zeroable for Vast {}
 unsafe impl Pod for Vast {}
 
 #[apply(case)]
-fn elements_that_want_another_address_are_refused(lab: &Lab) -> Result<()> {
-    let (stream, device) = (lab.stream()?, lab.device()?);
+fn elements_that_want_another_address_are_refused(env: &Environment) -> Result<()> {
+    let (stream, device) = (env.stream()?, env.device()?);
     // Side by side, so that they cannot all be aligned by chance.
     let all = (0..3).map(|_| MappedMemory::builder(&device).map(1));
     let mut refused = 0;
@@ -73,9 +73,9 @@ fn elements_that_want_another_address_are_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
-    let builder = MappedMemory::builder(&lab.device()?).reserve(64 << 20);
+fn a_buffer_grows_in_place(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
+    let builder = MappedMemory::builder(&env.device()?).reserve(64 << 20);
     let memory = builder.map(1)?;
     let (address, step) = (memory.address(), memory.granularity() as usize);
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
@@ -104,9 +104,9 @@ fn a_buffer_grows_in_place(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let memory = MappedMemory::builder(&lab.device()?).map(1)?;
+fn what_does_not_fit_is_refused_and_loses_nothing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let memory = MappedMemory::builder(&env.device()?).map(1)?;
     let room = memory.size_bytes() as usize;
     let failed = memory
         .into_buffer::<u8>(&stream, room + 1)
@@ -125,8 +125,8 @@ fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
     }
     ensure!(buffer.to_vec()? == vec![4; room]);
     // Nobody has access, who was not named.
-    if lab.need(12, 2).is_ok() {
-        let memory = MappedMemory::builder_at(lab.driver, Location::HostNuma(0)).map(1)?;
+    if env.need(12, 2).is_ok() {
+        let memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0)).map(1)?;
         let failed = memory.into_buffer::<u8>(&stream, 1).expect_err("no access");
         ensure!(
             failed.error.to_string().contains("accessible_from"),
@@ -134,11 +134,11 @@ fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
             failed.error
         );
     }
-    let none = MappedMemory::builder(&lab.device()?)
+    let none = MappedMemory::builder(&env.device()?)
         .striped_over([])
         .map(1);
     ensure!(none.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
-    let error = MappedMemory::builder(&lab.device()?)
+    let error = MappedMemory::builder(&env.device()?)
         .map(0)
         .expect_err("nothing");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
@@ -146,10 +146,10 @@ fn what_does_not_fit_is_refused_and_loses_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+fn a_granularity_is_kept_or_refused(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let least = PhysicalMemory::builder(&device).granularity()?.minimum;
-    let stream = lab.stream()?;
+    let stream = env.stream()?;
     for times in [1, 3, 8] {
         let step = times * least;
         let builder = MappedMemory::builder(&device).granularity(step);
@@ -169,9 +169,9 @@ fn a_granularity_is_kept_or_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    let _calm = lab.calm();
+fn an_end_waits_for_the_work(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    let _calm = env.shared();
     let level = Ledger::enable(LedgerLevel::Bytes);
     let is_there = || {
         let report = Ledger::report();
@@ -200,10 +200,10 @@ fn an_end_waits_for_the_work(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn buffers_that_were_exchanged_do_not_change(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn buffers_that_were_exchanged_do_not_change(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let make = || -> Result<_> {
-        let memory = MappedMemory::builder(&lab.device()?)
+        let memory = MappedMemory::builder(&env.device()?)
             .reserve(8 << 20)
             .map(1)?;
         Ok(memory.into_buffer::<u8>(&stream, 10)?)

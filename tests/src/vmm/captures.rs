@@ -6,7 +6,7 @@ use cuda_mem::{
     LedgerLevel, Location, MappedMemory, Stream, drop_counts,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 const MODES: [CaptureMode; 3] = [
     CaptureMode::Global,
@@ -32,9 +32,9 @@ fn is_capturing<T>(result: Result<T, Error>) -> bool {
 }
 
 #[apply(case_alone)]
-fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream, other) = (lab.device()?, lab.stream()?, lab.stream()?);
+fn buffers_of_other_streams_spoil_no_capture(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream, other) = (env.device()?, env.stream()?, env.stream()?);
     for mode in MODES {
         let make = || sevens(&device, &other);
         let (dropped, mut changed, ended) = (make()?, make()?, make()?);
@@ -56,9 +56,9 @@ fn buffers_of_other_streams_spoil_no_capture(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_buffer_of_the_captured_stream_ends_afterwards(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn a_buffer_of_the_captured_stream_ends_afterwards(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     let level = Ledger::enable(LedgerLevel::Bytes);
     for mode in MODES {
         let (before, failures) = (mappings(), drop_counts().failures);
@@ -97,9 +97,9 @@ impl Drop for Owner {
 }
 
 #[apply(case_alone)]
-fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn an_owner_of_lent_memory_is_told_afterwards(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     for mode in MODES {
         let buffer = sevens(&device, &stream)?;
         let (told, tell) = std::sync::mpsc::channel();
@@ -118,9 +118,9 @@ fn an_owner_of_lent_memory_is_told_afterwards(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (device, stream) = (env.device()?, env.stream()?);
     let to = Location::Device(device);
     let mut memory = sevens(&device, &stream)?.into_memory()?;
     for mode in MODES {
@@ -129,14 +129,14 @@ fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(lab: &Lab) -> Resul
             Ok(())
         })?;
     }
-    let context = lab.context()?;
+    let context = env.context()?;
     let elsewhere = std::thread::spawn(move || context.per_thread_stream());
     let elsewhere = elsewhere.join().expect("it does not panic");
     let error = memory.move_to(to, &elsewhere).expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     ensure!(memory.is_mapped() && memory.traffic().moves == 0);
-    memory.move_to(to, &lab.context()?.per_thread_stream())?;
-    memory.move_to(to, &lab.context()?.legacy_stream())?;
+    memory.move_to(to, &env.context()?.per_thread_stream())?;
+    memory.move_to(to, &env.context()?.legacy_stream())?;
     let buffer = memory.into_buffer::<u32>(&stream, 100)?;
     ensure!(buffer.to_vec()? == [7; 100]);
     Ok(())

@@ -3,16 +3,16 @@
 use anyhow::{Result, ensure};
 use cuda_mem::{AddressRange, ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
 
+use crate::environment::Environment;
 use crate::forks::ends_well;
-use crate::lab::Lab;
 
 /// Alone, because a fork copies only the thread that forks.
 #[apply(case_alone)]
-fn a_forked_child_leaves_mapped_memory_alone(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let place = Location::Device(device);
     let physical = PhysicalMemory::builder(&device).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 2 * physical.size_bytes(), 0)?;
+    let range = AddressRange::reserve(env.driver, 2 * physical.size_bytes(), 0)?;
     let mapping = range.map(0, &physical)?;
     let mut memory = MappedMemory::builder(&device).map(1)?;
     let other = MappedMemory::builder(&device).reserve(64 << 20).map(1)?;

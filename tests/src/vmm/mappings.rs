@@ -7,7 +7,7 @@ use cuda_mem::{
 };
 
 use super::places;
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// The bytes at an address, for as long as `owner` lives.
 fn bytes_at(
@@ -21,9 +21,9 @@ fn bytes_at(
 }
 
 #[apply(case)]
-fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
-    for place in places(lab)? {
-        let builder = PhysicalMemory::builder_at(lab.driver, place);
+fn sizes_are_whole_granules(env: &Environment) -> Result<()> {
+    for place in places(env)? {
+        let builder = PhysicalMemory::builder_at(env.driver, place);
         let granularity = builder.granularity()?;
         ensure!(granularity.minimum.is_power_of_two());
         ensure!(granularity.recommended.is_multiple_of(granularity.minimum));
@@ -36,7 +36,7 @@ fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
             let error = builder.create(bytes).expect_err("it is refused");
             ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
         }
-        let more = lab.device()?.total_memory()? + (1 << 50);
+        let more = env.device()?.total_memory()? + (1 << 50);
         let error = builder.create(more).expect_err("there is not so much");
         ensure!(error.kind() == ErrorKind::OutOfMemory, "{error}");
     }
@@ -44,10 +44,10 @@ fn sizes_are_whole_granules(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
-    let place = Location::Device(lab.device()?);
-    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+fn a_mapping_gives_no_access(env: &Environment) -> Result<()> {
+    let place = Location::Device(env.device()?);
+    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     ensure!(mapping.access(place)? == Access::None);
     for access in [Access::Read, Access::ReadWrite, Access::None] {
@@ -65,11 +65,11 @@ fn a_mapping_gives_no_access(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let place = Location::Device(lab.device()?);
-    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 4 * memory.size_bytes(), 0)?;
+fn bytes_stay_with_the_memory(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let place = Location::Device(env.device()?);
+    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let range = AddressRange::reserve(env.driver, 4 * memory.size_bytes(), 0)?;
     for (round, offset) in [0, 2, 0, 3].into_iter().enumerate() {
         let mapping = range.map(offset * memory.size_bytes(), &memory)?;
         mapping.set_access(place, Access::ReadWrite)?;
@@ -97,11 +97,11 @@ fn bytes_stay_with_the_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
-    let place = Location::Device(lab.device()?);
-    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
+fn what_cannot_be_mapped_is_explained(env: &Environment) -> Result<()> {
+    let place = Location::Device(env.device()?);
+    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
     let step = memory.size_bytes();
-    let range = AddressRange::reserve(lab.driver, 2 * step, 0)?;
+    let range = AddressRange::reserve(env.driver, 2 * step, 0)?;
     ensure!(range.size_bytes() == 2 * step);
     let mapping = range.map(0, &memory)?;
     for (offset, why) in [
@@ -121,21 +121,21 @@ fn what_cannot_be_mapped_is_explained(lab: &Lab) -> Result<()> {
         (step, 3, "power of two"),
         (u64::MAX, 0, "more than"),
     ] {
-        let error = AddressRange::reserve(lab.driver, bytes, align).expect_err("it is refused");
+        let error = AddressRange::reserve(env.driver, bytes, align).expect_err("it is refused");
         ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
         ensure!(error.to_string().contains(why), "{error}");
     }
-    let aligned = AddressRange::reserve(lab.driver, step, 1 << 30)?;
+    let aligned = AddressRange::reserve(env.driver, step, 1 << 30)?;
     ensure!(aligned.address().is_multiple_of(1 << 30));
     Ok(())
 }
 
 #[apply(case)]
-fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let place = Location::Device(lab.device()?);
-    let memory = PhysicalMemory::builder_at(lab.driver, place).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+fn ends_come_in_any_order(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let place = Location::Device(env.device()?);
+    let memory = PhysicalMemory::builder_at(env.driver, place).create(1)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     mapping.set_access(place, Access::ReadWrite)?;
     // The mapping keeps both.
@@ -148,7 +148,7 @@ fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
     ensure!(bytes.to_vec()? == [3; 100]);
     drop(bytes);
     // The memory keeps its bytes.
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     mapping.set_access(place, Access::ReadWrite)?;
     let address = mapping.address();
@@ -158,9 +158,9 @@ fn ends_come_in_any_order(lab: &Lab) -> Result<()> {
 
 /// Mapped memory is made as physical memory alone is.
 #[apply(case)]
-fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
-    let ask = lab.driver.table().cuMemGetAllocationPropertiesFromHandle;
+fn wishes_are_handed_on(env: &Environment) -> Result<()> {
+    let device = env.device()?;
+    let ask = env.driver.table().cuMemGetAllocationPropertiesFromHandle;
     let ask = ask.context("not in this driver")?;
     let told = |memory: &PhysicalMemory| {
         let mut prop = CUmemAllocationProp::default();
@@ -185,8 +185,8 @@ fn wishes_are_handed_on(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+fn memory_that_is_there_is_mapped(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
     let make = || PhysicalMemory::builder(&device).create(1);
     let (first, second) = (make()?, make()?);
     let step = first.size_bytes();
@@ -219,22 +219,22 @@ fn memory_that_is_there_is_mapped(lab: &Lab) -> Result<()> {
     refused(builder().map_parts([]), ErrorKind::InvalidValue)?;
     let larger = builder().granularity(8 * step).map_parts([make()?]);
     refused(larger, ErrorKind::InvalidValue)?;
-    if lab.need(12, 2).is_ok() {
-        let host = PhysicalMemory::builder_at(lab.driver, Location::HostNuma(0)).create(1)?;
+    if env.need(12, 2).is_ok() {
+        let host = PhysicalMemory::builder_at(env.driver, Location::HostNuma(0)).create(1)?;
         refused(builder().map_parts([host]), ErrorKind::NotSupported)?;
     }
     Ok(())
 }
 
 #[apply(case)]
-fn memory_of_the_host_is_mapped_for_devices(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let stream = lab.stream()?;
+fn memory_of_the_host_is_mapped_for_devices(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let stream = env.stream()?;
     let node = Location::HostNuma(0);
-    let memory = PhysicalMemory::builder_at(lab.driver, node).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let memory = PhysicalMemory::builder_at(env.driver, node).create(1)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
-    let device = Location::Device(lab.device()?);
+    let device = Location::Device(env.device()?);
     mapping.set_accesses(&[(device, Access::ReadWrite), (node, Access::ReadWrite)])?;
     ensure!(mapping.access(node)? == Access::ReadWrite);
     let address = mapping.address();

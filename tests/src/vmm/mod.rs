@@ -11,7 +11,7 @@ mod samples;
 use anyhow::Result;
 use cuda_mem::Location;
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// The sizes of the kernel driver's own tests, and those around pages.
 pub(crate) const SIZES: [usize; 16] = [
@@ -34,12 +34,12 @@ pub(crate) const SIZES: [usize; 16] = [
 ];
 
 /// Where memory can be on this machine: the device, and the host as far as the driver is new enough.
-fn places(lab: &Lab) -> Result<Vec<Location>> {
-    let mut places = vec![Location::Device(lab.device()?)];
-    if lab.need(12, 2).is_ok() {
+fn places(env: &Environment) -> Result<Vec<Location>> {
+    let mut places = vec![Location::Device(env.device()?)];
+    if env.need(12, 2).is_ok() {
         places.push(Location::HostNuma(0));
     }
-    if lab.need(13, 0).is_ok() {
+    if env.need(13, 0).is_ok() {
         places.push(Location::Host);
     }
     Ok(places)

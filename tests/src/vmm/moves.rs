@@ -6,7 +6,7 @@ use cuda_mem::{
 };
 
 use super::{SIZES, pattern, places};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// The bytes are looked at after everything that is done.
 fn every_size_goes(
@@ -55,18 +55,18 @@ fn device_of(place: Location) -> Option<Device> {
 }
 
 #[apply(case)]
-fn every_size_and_place_keeps_its_bytes(lab: &Lab) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
-    for place in places(lab)? {
-        every_size_goes(&stream, &[device], place, &places(lab)?)?;
+fn every_size_and_place_keeps_its_bytes(env: &Environment) -> Result<()> {
+    let (device, stream) = (env.device()?, env.stream()?);
+    for place in places(env)? {
+        every_size_goes(&stream, &[device], place, &places(env)?)?;
     }
     Ok(())
 }
 
 /// Every size on every pair of devices, in both directions, and the other device uses the address.
 #[apply(case_of_two)]
-fn a_buffer_moves_between_devices(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
+fn a_buffer_moves_between_devices(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?;
     let all: Vec<Location> = devices.iter().copied().map(Location::Device).collect();
     for (from, to) in pairs(&devices) {
         let (here, there) = (
@@ -101,11 +101,11 @@ fn pairs(devices: &[Device]) -> Vec<(Device, Device)> {
 
 /// The stream's device has access only while it copies.
 #[apply(case)]
-fn whoever_copies_needs_no_access_of_their_own(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let device = Location::Device(lab.device()?);
-    for place in places(lab)?.into_iter().skip(1) {
-        let mut memory = MappedMemory::builder_at(lab.driver, place).map(1)?;
+fn whoever_copies_needs_no_access_of_their_own(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let device = Location::Device(env.device()?);
+    for place in places(env)?.into_iter().skip(1) {
+        let mut memory = MappedMemory::builder_at(env.driver, place).map(1)?;
         for to in [device, place, place, device] {
             memory.move_to(to, &stream)?;
             ensure!(memory.access(device) == Access::None);
@@ -120,8 +120,8 @@ fn whoever_copies_needs_no_access_of_their_own(lab: &Lab) -> Result<()> {
 
 /// Two devices: the one that copies has no access to what it copies, nor gets it.
 #[apply(case_of_two)]
-fn a_device_copies_what_is_not_its_own(lab: &Lab) -> Result<()> {
-    for (from, to) in pairs(&lab.driver.devices()?) {
+fn a_device_copies_what_is_not_its_own(env: &Environment) -> Result<()> {
+    for (from, to) in pairs(&env.driver.devices()?) {
         let (here, there) = (
             from.primary_context()?.stream()?,
             to.primary_context()?.stream()?,
@@ -140,11 +140,11 @@ fn a_device_copies_what_is_not_its_own(lab: &Lab) -> Result<()> {
 
 /// Memory in parts on several devices becomes one part.
 #[apply(case_of_two)]
-fn striped_memory_moves_to_one_place(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    let stream = lab.stream()?;
-    let own = lab.device()?;
-    for to in places(lab)? {
+fn striped_memory_moves_to_one_place(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?;
+    let stream = env.stream()?;
+    let own = env.device()?;
+    for to in places(env)? {
         let memory = MappedMemory::builder(&own).striped_over(&devices).map(1)?;
         let len = memory.size_bytes() as usize;
         ensure!(memory.parts().count() == devices.len());
@@ -167,11 +167,11 @@ fn seen_by_host(memory: &MappedMemory, len: usize) -> Vec<u8> {
 }
 
 #[apply(case)]
-fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let stream = lab.stream()?;
-    let (device, host) = (Location::Device(lab.device()?), Location::HostNuma(0));
-    let memory = MappedMemory::builder_at(lab.driver, host)
+fn the_hosts_access_comes_back_with_the_memory(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let stream = env.stream()?;
+    let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
+    let memory = MappedMemory::builder_at(env.driver, host)
         .accessible_from([device, host])
         .reserve(8 << 20)
         .map(1)?;
@@ -190,7 +190,7 @@ fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<()> {
         buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     }
     // Nobody gives the host access to memory of a device.
-    let refused = MappedMemory::builder(&lab.device()?)
+    let refused = MappedMemory::builder(&env.device()?)
         .accessible_from([host])
         .map(1);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::NotSupported));
@@ -198,11 +198,11 @@ fn the_hosts_access_comes_back_with_the_memory(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn access_is_given_later(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let stream = lab.stream()?;
-    let (device, host) = (Location::Device(lab.device()?), Location::HostNuma(0));
-    let memory = MappedMemory::builder(&lab.device()?).map(1)?;
+fn access_is_given_later(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let stream = env.stream()?;
+    let (device, host) = (Location::Device(env.device()?), Location::HostNuma(0));
+    let memory = MappedMemory::builder(&env.device()?).map(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 1000)?;
     buffer.fill(7)?;
     let mut memory = buffer.into_memory()?;
@@ -224,9 +224,9 @@ fn access_is_given_later(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let memory = MappedMemory::builder(&lab.device()?)
+fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let memory = MappedMemory::builder(&env.device()?)
         .reserve(16 << 20)
         .map(5 << 20)?;
     let address = memory.address();
@@ -234,10 +234,10 @@ fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
     let mut buffer = memory.into_buffer::<u8>(&stream, len)?;
     let expected = pattern(len);
     buffer.copy_from(&expected)?;
-    let all = places(lab)?;
+    let all = places(env)?;
     let before: Vec<Traffic> = all
         .iter()
-        .map(|place| lab.driver.traffic_to(*place))
+        .map(|place| env.driver.traffic_to(*place))
         .collect();
     for place in &all {
         buffer.move_memory_to(*place)?;
@@ -269,7 +269,7 @@ fn a_buffer_is_moved_and_keeps_its_address(lab: &Lab) -> Result<()> {
     for (place, before) in all.iter().zip(before) {
         let times = all.iter().filter(|other| *other == place).count() as u64;
         ensure!(seen(memory.traffic_to(*place)) == (times, times * size));
-        let now = lab.driver.traffic_to(*place);
+        let now = env.driver.traffic_to(*place);
         ensure!(now.moves >= before.moves + times && now.maps >= before.maps + 2 * times);
         ensure!(now.moved_bytes >= before.moved_bytes + times * size);
     }

@@ -8,27 +8,27 @@ use cuda_mem::{
     MappedMemory, MemoryPool, PhysicalMemory,
 };
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::modules::kernel;
 use crate::two::{Other, go, two_processes, wait};
 
 #[apply(case)]
-fn vectors_lie_on_one_device(lab: &Lab) -> Result<()> {
-    vectors_lie_on(lab, &[lab.device()?])
+fn vectors_lie_on_one_device(env: &Environment) -> Result<()> {
+    vectors_lie_on(env, &[env.device()?])
 }
 
 #[apply(case_of_two)]
-fn vectors_lie_on_two_devices(lab: &Lab) -> Result<()> {
-    let devices = lab.driver.devices()?;
-    vectors_lie_on(lab, &devices[..2])?;
-    vectors_lie_on(lab, &[devices[1], devices[0]])
+fn vectors_lie_on_two_devices(env: &Environment) -> Result<()> {
+    let devices = env.driver.devices()?;
+    vectors_lie_on(env, &devices[..2])?;
+    vectors_lie_on(env, &[devices[1], devices[0]])
 }
 
 /// Vectors in equal parts on these devices, added by a kernel of the usual one.
-fn vectors_lie_on(lab: &Lab, devices: &[Device]) -> Result<()> {
+fn vectors_lie_on(env: &Environment, devices: &[Device]) -> Result<()> {
     const LEN: usize = 3 << 20;
-    let own = lab.device()?;
-    let stream = lab.stream()?;
+    let own = env.device()?;
+    let stream = env.stream()?;
     let vector = || -> Result<_> {
         let memory = MappedMemory::builder(&own)
             .striped_over(devices)
@@ -49,7 +49,7 @@ fn vectors_lie_on(lab: &Lab, devices: &[Device]) -> Result<()> {
     let numbers: Vec<f32> = (0..LEN).map(|at| at as f32).collect();
     a.copy_from(&numbers)?;
     b.fill(0.5)?;
-    let add = kernel(&lab.context()?, "add")?;
+    let add = kernel(&env.context()?, "add")?;
     let launch = Launch::over(LEN, 256);
     // SAFETY: `add` takes three addresses of so many f32, and their number.
     unsafe { add.launch(&stream, launch, (&mut *sum, &*a, &*b, LEN as u64)) }?;
@@ -66,15 +66,15 @@ fn vectors_lie_on(lab: &Lab, devices: &[Device]) -> Result<()> {
 
 /// As in memMapIPCDrv: each process has memory on a device, imports that of all others, and runs a kernel over each.
 #[apply(case)]
-fn memory_goes_to_another_process(lab: &Lab) -> Result<()> {
+fn memory_goes_to_another_process(env: &Environment) -> Result<()> {
     let name = "samples::memory_goes_to_another_process";
-    processes_share(lab, name, |lab| Ok(vec![lab.device()?]))
+    processes_share(env, name, |env| Ok(vec![env.device()?]))
 }
 
 #[apply(case_of_two)]
-fn memory_of_each_device_goes_to_all_processes(lab: &Lab) -> Result<()> {
+fn memory_of_each_device_goes_to_all_processes(env: &Environment) -> Result<()> {
     let name = "samples::memory_of_each_device_goes_to_all_processes";
-    processes_share(lab, name, |lab| Ok(lab.driver.devices()?))
+    processes_share(env, name, |env| Ok(env.driver.devices()?))
 }
 
 const PROCESSES: usize = 3;
@@ -195,9 +195,9 @@ fn receive(channel: &Channel) -> Result<(u64, Vec<OwnedFd>)> {
     Ok((bytes, message.descriptors))
 }
 
-fn import(lab: &Lab, bytes: u64, descriptors: &[OwnedFd]) -> Result<Vec<PhysicalMemory>> {
+fn import(env: &Environment, bytes: u64, descriptors: &[OwnedFd]) -> Result<Vec<PhysicalMemory>> {
     let one = |descriptor: &OwnedFd| {
-        let memory = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), bytes)?;
+        let memory = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), bytes)?;
         ensure!(
             memory.export_fd().is_err(),
             "an import is not exported again"
@@ -207,13 +207,13 @@ fn import(lab: &Lab, bytes: u64, descriptors: &[OwnedFd]) -> Result<Vec<Physical
     descriptors.iter().map(one).collect()
 }
 
-type Devices = fn(&Lab) -> Result<Vec<Device>>;
+type Devices = fn(&Environment) -> Result<Vec<Device>>;
 
 /// The first process passes on what the others send, and says whose turn it is.
-fn processes_share(lab: &Lab, name: &str, devices: Devices) -> Result<()> {
-    let others = |lab: &Lab, channel: &Channel| other_process(lab, channel, devices);
-    let first = |lab: &Lab, others: [&Other; PROCESSES - 1]| -> Result<()> {
-        let devices = devices(lab)?;
+fn processes_share(env: &Environment, name: &str, devices: Devices) -> Result<()> {
+    let others = |env: &Environment, channel: &Channel| other_process(env, channel, devices);
+    let first = |env: &Environment, others: [&Other; PROCESSES - 1]| -> Result<()> {
+        let devices = devices(env)?;
         let own = Shared::own(&devices, 0)?;
         let mut theirs = Vec::new();
         for (nth, other) in others.iter().enumerate() {
@@ -227,7 +227,7 @@ fn processes_share(lab: &Lab, name: &str, devices: Devices) -> Result<()> {
         }
         let mut memory = own;
         for (bytes, descriptors) in &theirs {
-            memory.extend(import(lab, *bytes, descriptors)?);
+            memory.extend(import(env, *bytes, descriptors)?);
         }
         let mut shared = Shared::map(&memory, &devices)?;
         drop((memory, theirs));
@@ -242,18 +242,18 @@ fn processes_share(lab: &Lab, name: &str, devices: Devices) -> Result<()> {
         shared.check()
     };
     two_processes(
-        lab,
+        env,
         name,
-        |lab, second| {
-            let inner = |lab: &Lab, third: &Other| first(lab, [second, third]);
-            two_processes(lab, name, inner, others)
+        |env, second| {
+            let inner = |env: &Environment, third: &Other| first(env, [second, third]);
+            two_processes(env, name, inner, others)
         },
         others,
     )
 }
 
-fn other_process(lab: &Lab, channel: &Channel, devices: Devices) -> Result<()> {
-    let devices = devices(lab)?;
+fn other_process(env: &Environment, channel: &Channel, devices: Devices) -> Result<()> {
+    let devices = devices(env)?;
     let number = channel.receive()?.bytes;
     let number = usize::from(*number.first().context("no number came")?);
     let own = Shared::own(&devices, number)?;
@@ -262,7 +262,7 @@ fn other_process(lab: &Lab, channel: &Channel, devices: Devices) -> Result<()> {
     for _ in 1..PROCESSES {
         let (bytes, descriptors) = receive(channel)?;
         ensure!(descriptors.len() == devices.len());
-        all.push(import(lab, bytes, &descriptors)?);
+        all.push(import(env, bytes, &descriptors)?);
     }
     all.insert(number, own);
     let mut shared = Shared::map(&all.concat(), &devices)?;

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::{DeviceBuffer, WindowKind, WindowOptions};
 
 use super::{kinds, memory, open, walking_bit};
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// As gdrcopy's: 256 KiB and 16 bytes, in whole pages of the GPU.
 const BYTES: usize = ((256 << 10) + 16_usize).next_multiple_of(64 << 10);
@@ -20,8 +20,8 @@ fn unlimited(kind: WindowKind) -> WindowOptions {
 }
 
 #[apply(case)]
-fn data_validation(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn data_validation(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let expected = walking_bit(BYTES);
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u8>(&stream, kind, BYTES)?;
@@ -91,8 +91,8 @@ fn offsets(
 }
 
 #[apply(case)]
-fn elements_of_all_sizes_arrive_at_once(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn elements_of_all_sizes_arrive_at_once(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     macro_rules! check {
         ($kind:expr, $($type:ty = $value:expr;)*) => {$({
             let mut buffer = memory::<$type>(&stream, $kind, 9)?;
@@ -119,8 +119,8 @@ fn elements_of_all_sizes_arrive_at_once(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn beyond_the_limits_the_driver_copies(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn beyond_the_limits_the_driver_copies(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let bytes = walking_bit(300_000);
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u8>(&stream, kind, bytes.len())?;

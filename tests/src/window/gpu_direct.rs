@@ -10,15 +10,15 @@ use cuda_mem::{
 };
 
 use super::{mapped, memory};
-use crate::lab::{Backend, Lab, Skip};
+use crate::environment::{Backend, Environment, Skip};
 
 /// A page of any host that this runs on.
 const PAGE: usize = 4096;
 
 #[apply(case)]
-fn a_device_says_what_it_offers(lab: &Lab) -> Result<()> {
-    let offers = lab.device()?.gpu_direct()?;
-    let capabilities = lab.device()?.capabilities()?;
+fn a_device_says_what_it_offers(env: &Environment) -> Result<()> {
+    let offers = env.device()?.gpu_direct()?;
+    let capabilities = env.device()?.capabilities()?;
     ensure!(
         offers.rdma == (capabilities.gpu_direct_rdma == Support::Yes),
         "{offers:?}"
@@ -28,22 +28,22 @@ fn a_device_says_what_it_offers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn need_dma_bufs(lab: &Lab) -> Result<()> {
-    if lab.device()?.gpu_direct()?.dma_buf {
+fn need_dma_bufs(env: &Environment) -> Result<()> {
+    if env.device()?.gpu_direct()?.dma_buf {
         return Ok(());
     }
     Err(Skip("the device gives no dma-bufs".to_owned()).into())
 }
 
 #[apply(case)]
-fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
-    need_dma_bufs(lab)?;
-    let stream = lab.stream()?;
+fn a_dma_buf_is_as_long_as_its_pages(env: &Environment) -> Result<()> {
+    need_dma_bufs(env)?;
+    let stream = env.stream()?;
     let plain = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
     let small = memory::<u8>(&stream, WindowKind::Copies, 1000)?;
-    let mapped = mapped(lab, &stream, 5 << 20)?;
+    let mapped = mapped(env, &stream, 5 << 20)?;
     // Whole pages, since those around a block of a pool are not always given.
-    let pooled = lab.pool()?.alloc::<u8>(&stream, 2 << 20)?;
+    let pooled = env.pool()?.alloc::<u8>(&stream, 2 << 20)?;
     for (what, buffer) in [
         ("plain", &plain),
         ("small", &small),
@@ -67,7 +67,7 @@ fn a_dma_buf_is_as_long_as_its_pages(lab: &Lab) -> Result<()> {
         let end = file.seek(SeekFrom::End(0))?;
         ensure!(end == shown.size_bytes() as u64, "{what}: {end}");
     }
-    let none = lab.pool()?.alloc::<u8>(&stream, 0)?;
+    let none = env.pool()?.alloc::<u8>(&stream, 0)?;
     let error = none.export_dma_buf().map(drop).expect_err("no bytes");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     let host = memory::<u8>(&stream, WindowKind::HostMapped, 1 << 20)?;
@@ -107,14 +107,14 @@ fn map(shown: &impl AsFd, bytes: usize) -> Result<i32> {
 }
 
 #[apply(case)]
-fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
-    need_dma_bufs(lab)?;
-    let stream = lab.stream()?;
+fn a_dma_buf_can_be_mapped_if_the_device_says_so(env: &Environment) -> Result<()> {
+    need_dma_bufs(env)?;
+    let stream = env.stream()?;
     let buffer = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
     let shown = buffer.export_dma_buf()?;
     let errno = map(&shown, shown.size_bytes())?;
-    let says_so = lab.device()?.gpu_direct()?.dma_buf_mapping;
-    match (says_so, lab.backend) {
+    let says_so = env.device()?.gpu_direct()?.dma_buf_mapping;
+    match (says_so, env.backend) {
         (true, _) => ensure!(errno == 0, "errno {errno}"),
         // ENOTSUPP of the kernel, which no C library knows.
         (false, Backend::Gpu) => ensure!(errno == 524, "errno {errno}"),
@@ -125,25 +125,25 @@ fn a_dma_buf_can_be_mapped_if_the_device_says_so(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_is_told_to_wait_for_copies(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let plain = Resource::new(DirectResource::new(lab.device()?));
+fn memory_is_told_to_wait_for_copies(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let plain = Resource::new(DirectResource::new(env.device()?));
     let mut buffer = plain.alloc::<u8>(&stream, 2 << 20)?;
     ensure!(!buffer.sync_memops()?);
     buffer.set_sync_memops(true)?;
     ensure!(buffer.sync_memops()?);
     buffer.fill(1)?;
     ensure!(buffer.to_vec()?.iter().all(|byte| *byte == 1));
-    let mut none = lab.pool()?.alloc::<u8>(&stream, 0)?;
+    let mut none = env.pool()?.alloc::<u8>(&stream, 0)?;
     none.set_sync_memops(true)?;
     ensure!(!none.sync_memops()?);
     Ok(())
 }
 
 #[apply(case)]
-fn writes_of_others_are_flushed(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
-    let offers = lab.device()?.gpu_direct()?;
+fn writes_of_others_are_flushed(env: &Environment) -> Result<()> {
+    let context = env.context()?;
+    let offers = env.device()?.gpu_direct()?;
     for scope in [FlushScope::Owner, FlushScope::AllDevices] {
         let flushed = context.flush_gpu_direct_writes(scope);
         let can = !offers.needs_flush(scope) || offers.flush.contains(FlushOptions::HOST);

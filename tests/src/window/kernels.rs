@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Launch, WindowKind};
 
 use super::{kinds, memory, open};
-use crate::lab::Lab;
+use crate::environment::Environment;
 use crate::modules::kernel;
 
 const ROUNDS: u32 = 200;
@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Both words in one buffer, a line of the processor apart.
 const REPLY: usize = 16;
 
-fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
-    let context = lab.context()?;
+fn ask(env: &Environment, kind: WindowKind) -> Result<()> {
+    let context = env.context()?;
     let (answer, stream) = (kernel(&context, "answer")?, context.stream()?);
     let mut buffer = memory::<u32>(&stream, kind, 32)?;
     buffer.zero()?;
@@ -46,16 +46,16 @@ fn ask(lab: &Lab, kind: WindowKind) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_running_kernel_answers_stores(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_running_kernel_answers_stores(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let direct = kinds(&stream)?.into_iter();
     for kind in direct.filter(|kind| kind.is_direct()) {
-        ask(lab, kind)?;
+        ask(env, kind)?;
     }
     Ok(())
 }
 
 #[apply(case_alone)]
-fn a_running_kernel_answers_copies(lab: &Lab) -> Result<()> {
-    ask(lab, WindowKind::Copies)
+fn a_running_kernel_answers_copies(env: &Environment) -> Result<()> {
+    ask(env, WindowKind::Copies)
 }

@@ -11,7 +11,7 @@ use anyhow::Result;
 use bytemuck::Pod;
 use cuda_mem::{DeviceBuffer, ErrorKind, MappedMemory, Stream, Window, WindowKind, WindowOptions};
 
-use crate::lab::Lab;
+use crate::environment::Environment;
 
 /// Every kind of window that can be had here, with memory that suits it.
 fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {
@@ -52,8 +52,12 @@ fn open<T: Pod>(buffer: &mut DeviceBuffer<T>, kind: WindowKind) -> Result<Window
 }
 
 /// Memory of a device that is mapped and made for others.
-fn mapped(lab: &Lab, stream: &Stream, bytes: usize) -> Result<cuda_mem::GrowableBuffer<u8>> {
-    let device = lab.device()?;
+fn mapped(
+    env: &Environment,
+    stream: &Stream,
+    bytes: usize,
+) -> Result<cuda_mem::GrowableBuffer<u8>> {
+    let device = env.device()?;
     let able = device.gpu_direct()?.rdma_with_mapped_memory;
     let memory = MappedMemory::builder(&device)
         .gpu_direct_rdma(able)

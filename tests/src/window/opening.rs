@@ -9,12 +9,12 @@ use cuda_mem::{
 };
 
 use super::{kinds, mapped, memory, open, walking_bit};
+use crate::environment::Environment;
 use crate::hold::hold;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn basic(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn basic(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 1000)?;
         buffer.fill(5)?;
@@ -37,12 +37,12 @@ fn basic(lab: &Lab) -> Result<()> {
         ensure!(all[7] == 77 && all[99..104] == [5, 1, 2, 3, 5], "{kind}");
     }
     // Memory of every origin has some window.
-    let mut pooled = lab.pool()?.alloc_zeroed::<u8>(&stream, 5000)?;
+    let mut pooled = env.pool()?.alloc_zeroed::<u8>(&stream, 5000)?;
     let mut window = WindowOptions::new().open(&mut pooled)?;
     window.write(4000, &[9; 1000])?;
     window.close()?;
     ensure!(pooled.to_vec()?[3999..4001] == [0, 9]);
-    let mut mapped = mapped(lab, &stream, 5000)?;
+    let mut mapped = mapped(env, &stream, 5000)?;
     let mut window = WindowOptions::new().open(&mut mapped)?;
     window.write(0, &[8; 5000])?;
     window.close()?;
@@ -56,8 +56,8 @@ fn basic(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn unaligned_mapping(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn unaligned_mapping(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u8>(&stream, kind, 300_000)?;
         for start in [0, 1, 4, 511, 4096, 65_535, 65_536, 65_540, 131_073] {
@@ -84,8 +84,8 @@ fn unaligned_mapping(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn small_buffers_mapping(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn small_buffers_mapping(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffers = Vec::new();
         for _ in 0..32 {
@@ -109,8 +109,8 @@ fn small_buffers_mapping(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn mix_mappings(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn mix_mappings(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let kinds = kinds(&stream)?;
     let mut buffers = Vec::new();
     for kind in &kinds {
@@ -142,8 +142,8 @@ fn mix_mappings(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn child_thread_opens_a_window(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u64>(&stream, kind, 100)?;
         let child = std::thread::scope(|scope| {
@@ -165,8 +165,8 @@ fn child_thread_opens_a_window(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_window_waits_for_the_streams(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
     let mut buffer = memory::<u32>(&stream, WindowKind::HostMapped, 1000)?;
     for value in 1..20 {
         buffer.on(&other)?.fill(value)?;
@@ -196,8 +196,8 @@ fn a_window_waits_for_the_streams(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_window_is_listed_and_goes(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let scope = Ledger::scope();
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 10)?;
@@ -214,8 +214,8 @@ fn a_window_is_listed_and_goes(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn what_is_outside_is_refused(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 10)?;
         buffer.fill(1)?;
@@ -257,8 +257,8 @@ fn what_is_outside_is_refused(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn no_bytes_are_a_window_too(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut none = WindowOptions::new().alloc::<u32>(&stream, 0)?;
     let mut window = WindowOptions::new().open(&mut none)?;
     ensure!(window.is_empty() && window.mapping().is_none());
@@ -273,11 +273,11 @@ fn no_bytes_are_a_window_too(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn other_buffers_go_on_beside_it(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in kinds(&stream)? {
         let mut buffer = memory::<u32>(&stream, kind, 100)?;
-        let mut target = lab.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
+        let mut target = env.pool()?.alloc_zeroed::<u32>(&stream, 100)?;
         let mut window = open(&mut buffer, kind)?;
         for value in 0..50 {
             window.write(0, &[value; 100])?;
@@ -290,7 +290,7 @@ fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
         }
         let is_cached = window.mapping() == Some(MappingKind::Cached);
         ensure!(kind != WindowKind::HostMapped || is_cached);
-        let info = lab.driver.pointer_info(window.address())?;
+        let info = env.driver.pointer_info(window.address())?;
         let is_host = info.is_some_and(|info| info.kind == MemoryKind::Host);
         ensure!(is_host == (kind == WindowKind::HostMapped));
     }
@@ -298,8 +298,8 @@ fn other_buffers_go_on_beside_it(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn windows_for_copies_come_and_go_beside_other_work(lab: &Lab) -> Result<()> {
-    let context = lab.context()?;
+fn windows_for_copies_come_and_go_beside_other_work(env: &Environment) -> Result<()> {
+    let context = env.context()?;
     let (stream, other) = (context.stream()?, context.stream()?);
     let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 100)?;
     // The first one makes what they all copy through.

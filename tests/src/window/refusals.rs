@@ -7,12 +7,12 @@ use cuda_mem::{
 };
 
 use super::{kinds, memory, open};
+use crate::environment::Environment;
 use crate::foreign;
-use crate::lab::Lab;
 
 #[apply(case)]
-fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let has = kinds(&stream)?;
     // Large enough to have pages of its own.
     let len = (2 << 20) / 4;
@@ -72,8 +72,8 @@ fn what_cannot_be_had_is_said(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn preferences_are_kept(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn preferences_are_kept(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut host = memory::<u32>(&stream, WindowKind::HostMapped, 100)?;
     ensure!(WindowOptions::new().open(&mut host)?.kind() == WindowKind::HostMapped);
     for (options, expected) in [
@@ -114,8 +114,8 @@ fn preferences_are_kept(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
-    let (stream, other) = (lab.stream()?, lab.stream()?);
+fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
+    let (stream, other) = (env.stream()?, env.stream()?);
     let mut host = memory::<u32>(&other, WindowKind::HostMapped, 100)?;
     let mut device = memory::<u32>(&other, WindowKind::Copies, 100)?;
     let mut copies = open(&mut device, WindowKind::Copies)?;
@@ -143,15 +143,15 @@ fn a_capture_is_not_disturbed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<()> {
-    lab.need(12, 2)?;
-    let stream = lab.stream()?;
+fn memory_that_the_host_may_not_touch_is_copied(env: &Environment) -> Result<()> {
+    env.need(12, 2)?;
+    let stream = env.stream()?;
     for (of_host, expected) in [
         (None, WindowKind::Copies),
         (Some(Access::ReadWrite), WindowKind::HostMapped),
     ] {
-        let mut memory = MappedMemory::builder_at(lab.driver, Location::HostNuma(0))
-            .accessible_from([Location::Device(lab.device()?)])
+        let mut memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0))
+            .accessible_from([Location::Device(env.device()?)])
             .map(1)?;
         if let Some(access) = of_host {
             memory.set_access(Location::Host, access)?;
@@ -168,13 +168,13 @@ fn memory_that_the_host_may_not_touch_is_copied(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn combined_memory_is_told_so(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for (flags, expected) in [
         (HostFlags::PORTABLE, MappingKind::Cached),
         (HostFlags::WRITE_COMBINED, MappingKind::WriteCombining),
     ] {
-        let pinned = Resource::new(PinnedResource::with_flags(lab.driver, flags));
+        let pinned = Resource::new(PinnedResource::with_flags(env.driver, flags));
         let mut buffer = pinned.alloc::<u32>(&stream, 1000)?;
         let mut window = WindowOptions::new().open(&mut buffer)?;
         ensure!(window.mapping() == Some(expected), "{flags:?}: {window:?}");
@@ -188,8 +188,8 @@ fn combined_memory_is_told_so(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn a_wish_for_a_mapping_holds_for_memory_of_the_host(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let kinds = [MappingKind::WriteCombining, MappingKind::Cached];
     for kind in kinds {
         let only = WindowOptions::new().only([WindowKind::HostMapped]);
@@ -218,9 +218,9 @@ fn a_wish_for_a_mapping_holds_for_memory_of_the_host(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case_alone)]
-fn a_capture_of_somebody_else_is_not_disturbed(lab: &Lab) -> Result<()> {
-    lab.need(11, 4)?;
-    let (captured, stream) = (lab.stream()?, lab.stream()?);
+fn a_capture_of_somebody_else_is_not_disturbed(env: &Environment) -> Result<()> {
+    env.need(11, 4)?;
+    let (captured, stream) = (env.stream()?, env.stream()?);
     let options = WindowOptions::new().only([WindowKind::HostMapped]);
     let mut buffer = options.alloc::<u32>(&stream, 100)?;
     for mode in 0..3 {

@@ -5,18 +5,18 @@ use std::alloc::Layout;
 use anyhow::{Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Arena, ArenaStats, DeviceBuffer, MemoryResource as _, Resource, SleepContents};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 /// On another stream that is noticed when the block comes to its cache, at the latest when the arena ends.
 #[apply(case)]
-fn an_arena_keeps_memory_of_a_block_that_was_never_freed(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let (own, other) = (lab.stream()?, lab.stream()?);
+fn an_arena_keeps_memory_of_a_block_that_was_never_freed(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, other) = (env.stream()?, env.stream()?);
     let layout = Layout::from_size_align(1000, 256)?;
     let address = arena.allocate(layout, &own)?;
     // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
     let _ = unsafe { arena.deallocate(address + 256, layout, &other) };
-    let free = || -> Result<u64> { Ok(lab.context()?.memory_info()?.free) };
+    let free = || -> Result<u64> { Ok(env.context()?.memory_info()?.free) };
     let (failures, before) = (cuda_mem::drop_counts().failures, free()?);
     drop(arena);
     // The block that is none, and the arena whose block is still there.
@@ -28,9 +28,9 @@ fn an_arena_keeps_memory_of_a_block_that_was_never_freed(lab: &Lab) -> Result<()
 
 /// Each driver call of an arena that falls asleep or wakes fails once: nothing is lost, and the next try succeeds.
 #[apply(case)]
-fn a_sleep_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
-    let stream = lab.stream()?;
+fn a_sleep_that_fails_loses_nothing(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let stream = env.stream()?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;
     let calls = [
         "cuMemcpyDtoHAsync_v2",
@@ -41,7 +41,7 @@ fn a_sleep_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
         "cuMemcpyHtoDAsync_v2",
     ];
     for (function, nth) in calls.into_iter().flat_map(|call| [(call, 1), (call, 2)]) {
-        let arena = Arena::builder(&lab.device()?).build()?;
+        let arena = Arena::builder(&env.device()?).build()?;
         let resource = Resource::from(arena.clone());
         let mut blocks = Vec::new();
         for number in 0..3_u8 {
@@ -100,14 +100,14 @@ fn a_sleep_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
 /// Each driver call of an arena's move fails once: the request is served in another way or fails, other blocks keep
 /// their bytes, and no memory is lost.
 #[apply(case)]
-fn a_move_within_an_arena_that_fails_loses_nothing(lab: &Lab) -> Result<()> {
+fn a_move_within_an_arena_that_fails_loses_nothing(env: &Environment) -> Result<()> {
     const PIECE: usize = 32 << 20;
-    let control = lab.control()?;
-    let stream = lab.stream()?;
+    let control = env.control()?;
+    let stream = env.stream()?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;
     for function in ["cuMemMap", "cuMemSetAccess"] {
         for nth in [1, 2] {
-            let arena = Arena::builder(&lab.device()?).slack(1.0).build()?;
+            let arena = Arena::builder(&env.device()?).slack(1.0).build()?;
             let resource = Resource::from(arena.clone());
             let blocks = (0..9_u8).map(|number| {
                 let mut block = resource.alloc::<u8>(&stream, PIECE)?;

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{CaptureMode, Driver, Error, ErrorKind, Graph, Instantiate, Stream};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, FREED_LATER, ORDERED_LATER, STUB, ordered_later_behind,
 };
@@ -76,8 +76,8 @@ fn captured(
 /// On a GPU it would take all that is free for a moment, from other tests and other processes. What a
 /// GPU answers is in the probe (R111).
 #[apply(case)]
-fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(lab: &Lab) -> Result<()> {
-    let (context, stream) = (lab.context()?, lab.stream()?);
+fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(env: &Environment) -> Result<()> {
+    let (context, stream) = (env.context()?, env.stream()?);
     let bytes = usize::try_from(context.memory_info()?.total)? + (1 << 30);
     let mut graph = Graph::new(&context)?;
     let memory = graph.alloc::<u8>(bytes, &[])?;
@@ -88,7 +88,7 @@ fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(lab: &Lab) -> Result<
         ensure!(kind == Err(ErrorKind::OutOfMemory), "{kind:?}");
     }
     stream.synchronize()?;
-    ensure!(lab.device()?.graph_memory()?.used.current == 0);
+    ensure!(env.device()?.graph_memory()?.used.current == 0);
     Ok(())
 }
 
@@ -107,22 +107,22 @@ const TOUR: Tour = Tour {
 };
 
 #[apply(case)]
-fn every_call_of_a_graph_fails_once(lab: &Lab) -> Result<()> {
+fn every_call_of_a_graph_fails_once(env: &Environment) -> Result<()> {
     // After the first launch of a process other calls are made (R179).
-    graphs(lab.driver)?;
-    sweep::in_parts(lab, TOUR)
+    graphs(env.driver)?;
+    sweep::in_parts(env, TOUR)
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
-    graphs(lab.driver)?;
-    sweep::every_pair_fails(lab, TOUR)
+fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
+    graphs(env.driver)?;
+    sweep::every_pair_fails(env, TOUR)
 }
 
 /// The codes that the driver has for captures are typed.
 #[apply(case)]
-fn what_a_capture_forbids_is_a_kind_of_error(lab: &Lab) -> Result<()> {
-    let (stream, control) = (lab.stream()?, lab.control()?);
+fn what_a_capture_forbids_is_a_kind_of_error(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
     for code in 900..=908 {
         control.reset();
         control.fail_without_effect("cuStreamBeginCapture_v2", 1, CUresult(code));
@@ -136,8 +136,8 @@ fn what_a_capture_forbids_is_a_kind_of_error(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_could_not_be_freed_is_still_left(lab: &Lab) -> Result<()> {
-    let (stream, control) = (lab.stream()?, lab.control()?);
+fn what_could_not_be_freed_is_still_left(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
     control.reset();
     let (graph, left) = stream.capture(CaptureMode::Relaxed, |capture| {
         let first = capture.alloc::<u8>(100)?.leave();
@@ -159,10 +159,10 @@ fn what_could_not_be_freed_is_still_left(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_instance_that_could_not_be_made_gives_the_graph_back(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
+fn an_instance_that_could_not_be_made_gives_the_graph_back(env: &Environment) -> Result<()> {
+    let control = env.control()?;
     control.reset();
-    let graph = Graph::new(&lab.context()?)?;
+    let graph = Graph::new(&env.context()?)?;
     let name = "cuGraphInstantiateWithFlags";
     control.fail(name, 1, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     let Err(failed) = graph.instantiate(Instantiate::Plain) else {
@@ -176,8 +176,8 @@ fn an_instance_that_could_not_be_made_gives_the_graph_back(lab: &Lab) -> Result<
 }
 
 #[apply(case)]
-fn an_end_that_fails_leaves_the_stream_usable(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+fn an_end_that_fails_leaves_the_stream_usable(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     control.reset();
     let buffer = pool.alloc::<u8>(&stream, 1000)?;
     control.fail("cuStreamEndCapture", 1, CUresult::CUDA_ERROR_UNKNOWN);

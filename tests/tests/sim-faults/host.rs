@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error, ErrorKind, HostFlags, PinnedResource, RegisterFlags, Resource};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, FREED_LATER, HOST_MEMORY, NOT_READY, STUB};
 use cuda_mem_tests::sweep::{self, Tour};
 
@@ -58,18 +58,18 @@ const TOUR: Tour = Tour {
 };
 
 #[apply(case)]
-fn every_call_of_host_memory_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, TOUR)
+fn every_call_of_host_memory_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, TOUR)
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, TOUR)
+fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, TOUR)
 }
 
 #[apply(case)]
-fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
-    let (context, control) = (lab.context()?, lab.control()?);
+fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
+    let (context, control) = (env.context()?, env.control()?);
     control.reset();
     let before = control.live().host_allocations;
     let pinned = context.pinned_from(&[7u8; LEN])?;
@@ -90,8 +90,8 @@ fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_box_that_may_be_registered_is_not_freed(lab: &Lab) -> Result<()> {
-    let (context, control) = (lab.context()?, lab.control()?);
+fn a_box_that_may_be_registered_is_not_freed(env: &Environment) -> Result<()> {
+    let (context, control) = (env.context()?, env.control()?);
     control.reset();
     let flags = RegisterFlags::default();
     control.fail(
@@ -117,8 +117,8 @@ fn a_box_that_may_be_registered_is_not_freed(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_loan_that_could_not_be_waited_for_goes_on(lab: &Lab) -> Result<()> {
-    let (context, stream, control) = (lab.context()?, lab.stream()?, lab.control()?);
+fn a_loan_that_could_not_be_waited_for_goes_on(env: &Environment) -> Result<()> {
+    let (context, stream, control) = (env.context()?, env.stream()?, env.control()?);
     control.reset();
     let loan = context.pinned_from(&[7u8; LEN])?.lend(&stream)?;
     control.fail("cuStreamSynchronize", 1, CUresult::CUDA_ERROR_UNKNOWN);

@@ -12,8 +12,8 @@ use cuda_mem::{
     Channel, DeviceBuffer, Driver, Error, ErrorKind, EventHandle, HandleTypes, ImportedPool,
     MemoryPool, Stream,
 };
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::{Held, hold};
-use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::sweep::meaning::{ASKED_EARLY, CAPTURES, NOT_ORDERED, STUB};
 use cuda_mem_tests::sweep::{self, Tour};
 use cuda_mem_tests::two::two_processes;
@@ -70,11 +70,11 @@ fn open_descriptors() -> Result<usize> {
 }
 
 #[apply(case)]
-fn every_call_of_sharing_fails_once(lab: &Lab) -> Result<()> {
+fn every_call_of_sharing_fails_once(env: &Environment) -> Result<()> {
     two_processes(
-        lab,
+        env,
         "ipc::every_call_of_sharing_fails_once",
-        |lab, other| {
+        |env, other| {
             let theirs = other.channel.receive()?.bytes;
             // SAFETY: the other process is this test, and sends the handle of an event.
             let theirs = unsafe { EventHandle::from_bytes(&theirs) }?;
@@ -85,9 +85,9 @@ fn every_call_of_sharing_fails_once(lab: &Lab) -> Result<()> {
                 answers: &[STUB, ASKED_EARLY, CAPTURES],
                 left: &[NOT_ORDERED],
             };
-            let control = lab.control()?;
+            let control = env.control()?;
             let before = open_descriptors()?;
-            sweep::every_call_fails_once(lab, tour)?;
+            sweep::every_call_fails_once(env, tour)?;
             // A pool that was left has a descriptor in the simulator, and so have the events of a
             // context that was.
             let left = control.live();
@@ -99,8 +99,8 @@ fn every_call_of_sharing_fails_once(lab: &Lab) -> Result<()> {
             );
             Ok(())
         },
-        |lab, channel| {
-            let event = lab.context()?.interprocess_event()?;
+        |env, channel| {
+            let event = env.context()?.interprocess_event()?;
             channel.send_event(&event)?;
             // Until the first process is done.
             ensure!(channel.receive().is_err());
@@ -115,10 +115,10 @@ type Received = DeviceBuffer<u8>;
 /// Lends a buffer within this process. A thread waits for it; `steps` has the other end of the channel,
 /// the buffer there, and the end of the wait. If it fails, the channel is closed, and the wait ends.
 fn lend(
-    lab: &Lab,
+    env: &Environment,
     steps: impl FnOnce(Channel, Received, &Receiver<Result<(), Error>>) -> Result<()>,
 ) -> Result<()> {
-    let (device, stream) = (lab.device()?, lab.stream()?);
+    let (device, stream) = (env.device()?, env.stream()?);
     let pool = MemoryPool::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .build()?;
@@ -143,12 +143,12 @@ mod returns {
     const LIMIT: Duration = Duration::from_secs(10);
 
     #[apply(case)]
-    fn the_lender_is_told_whichever_call_fails(lab: &Lab) -> Result<()> {
-        let control = lab.control()?;
+    fn the_lender_is_told_whichever_call_fails(env: &Environment) -> Result<()> {
+        let control = env.control()?;
         for code in [1, 2, 719].map(CUresult) {
             for nth in 1_usize.. {
                 let mut is_past = false;
-                lend(lab, |there, received, end| {
+                lend(env, |there, received, end| {
                     control.reset();
                     control.fail_call(nth as u64, code);
                     let (given, calls) = control.record(|| there.give_back(received));
@@ -186,9 +186,9 @@ mod returns {
     }
 
     #[apply(case)]
-    fn a_failed_return_can_be_tried_again(lab: &Lab) -> Result<()> {
-        lend(lab, |there, received, end| {
-            let control = lab.control()?;
+    fn a_failed_return_can_be_tried_again(env: &Environment) -> Result<()> {
+        lend(env, |there, received, end| {
+            let control = env.control()?;
             control.fail("cuStreamSynchronize", 1, CUresult(1));
             let failed = there.give_back(received).err();
             let received = failed.and_then(|failed| failed.object);
@@ -204,9 +204,9 @@ mod returns {
     }
 
     #[apply(case)]
-    fn a_buffer_that_stays_mapped_is_no_reason_to_wait(lab: &Lab) -> Result<()> {
-        lend(lab, |there, received, end| {
-            let control = lab.control()?;
+    fn a_buffer_that_stays_mapped_is_no_reason_to_wait(env: &Environment) -> Result<()> {
+        lend(env, |there, received, end| {
+            let control = env.control()?;
             control.fail_without_effect("cuMemFreeAsync", 1, CUresult(1));
             let failed = there.give_back(received).err().context("it did not fail")?;
             ensure!(failed.error.function() == Some("cuMemFreeAsync"));
@@ -244,8 +244,8 @@ mod registry {
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// A pool, an import of it, and a stream, of a driver that holds streams.
-    fn imported(lab: &Lab) -> Result<(MemoryPool, ImportedPool, Stream)> {
-        let mut table = *REAL.get_or_init(|| *lab.driver.table());
+    fn imported(env: &Environment) -> Result<(MemoryPool, ImportedPool, Stream)> {
+        let mut table = *REAL.get_or_init(|| *env.driver.table());
         table.cuStreamQuery = Some(query_and_hold);
         // SAFETY: the simulated driver's functions, one with work of the program after it.
         let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
@@ -299,8 +299,8 @@ mod registry {
     }
 
     #[apply(case)]
-    fn the_end_of_a_view_keeps_no_other_import_waiting(lab: &Lab) -> Result<()> {
-        let (pool, imported, stream) = imported(lab)?;
+    fn the_end_of_a_view_keeps_no_other_import_waiting(env: &Environment) -> Result<()> {
+        let (pool, imported, stream) = imported(env)?;
         let buffer = pool.alloc_from(&stream, &[1_u8; 100])?;
         let second = pool.alloc_from(&stream, &[1_u8; 100])?;
         stream.synchronize()?;
@@ -310,8 +310,8 @@ mod registry {
     }
 
     #[apply(case)]
-    fn the_end_of_a_pool_keeps_no_other_import_waiting(lab: &Lab) -> Result<()> {
-        let (pool, imported, stream) = imported(lab)?;
+    fn the_end_of_a_pool_keeps_no_other_import_waiting(env: &Environment) -> Result<()> {
+        let (pool, imported, stream) = imported(env)?;
         let buffer = pool.alloc_from(&stream, &[1_u8; 100])?;
         // SAFETY: nothing writes, and the buffer lives longer.
         let view = unsafe { imported.import::<u8>(&stream, &buffer.export()?) }?;

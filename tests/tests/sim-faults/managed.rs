@@ -7,7 +7,7 @@ use cuda_mem::{
     AccessPattern, Advice, Driver, Error, ErrorKind, Location, Machine, ManagedBuffer,
     PlacementKind, PlacementRequest,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 use cuda_mem_tests::sweep::meaning::{CAPTURES, NOT_WAITED_FOR, STUB, UNKNOWN_ATTRIBUTE};
 use cuda_mem_tests::sweep::{self, Tour};
@@ -54,16 +54,16 @@ const TOUR: Tour = Tour {
 };
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, TOUR)
+fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, TOUR)
 }
 
 #[apply(case)]
-fn every_call_of_managed_memory_fails_once(lab: &Lab) -> Result<()> {
-    sweep::every_call_fails_once(lab, TOUR)?;
-    let control = lab.control()?;
+fn every_call_of_managed_memory_fails_once(env: &Environment) -> Result<()> {
+    sweep::every_call_fails_once(env, TOUR)?;
+    let control = env.control()?;
     control.reset();
-    everything(lab.driver)?;
+    everything(env.driver)?;
     for function in [
         "cuMemAdvise_v2",
         "cuMemPrefetchAsync_v2",
@@ -75,9 +75,9 @@ fn every_call_of_managed_memory_fails_once(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_call_that_fails_changes_nothing(lab: &Lab) -> Result<()> {
-    let (stream, control) = (lab.stream()?, lab.control()?);
-    let here = Location::Device(lab.device()?);
+fn a_call_that_fails_changes_nothing(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
+    let here = Location::Device(env.device()?);
     let mut buffer = ManagedBuffer::<u32>::uninit(&stream, 1 << 20)?;
     buffer.host_mut()?.fill(5);
     let before = (control.live(), buffer.info()?);
@@ -106,8 +106,8 @@ fn a_call_that_fails_changes_nothing(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
-    let (stream, control) = (lab.stream()?, lab.control()?);
+fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
+    let (stream, control) = (env.stream()?, env.control()?);
     let mut buffer = ManagedBuffer::<u8>::uninit(&stream, 1000)?;
     buffer.host_mut()?.fill(7);
     buffer.prefetch(Location::Host)?;
@@ -125,7 +125,7 @@ fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn without_concurrent_access_the_host_is_refused(_: &Lab) -> Result<()> {
+fn without_concurrent_access_the_host_is_refused(_: &Environment) -> Result<()> {
     let output = suite::command(REFUSED.name)?
         .env("CUDA_SIM_DRIVER_MODEL", "wddm")
         .env("CUDA_SIM_DEVICES", "2")
@@ -142,9 +142,9 @@ mod refused {
     use super::*;
 
     #[apply(case_staged)]
-    fn what_needs_concurrent_access_says_so(lab: &Lab) -> Result<()> {
-        let stream = lab.stream()?;
-        let here = Location::Device(lab.device()?);
+    fn what_needs_concurrent_access_says_so(env: &Environment) -> Result<()> {
+        let stream = env.stream()?;
+        let here = Location::Device(env.device()?);
         let mut buffer = ManagedBuffer::from_slice(&stream, &[1_u8, 2, 3])?;
         for answer in [
             buffer.host().map(drop),
@@ -163,7 +163,7 @@ mod refused {
         ensure!(ManagedBuffer::<u8>::uninit(&stream, 0)?.host()?.is_empty());
         // What is to be used in turns is therefore placed elsewhere, also if the device that refuses was not gathered,
         // or only it.
-        let devices = lab.driver.devices()?;
+        let devices = env.driver.devices()?;
         ensure!(devices.len() == 2);
         let request = PlacementRequest::bytes(1).access(AccessPattern::SharedInTurns);
         for devices in [&devices[..1], &devices] {

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, FREED_LATER, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_behind,
 };
@@ -83,18 +83,18 @@ const TOUR: Tour = Tour {
 };
 
 #[apply(case)]
-fn every_call_of_placing_and_taking_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, TOUR)
+fn every_call_of_placing_and_taking_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, TOUR)
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, TOUR)
+fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, TOUR)
 }
 
 #[apply(case)]
-fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
-    let (devices, control) = (lab.driver.devices()?, lab.control()?);
+fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
+    let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
     let mut machine = Machine::gather(&devices)?;
     machine.devices[0].memory_pools = false;
@@ -137,8 +137,8 @@ fn memory_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
 
 /// New memory of the simulator is zero by itself, so the fill is looked for where no element wants it.
 #[apply(case)]
-fn whole_pages_are_filled_without_elements(lab: &Lab) -> Result<()> {
-    let (devices, control) = (lab.driver.devices()?, lab.control()?);
+fn whole_pages_are_filled_without_elements(env: &Environment) -> Result<()> {
+    let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
     let machine = Machine::gather(&devices)?;
     let request = PlacementRequest::bytes(1000).export(Export::PosixFd);

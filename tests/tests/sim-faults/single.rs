@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, ErrorKind, HandleTypes, MemoryPool};
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 
 #[apply(case)]
-fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     let buffer = pool.alloc_from(&stream, &[7_u8; 100])?;
     control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
     let Err(failed) = buffer.free() else {
@@ -22,10 +22,10 @@ fn a_buffer_that_could_not_be_freed_comes_back(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_buffer_that_another_stream_could_not_free_is_as_before(lab: &Lab) -> Result<()> {
-    let (pool, home, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
+fn a_buffer_that_another_stream_could_not_free_is_as_before(env: &Environment) -> Result<()> {
+    let (pool, home, other) = (env.pool()?, env.stream()?, env.stream()?);
     let buffer = pool.alloc_from(&home, &[7_u8; 100])?;
-    let control = lab.control()?;
+    let control = env.control()?;
     control.fail_without_effect("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
     let Err(failed) = buffer.free_on(&other) else {
         bail!("the failure was lost");
@@ -36,15 +36,15 @@ fn a_buffer_that_another_stream_could_not_free_is_as_before(lab: &Lab) -> Result
 }
 
 /// Closing it destroys it, where another would be kept.
-fn shareable_pool(lab: &Lab) -> Result<MemoryPool> {
-    let builder = MemoryPool::builder(&lab.device()?);
+fn shareable_pool(env: &Environment) -> Result<MemoryPool> {
+    let builder = MemoryPool::builder(&env.device()?);
     let builder = builder.handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
     Ok(builder.build()?)
 }
 
 #[apply(case)]
-fn a_pool_that_could_not_be_closed_comes_back(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (shareable_pool(lab)?, lab.stream()?, lab.control()?);
+fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (shareable_pool(env)?, env.stream()?, env.control()?);
     control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
     let Err(failed) = pool.close() else {
         bail!("the failure was lost");
@@ -60,8 +60,8 @@ fn a_pool_that_could_not_be_closed_comes_back(lab: &Lab) -> Result<()> {
 /// An earlier fault may be reported by a call that does its work all the same. Freeing again
 /// could free what somebody else has got since.
 #[apply(case)]
-fn what_may_be_released_is_not_released_again(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (shareable_pool(lab)?, lab.stream()?, lab.control()?);
+fn what_may_be_released_is_not_released_again(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (shareable_pool(env)?, env.stream()?, env.control()?);
     control.reset();
     let first = pool.alloc::<u8>(&stream, 1000)?;
     let address = first.as_raw();
@@ -92,9 +92,9 @@ fn what_may_be_released_is_not_released_again(lab: &Lab) -> Result<()> {
 
 /// The source of a copy is not freed before the copy has read it, whatever fails.
 #[apply(case)]
-fn a_source_remembers_a_copy_that_it_could_not_wait_for(lab: &Lab) -> Result<()> {
-    let (pool, from, to) = (lab.pool()?, lab.stream()?, lab.stream()?);
-    let control = lab.control()?;
+fn a_source_remembers_a_copy_that_it_could_not_wait_for(env: &Environment) -> Result<()> {
+    let (pool, from, to) = (env.pool()?, env.stream()?, env.stream()?);
+    let control = env.control()?;
     let source = pool.alloc_from(&from, &[1_u8; 1000])?;
     let mut target = pool.alloc::<u8>(&to, 1000)?;
     to.synchronize()?;
@@ -117,10 +117,10 @@ fn a_source_remembers_a_copy_that_it_could_not_wait_for(lab: &Lab) -> Result<()>
 
 /// Nobody may free memory that a stream still uses, also not its owner.
 #[apply(case)]
-fn an_owner_is_not_dropped_when_a_wait_failed(lab: &Lab) -> Result<()> {
-    let (home, other) = (lab.stream()?, lab.stream()?);
-    let control = lab.control()?;
-    let theirs = std::sync::Arc::new(lab.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
+fn an_owner_is_not_dropped_when_a_wait_failed(env: &Environment) -> Result<()> {
+    let (home, other) = (env.stream()?, env.stream()?);
+    let control = env.control()?;
+    let theirs = std::sync::Arc::new(env.pool()?.alloc_zeroed::<u8>(&home, 1000)?);
     // SAFETY: the memory is that of `theirs`, which is kept and frees in the same stream.
     let mut view = unsafe {
         let owner = std::sync::Arc::clone(&theirs);
@@ -143,12 +143,12 @@ fn an_owner_is_not_dropped_when_a_wait_failed(lab: &Lab) -> Result<()> {
 
 /// The value to go back to is not lost with the call that failed.
 #[apply(case)]
-fn a_threshold_that_could_not_be_put_back_is_put_back_later(lab: &Lab) -> Result<()> {
+fn a_threshold_that_could_not_be_put_back_is_put_back_later(env: &Environment) -> Result<()> {
     use cuda_mem::ReleaseThreshold::{Bytes, Never};
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     pool.set_release_threshold(Bytes(1000))?;
     let raised = pool.raise_release_threshold(Never)?;
-    let control = lab.control()?;
+    let control = env.control()?;
     control.fail("cuMemPoolSetAttribute", 1, CUresult::CUDA_ERROR_UNKNOWN);
     drop(raised);
     ensure!(pool.release_threshold()? == Never, "it failed");
@@ -159,8 +159,8 @@ fn a_threshold_that_could_not_be_put_back_is_put_back_later(lab: &Lab) -> Result
 
 /// A hook may own what fails to drop when it is replaced.
 #[apply(case)]
-fn a_hook_is_replaced_without_its_own_lock(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+fn a_hook_is_replaced_without_its_own_lock(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     let owned = pool.alloc::<u8>(&stream, 10)?;
     cuda_mem::on_drop_failure(move |_| {
         let _ = &owned;
@@ -173,8 +173,8 @@ fn a_hook_is_replaced_without_its_own_lock(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_driver_that_is_going_down_is_no_failure(lab: &Lab) -> Result<()> {
-    let (pool, stream, control) = (lab.pool()?, lab.stream()?, lab.control()?);
+fn a_driver_that_is_going_down_is_no_failure(env: &Environment) -> Result<()> {
+    let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     let before = cuda_mem::drop_counts();
     let buffer = pool.alloc::<u8>(&stream, 10)?;
     control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_DEINITIALIZED);
@@ -185,9 +185,9 @@ fn a_driver_that_is_going_down_is_no_failure(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_wait_that_failed_is_made_up_for(lab: &Lab) -> Result<()> {
-    let (pool, stream, other) = (lab.pool()?, lab.stream()?, lab.stream()?);
-    let control = lab.control()?;
+fn a_wait_that_failed_is_made_up_for(env: &Environment) -> Result<()> {
+    let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
+    let control = env.control()?;
     let mut buffer = pool.alloc_zeroed::<u8>(&stream, 100)?;
     stream.synchronize()?;
     let before = cuda_mem::drop_counts();
@@ -205,8 +205,8 @@ fn a_wait_that_failed_is_made_up_for(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_library_without_a_function_is_a_typed_error(lab: &Lab) -> Result<()> {
-    let mut table = *lab.driver.table();
+fn a_library_without_a_function_is_a_typed_error(env: &Environment) -> Result<()> {
+    let mut table = *env.driver.table();
     table.cuMemPoolCreate = None;
     // SAFETY: the rest is the simulated driver's.
     let driver = unsafe { Driver::from_table(Box::leak(Box::new(table))) }?;
@@ -219,20 +219,20 @@ fn a_library_without_a_function_is_a_typed_error(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+fn two_drivers_do_not_mix(env: &Environment) -> Result<()> {
     // SAFETY: it is the simulated driver, opened a second time.
     let second = unsafe { Driver::load_from(sim_path()?) }?;
-    ensure!(second != lab.driver);
+    ensure!(second != env.driver);
     let foreign = second.device(0)?.primary_context()?.stream()?;
-    let pool = lab.pool()?;
+    let pool = env.pool()?;
     let refused = pool.alloc::<u8>(&foreign, 10).map_err(|error| error.kind());
     ensure!(matches!(refused, Err(ErrorKind::InvalidValue)));
-    let waited = lab
+    let waited = env
         .stream()?
         .wait_for(&foreign)
         .map_err(|error| error.kind());
     ensure!(waited == Err(ErrorKind::InvalidValue));
-    let mut buffer = pool.alloc::<u8>(&lab.stream()?, 10)?;
+    let mut buffer = pool.alloc::<u8>(&env.stream()?, 10)?;
     ensure!(buffer.on(&foreign).is_err());
     let Err(failed) = buffer.free_on(&foreign) else {
         bail!("freed on a stream of another driver");

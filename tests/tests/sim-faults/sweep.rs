@@ -9,7 +9,7 @@ use cuda_mem::{
     Driver, Error, HandleTypes, Location, ManagedResource, MemoryPool, PinnedResource,
     PrefetchAdaptor, ReleaseThreshold, Resource, ReusePolicy, Stream, Support, TrackingAdaptor,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_BOUND, NOT_FREED, NOT_READY, NOT_WAITED_FOR, STUB, UNKNOWN_ADDRESS,
@@ -212,27 +212,27 @@ const OF_ONE_DEVICE: Tour = Tour {
 };
 
 #[apply(case)]
-fn every_call_of_resources_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, OF_RESOURCES)
+fn every_call_of_resources_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, OF_RESOURCES)
 }
 
 #[apply(case)]
-fn every_call_of_one_device_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, OF_ONE_DEVICE)
+fn every_call_of_one_device_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, OF_ONE_DEVICE)
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_of_resources_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, OF_RESOURCES)
+fn a_sample_of_pairs_of_calls_of_resources_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, OF_RESOURCES)
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_of_one_device_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, OF_ONE_DEVICE)
+fn a_sample_of_pairs_of_calls_of_one_device_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, OF_ONE_DEVICE)
 }
 
 #[apply(case)]
-fn every_call_of_two_devices_fails_once(_: &Lab) -> Result<()> {
+fn every_call_of_two_devices_fails_once(_: &Environment) -> Result<()> {
     let output = suite::command(PAIRS.name)?
         .env("CUDA_SIM_DEVICES", "2")
         .env_remove("CUDA_VISIBLE_DEVICES")
@@ -249,13 +249,13 @@ mod pairs {
     use super::*;
 
     #[apply(case_staged)]
-    fn every_call_between_devices_fails_once(lab: &Lab) -> Result<()> {
+    fn every_call_between_devices_fails_once(env: &Environment) -> Result<()> {
         let tour = Tour {
             walk: two_devices,
             at_least: 60,
             answers: CORE,
             left: &[],
         };
-        sweep::in_parts(lab, tour)
+        sweep::in_parts(env, tour)
     }
 }

@@ -9,7 +9,7 @@ use cuda_mem::{
     Access, AddressRange, CaptureMode, Driver, Error, ErrorKind, GrowableBuffer, HandleTypes,
     Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
 };
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_behind};
 use cuda_mem_tests::sweep::{self, Answer, Tour};
 
@@ -97,30 +97,30 @@ const fn tour(walk: fn(Driver) -> Result<(), Error>) -> Tour {
 }
 
 #[apply(case)]
-fn every_call_of_virtual_memory_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, tour(memory))
+fn every_call_of_virtual_memory_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, tour(memory))
 }
 
 #[apply(case)]
-fn every_call_of_several_places_fails_once(lab: &Lab) -> Result<()> {
-    sweep::in_parts(lab, tour(places))
+fn every_call_of_several_places_fails_once(env: &Environment) -> Result<()> {
+    sweep::in_parts(env, tour(places))
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_of_virtual_memory_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, tour(memory))
+fn a_sample_of_pairs_of_calls_of_virtual_memory_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, tour(memory))
 }
 
 #[apply(case)]
-fn a_sample_of_pairs_of_calls_of_several_places_fails(lab: &Lab) -> Result<()> {
-    sweep::every_pair_fails(lab, tour(places))
+fn a_sample_of_pairs_of_calls_of_several_places_fails(env: &Environment) -> Result<()> {
+    sweep::every_pair_fails(env, tour(places))
 }
 
 /// A buffer of two parts, with other bytes in each.
-fn of_two_parts(lab: &Lab) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
-    let builder = MappedMemory::builder(&lab.device()?).reserve(16 << 20);
+fn of_two_parts(env: &Environment) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
+    let builder = MappedMemory::builder(&env.device()?).reserve(16 << 20);
     let memory = builder.map(2 << 20)?;
-    let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 2 << 20)?;
+    let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 2 << 20)?;
     buffer.fill(7)?;
     buffer.resize_zeroed(4 << 20)?;
     let bytes = [vec![7; 2 << 20], vec![0; 2 << 20]].concat();
@@ -128,9 +128,9 @@ fn of_two_parts(lab: &Lab) -> Result<(GrowableBuffer<u8>, Vec<u8>)> {
 }
 
 #[apply(case)]
-fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
-    let (here, node) = (Location::Device(lab.device()?), Location::HostNuma(0));
+fn a_move_that_fails_puts_the_memory_back(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let (here, node) = (Location::Device(env.device()?), Location::HostNuma(0));
     let calls = [
         // The copy's mapping is taken apart, and tried again when it is dropped; then both parts.
         ("cuMemUnmap", 1..=3),
@@ -142,7 +142,7 @@ fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
     ];
     for (function, times) in calls {
         for nth in times {
-            let (mut buffer, bytes) = of_two_parts(lab)?;
+            let (mut buffer, bytes) = of_two_parts(env)?;
             let failures = drop_counts().failures;
             control.fail_without_effect(function, nth, CUresult::CUDA_ERROR_UNKNOWN);
             let moved = buffer.move_memory_to(node);
@@ -152,7 +152,7 @@ fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
             };
             ensure!(error.function() == Some(function), "{error}");
             ensure!(
-                buffer.to_vec()? == bytes && buffer.device() == Some(lab.device()?),
+                buffer.to_vec()? == bytes && buffer.device() == Some(env.device()?),
                 "{function} {nth}"
             );
             ensure!(drop_counts().failures == failures, "it was told twice");
@@ -167,9 +167,9 @@ fn a_move_that_fails_puts_the_memory_back(lab: &Lab) -> Result<()> {
 
 /// Neither the memory nor the copy.
 #[apply(case)]
-fn elements_that_cannot_be_added_are_not_shown(lab: &Lab) -> Result<()> {
-    let (control, stream) = (lab.control()?, lab.stream()?);
-    let memory = MappedMemory::builder(&lab.device()?)
+fn elements_that_cannot_be_added_are_not_shown(env: &Environment) -> Result<()> {
+    let (control, stream) = (env.control()?, env.stream()?);
+    let memory = MappedMemory::builder(&env.device()?)
         .reserve(64 << 20)
         .map(1)?;
     let mut buffer = memory.into_buffer::<u8>(&stream, 0)?;
@@ -196,9 +196,9 @@ fn elements_that_cannot_be_added_are_not_shown(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn memory_that_is_not_put_back_is_not_shown(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
-    let (mut buffer, bytes) = of_two_parts(lab)?;
+fn memory_that_is_not_put_back_is_not_shown(env: &Environment) -> Result<()> {
+    let control = env.control()?;
+    let (mut buffer, bytes) = of_two_parts(env)?;
     // The first part is gone when the second one cannot be taken away; where it is copied to was mapped before.
     control.fail_without_effect("cuMemUnmap", 3, CUresult::CUDA_ERROR_UNKNOWN);
     control.fail_without_effect("cuMemMap", 2, CUresult::CUDA_ERROR_UNKNOWN);
@@ -216,10 +216,10 @@ fn memory_that_is_not_put_back_is_not_shown(lab: &Lab) -> Result<()> {
 
 /// Of another driver everything is refused, and nothing is changed.
 #[apply(case)]
-fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
+fn two_drivers_do_not_mix(env: &Environment) -> Result<()> {
     // SAFETY: it is the simulated driver, opened a second time.
     let second = unsafe { Driver::load_from(sim_path()?) }?;
-    let (device, other) = (lab.device()?, second.device(0)?);
+    let (device, other) = (env.device()?, second.device(0)?);
     let (own, foreign) = (Location::Device(device), Location::Device(other));
     let stream = other.primary_context()?.stream()?;
     let refused = |what: &str, result: Result<(), Error>| -> Result<()> {
@@ -230,16 +230,16 @@ fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
         ensure!(error.to_string().contains("two drivers"), "{what}: {error}");
         Ok(())
     };
-    let physical = PhysicalMemory::builder_at(lab.driver, foreign);
+    let physical = PhysicalMemory::builder_at(env.driver, foreign);
     refused("granularity", physical.granularity().map(drop))?;
     refused("create", physical.create(1).map(drop))?;
     let memory = PhysicalMemory::builder(&device).create(1)?;
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     let mapping = range.map(0, &memory)?;
     refused("set", mapping.set_access(foreign, Access::ReadWrite))?;
     refused("ask", mapping.access(foreign).map(drop))?;
     let builder = || MappedMemory::builder(&device);
-    let at = MappedMemory::builder_at(lab.driver, foreign);
+    let at = MappedMemory::builder_at(env.driver, foreign);
     refused("place", at.map(1).map(drop))?;
     let accessible = builder().accessible_from([foreign]);
     refused("access", accessible.map(1).map(drop))?;
@@ -248,13 +248,13 @@ fn two_drivers_do_not_mix(lab: &Lab) -> Result<()> {
     let mut memory = builder().map(1)?;
     refused("later", memory.set_access(foreign, Access::ReadWrite))?;
     refused("stream", memory.move_to(own, &stream))?;
-    refused("to", memory.move_to(foreign, &lab.stream()?))?;
+    refused("to", memory.move_to(foreign, &env.stream()?))?;
     let Err(failed) = memory.into_buffer::<u8>(&stream, 1) else {
         bail!("a buffer on a stream of another driver");
     };
     refused("buffer", Err(failed.error))?;
     let memory = failed.object.context("it did not come back")?;
-    let mut buffer = memory.into_buffer::<u8>(&lab.stream()?, 1)?;
+    let mut buffer = memory.into_buffer::<u8>(&env.stream()?, 1)?;
     refused("move", buffer.move_memory_to(foreign))?;
     buffer.fill(1)?;
     ensure!(buffer.to_vec()? == [1]);
@@ -268,12 +268,12 @@ fn listed(kind: LedgerKind) -> (i64, i64) {
 }
 
 #[apply(case)]
-fn the_ledger_knows_what_was_not_given_back(lab: &Lab) -> Result<()> {
+fn the_ledger_knows_what_was_not_given_back(env: &Environment) -> Result<()> {
     use LedgerKind as K;
-    let control = lab.control()?;
+    let control = env.control()?;
     let before = control.live().physical_allocations;
     Ledger::enable(LedgerLevel::Bytes);
-    let memory = PhysicalMemory::builder(&lab.device()?)
+    let memory = PhysicalMemory::builder(&env.device()?)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .create(1)?;
     let bytes = memory.size_bytes() as i64;
@@ -281,7 +281,7 @@ fn the_ledger_knows_what_was_not_given_back(lab: &Lab) -> Result<()> {
     let descriptor = memory.export_fd()?;
     let unknown = CUresult::CUDA_ERROR_UNKNOWN;
     control.fail("cuMemGetAllocationPropertiesFromHandle", 1, unknown);
-    let imported = PhysicalMemory::import_fd(lab.driver, descriptor.as_fd(), memory.size_bytes());
+    let imported = PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), memory.size_bytes());
     ensure!(imported.is_err() && listed(K::PhysicalMemory) == (1, bytes));
     ensure!(control.live().physical_allocations == before + 1);
     // What is refused stays.
@@ -289,7 +289,7 @@ fn the_ledger_knows_what_was_not_given_back(lab: &Lab) -> Result<()> {
     control.fail_without_effect("cuMemRelease", 1, refusal);
     drop(memory);
     ensure!(listed(K::PhysicalMemory) == (1, bytes));
-    let range = AddressRange::reserve(lab.driver, 1, 0)?;
+    let range = AddressRange::reserve(env.driver, 1, 0)?;
     control.fail_without_effect("cuMemAddressFree", 1, refusal);
     drop(range);
     ensure!(listed(K::AddressRange) == (1, 0), "addresses are no memory");

@@ -12,20 +12,20 @@ use cuda_mem::{
     TrackingAdaptor,
 };
 use cuda_mem_tests::case::{self, Kind, Test};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 /// A pool and stream, used once so that nothing happens for the first time later.
-fn warm(lab: &Lab) -> Result<(MemoryPool, Stream)> {
-    let (pool, stream) = (lab.pool()?, lab.stream()?);
+fn warm(env: &Environment) -> Result<(MemoryPool, Stream)> {
+    let (pool, stream) = (env.pool()?, env.stream()?);
     drop(pool.alloc::<f32>(&stream, 1000)?);
-    lab.control()?.reset();
+    env.control()?.reset();
     Ok((pool, stream))
 }
 
 #[apply(case)]
-fn allocate_and_drop_are_two_driver_calls(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
-    let control = lab.control()?;
+fn allocate_and_drop_are_two_driver_calls(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
+    let control = env.control()?;
     for _ in 0..100 {
         drop(pool.alloc::<f32>(&stream, 1000)?);
     }
@@ -40,17 +40,17 @@ fn allocate_and_drop_are_two_driver_calls(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_ledger_calls_no_driver_and_sums_touch_no_heap(lab: &Lab) -> Result<()> {
+fn the_ledger_calls_no_driver_and_sums_touch_no_heap(env: &Environment) -> Result<()> {
     for level in [LedgerLevel::Bytes, LedgerLevel::Origins] {
         let before = Ledger::enable(level);
-        let (pool, stream) = warm(lab)?;
+        let (pool, stream) = warm(env)?;
         let heap = ALLOCATIONS.get();
         for _ in 0..100 {
             drop(pool.alloc::<f32>(&stream, 1000)?);
         }
         let heap = ALLOCATIONS.get() - heap;
         Ledger::enable(before);
-        let calls = lab.control()?.calls_total();
+        let calls = env.control()?.calls_total();
         ensure!(calls == 200, "{level}: {calls} calls");
         ensure!(
             level == LedgerLevel::Origins || heap == 0,
@@ -61,8 +61,8 @@ fn the_ledger_calls_no_driver_and_sums_touch_no_heap(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn allocate_and_drop_touch_no_heap(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
+fn allocate_and_drop_touch_no_heap(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
     let before = ALLOCATIONS.get();
     // Proves that the counter counts.
     drop(std::hint::black_box(Box::new(1)));
@@ -83,8 +83,8 @@ fn allocate_and_drop_touch_no_heap(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_resource_adds_no_call_and_no_heap(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
+fn a_resource_adds_no_call_and_no_heap(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
     let tracked = TrackingAdaptor::new(LimitAdaptor::new(pool, 1 << 30));
     let resource = Resource::new(StatisticsAdaptor::new(AlignedAdaptor::new(tracked, 4096)?));
     // Tables grow at first.
@@ -93,7 +93,7 @@ fn a_resource_adds_no_call_and_no_heap(lab: &Lab) -> Result<()> {
     }
     let default = stream.device().default_resource()?;
     drop(default.alloc::<f32>(&stream, 1000)?);
-    let control = lab.control()?;
+    let control = env.control()?;
     for resource in [resource, default] {
         control.reset();
         let before = ALLOCATIONS.get();
@@ -117,13 +117,13 @@ fn a_resource_adds_no_call_and_no_heap(lab: &Lab) -> Result<()> {
 
 /// Their free would wait by itself on the simulator, and need not on a GPU (R96): so the calls are counted.
 #[apply(case)]
-fn memory_of_no_pool_is_freed_behind_a_wait(lab: &Lab) -> Result<()> {
-    let (_pool, stream) = warm(lab)?;
-    let control = lab.control()?;
+fn memory_of_no_pool_is_freed_behind_a_wait(env: &Environment) -> Result<()> {
+    let (_pool, stream) = warm(env)?;
+    let control = env.control()?;
     for resource in [
-        Resource::new(DirectResource::new(lab.device()?)),
-        Resource::new(PinnedResource::new(lab.driver)),
-        Resource::new(ManagedResource::new(lab.driver)),
+        Resource::new(DirectResource::new(env.device()?)),
+        Resource::new(PinnedResource::new(env.driver)),
+        Resource::new(ManagedResource::new(env.driver)),
     ] {
         control.reset();
         control.start_call_log();
@@ -139,24 +139,24 @@ fn memory_of_no_pool_is_freed_behind_a_wait(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn nothing_to_allocate_is_no_call(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
+fn nothing_to_allocate_is_no_call(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
     let mut empty: DeviceBuffer<u8> = pool.alloc(&stream, 0)?;
     empty.fill(1)?;
     ensure!(empty.to_vec()?.is_empty());
     drop(empty);
     drop(pool.alloc::<[u8; 0]>(&stream, 1000)?);
-    ensure!(lab.control()?.calls_total() == 0);
+    ensure!(env.control()?.calls_total() == 0);
     Ok(())
 }
 
 #[apply(case)]
-fn lending_is_two_calls_at_each_end_and_none_at_home(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
+fn lending_is_two_calls_at_each_end_and_none_at_home(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
     let other = stream.context().stream()?;
     let mut buffer = pool.alloc::<u8>(&stream, 100)?;
     drop(buffer.on(&other)?);
-    let control = lab.control()?;
+    let control = env.control()?;
     control.reset();
     for _ in 0..10 {
         drop(buffer.on(&other)?);
@@ -175,34 +175,34 @@ fn lending_is_two_calls_at_each_end_and_none_at_home(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn statistics_are_four_calls(lab: &Lab) -> Result<()> {
-    let (pool, _stream) = warm(lab)?;
+fn statistics_are_four_calls(env: &Environment) -> Result<()> {
+    let (pool, _stream) = warm(env)?;
     pool.stats()?;
-    ensure!(lab.control()?.calls("cuMemPoolGetAttribute") == 4);
-    ensure!(lab.control()?.calls_total() == 4);
+    ensure!(env.control()?.calls("cuMemPoolGetAttribute") == 4);
+    ensure!(env.control()?.calls_total() == 4);
     Ok(())
 }
 
 #[apply(case)]
-fn the_whole_contract_kept_the_order(lab: &Lab) -> Result<()> {
+fn the_whole_contract_kept_the_order(env: &Environment) -> Result<()> {
     // The simulator's order sanitizer sees every test of these in one process.
     let is_seen = |test: &Test| {
         test.kind == Kind::Any && !test.alone && (test.is_in("contract") || test.is_in("resources"))
     };
     for test in case::all().into_iter().filter(is_seen) {
-        (test.body)(lab).map_err(|error| error.context(test.name()))?;
+        (test.body)(env).map_err(|error| error.context(test.name()))?;
     }
-    let reports = lab.control()?.reports();
+    let reports = env.control()?.reports();
     ensure!(reports.is_empty(), "{reports:#?}");
     Ok(())
 }
 
 #[apply(case)]
-fn the_sanitizer_sees_a_missing_wait(lab: &Lab) -> Result<()> {
-    let (pool, stream) = warm(lab)?;
+fn the_sanitizer_sees_a_missing_wait(env: &Environment) -> Result<()> {
+    let (pool, stream) = warm(env)?;
     let other = stream.context().stream()?;
     let buffer = pool.alloc::<u8>(&stream, 100)?;
-    let Some(fill) = lab.driver.table().cuMemsetD8Async else {
+    let Some(fill) = env.driver.table().cuMemsetD8Async else {
         anyhow::bail!("no cuMemsetD8Async");
     };
     {
@@ -212,28 +212,28 @@ fn the_sanitizer_sees_a_missing_wait(lab: &Lab) -> Result<()> {
         ensure!(code.0 == 0, "{code}");
     }
     other.synchronize()?;
-    let reports = lab.control()?.reports();
+    let reports = env.control()?.reports();
     ensure!(
         !reports.is_empty(),
         "a fill in an unordered stream was not noticed"
     );
-    lab.control()?.reset();
+    env.control()?.reset();
     Ok(())
 }
 
 /// A context that was made anew has the handle of the one before it, which may still be current.
 #[apply(case)]
-fn a_context_that_was_made_anew_is_made_current_again(lab: &Lab) -> Result<()> {
-    let control = lab.control()?;
+fn a_context_that_was_made_anew_is_made_current_again(env: &Environment) -> Result<()> {
+    let control = env.control()?;
     let bound = || -> Result<()> {
-        let (first, set) = (lab.context()?, "cuCtxSetCurrent");
+        let (first, set) = (env.context()?, "cuCtxSetCurrent");
         std::mem::forget(first.bind()?);
         control.reset();
         drop(first.bind()?);
         ensure!(control.calls(set) == 0, "it is current");
         let handle = first.as_raw();
         drop(first);
-        let second = lab.context()?;
+        let second = env.context()?;
         ensure!(second.as_raw() == handle);
         control.reset();
         drop(second.bind()?);

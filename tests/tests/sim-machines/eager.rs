@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
 use cuda_mem::{Driver, ErrorKind, Image, LoadingMode};
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 
 const PTX: &str = include_str!("../../data/kernels.ptx");
 
@@ -21,18 +21,18 @@ fn play(scene: &str, knobs: &[(&str, &str)]) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_library_would_come_to_every_context_and_is_refused(_: &Lab) -> Result<()> {
+fn a_library_would_come_to_every_context_and_is_refused(_: &Environment) -> Result<()> {
     let knobs = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
     play("eager", &knobs)
 }
 
 #[apply(case)]
-fn lazy_is_the_default(_: &Lab) -> Result<()> {
+fn lazy_is_the_default(_: &Environment) -> Result<()> {
     play("lazy", &[])
 }
 
 #[apply(case)]
-fn old_drivers_load_at_once(_: &Lab) -> Result<()> {
+fn old_drivers_load_at_once(_: &Environment) -> Result<()> {
     play("old", &[("CUDA_SIM_DRIVER_VERSION", "11060")])
 }
 

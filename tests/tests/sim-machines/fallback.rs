@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Device, ErrorKind, Fallback, MemoryPool, MemoryResource as _, Reason, Strategy};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 
 /// What every resource must do, on the machine that a test has made.
@@ -44,14 +44,14 @@ fn said(text: &str, device: usize) -> Result<&str> {
 }
 
 #[apply(case)]
-fn an_ordinary_machine_takes_pools(_: &Lab) -> Result<()> {
+fn an_ordinary_machine_takes_pools(_: &Environment) -> Result<()> {
     let text = machine(&[])?;
     ensure!(said(&text, 0)? == "memory pool", "{text}");
     Ok(())
 }
 
 #[apply(case)]
-fn tcc_and_wddm_are_named_as_the_reason(_: &Lab) -> Result<()> {
+fn tcc_and_wddm_are_named_as_the_reason(_: &Environment) -> Result<()> {
     let text = machine(&[("CUDA_SIM_DRIVER_MODEL", "tcc")])?;
     let expected =
         "cuMemAlloc, because memory pools are missing: not on this device (driver model: TCC)";
@@ -64,14 +64,14 @@ fn tcc_and_wddm_are_named_as_the_reason(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_guest_with_a_virtual_gpu_falls_back(_: &Lab) -> Result<()> {
+fn a_guest_with_a_virtual_gpu_falls_back(_: &Environment) -> Result<()> {
     let text = machine(&[("CUDA_SIM_VGPU", "1")])?;
     ensure!(said(&text, 0)?.contains("not on this device"), "{text}");
     Ok(())
 }
 
 #[apply(case)]
-fn drivers_before_11_2_fall_back_and_name_the_version(_: &Lab) -> Result<()> {
+fn drivers_before_11_2_fall_back_and_name_the_version(_: &Environment) -> Result<()> {
     for (version, found) in [("11000", "11.0"), ("11010", "11.1")] {
         let text = machine(&[("CUDA_SIM_DRIVER_VERSION", version)])?;
         let expected = format!(
@@ -83,7 +83,7 @@ fn drivers_before_11_2_fall_back_and_name_the_version(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn pools_that_are_promised_and_refused_are_found_out(_: &Lab) -> Result<()> {
+fn pools_that_are_promised_and_refused_are_found_out(_: &Environment) -> Result<()> {
     let text = machine(&[("CUDA_SIM_BROKEN_POOLS", "1")])?;
     let words = said(&text, 0)?;
     ensure!(
@@ -94,7 +94,7 @@ fn pools_that_are_promised_and_refused_are_found_out(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn devices_of_one_process_may_differ(_: &Lab) -> Result<()> {
+fn devices_of_one_process_may_differ(_: &Environment) -> Result<()> {
     let text = machine(&[("CUDA_SIM_DEVICES", "3"), ("CUDA_SIM_NO_POOLS", "1")])?;
     ensure!(said(&text, 0)? == "memory pool", "{text}");
     ensure!(said(&text, 1)?.starts_with("cuMemAlloc"), "{text}");
@@ -107,10 +107,10 @@ mod about {
     use super::*;
 
     #[apply(case_staged)]
-    fn every_device_says_its_strategy_and_keeps_it(lab: &Lab) -> Result<()> {
-        for (index, device) in lab.driver.devices()?.into_iter().enumerate() {
+    fn every_device_says_its_strategy_and_keeps_it(env: &Environment) -> Result<()> {
+        for (index, device) in env.driver.devices()?.into_iter().enumerate() {
             let strategy = device.strategy()?;
-            let control = lab.control()?;
+            let control = env.control()?;
             control.reset();
             ensure!(device.strategy()? == strategy);
             let resource = device.default_resource()?;
@@ -144,13 +144,13 @@ mod about {
 
     /// Work of each device is served by its own resource, whichever that is.
     #[apply(case_staged)]
-    fn every_device_is_served(lab: &Lab) -> Result<()> {
-        for device in lab.driver.devices()? {
+    fn every_device_is_served(env: &Environment) -> Result<()> {
+        for device in env.driver.devices()? {
             let stream = device.primary_context()?.stream()?;
             let resource = device.default_resource()?;
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
             ensure!(buffer.to_vec()? == [1, 2, 3] && buffer.device() == Some(device));
-            for other in lab.driver.devices()? {
+            for other in env.driver.devices()? {
                 if other == device || resource.memory_properties().reaches(other) {
                     continue;
                 }

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys;
 use cuda_mem::{Driver, MemoryPool};
-use cuda_mem_tests::lab::{Lab, Skip, sim_path};
+use cuda_mem_tests::environment::{Environment, Skip, sim_path};
 
 /// In this process the driver is opened and the outcome printed, instead of the tests.
 const CHILD: &str = "CUDA_MEM_TEST_LOAD_CHILD";
@@ -45,7 +45,7 @@ fn text(output: &Output) -> String {
 }
 
 #[apply(case)]
-fn the_usual_name_is_found_first(_: &Lab) -> Result<()> {
+fn the_usual_name_is_found_first(_: &Environment) -> Result<()> {
     let dir = tempfile::tempdir()?;
     std::os::unix::fs::symlink(sim_path()?, dir.path().join("libcuda.so.1"))?;
     let output = start(&std::env::current_exe()?)
@@ -59,7 +59,7 @@ fn the_usual_name_is_found_first(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_variable_names_the_one_library_to_open(_: &Lab) -> Result<()> {
+fn the_variable_names_the_one_library_to_open(_: &Environment) -> Result<()> {
     let output = start(&std::env::current_exe()?)
         .env(sys::LIBRARY_VARIABLE, sim_path()?)
         .output()?;
@@ -82,7 +82,7 @@ fn the_variable_names_the_one_library_to_open(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn the_stub_is_named(_: &Lab) -> Result<()> {
+fn the_stub_is_named(_: &Environment) -> Result<()> {
     let output = start(&std::env::current_exe()?)
         .env(sys::LIBRARY_VARIABLE, sim_path()?)
         .env("CUDA_SIM_STUB", "1")
@@ -94,7 +94,7 @@ fn the_stub_is_named(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_driver_without_a_device_says_so(_: &Lab) -> Result<()> {
+fn a_driver_without_a_device_says_so(_: &Environment) -> Result<()> {
     let output = start(&std::env::current_exe()?)
         .env(sys::LIBRARY_VARIABLE, sim_path()?)
         .env("CUDA_SIM_INIT_ERROR", "100")
@@ -107,7 +107,7 @@ fn a_driver_without_a_device_says_so(_: &Lab) -> Result<()> {
 
 /// A program with the rights of another user must not open what its caller names.
 #[apply(case)]
-fn a_set_user_id_process_ignores_the_variable(_: &Lab) -> Result<()> {
+fn a_set_user_id_process_ignores_the_variable(_: &Environment) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::process::CommandExt as _;
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{
     AllocationType, Driver, ErrorKind, HandleTypes, Location, MemoryPool, PoolBuilder, Support,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 /// In this process a machine is described instead of tested.
 const CHILD: &str = "CUDA_MEM_TEST_SUPPORT_CHILD";
@@ -34,9 +34,9 @@ fn kinds(driver: Driver) -> Result<Vec<(&'static str, PoolBuilder)>> {
 
 /// Prints a line for each kind, after checking that building agrees, and that asking twice makes no
 /// second trial.
-fn describe(lab: &Lab) -> Result<()> {
-    for (name, builder) in kinds(lab.driver)? {
-        let control = lab.control()?;
+fn describe(env: &Environment) -> Result<()> {
+    for (name, builder) in kinds(env.driver)? {
+        let control = env.control()?;
         let support = builder.support()?;
         control.reset();
         ensure!(builder.support()? == support, "{name}: the answer stays");
@@ -94,21 +94,21 @@ fn said<'a>(text: &'a str, name: &str) -> Result<&'a str> {
 const ALL: [&str; 6] = ["plain", "descriptor", "fabric", "host", "numa", "managed"];
 
 #[apply(case)]
-fn an_h200_has_all_but_windows_handles_and_the_engine(_: &Lab) -> Result<()> {
+fn an_h200_has_all_but_windows_handles_and_the_engine(_: &Environment) -> Result<()> {
     let text = machine(&[], &ALL)?;
     ensure!(said(&text, "decompression")? == "no (not on this device)");
     Ok(())
 }
 
 #[apply(case)]
-fn without_pools_there_is_none_on_the_device(_: &Lab) -> Result<()> {
+fn without_pools_there_is_none_on_the_device(_: &Environment) -> Result<()> {
     let text = machine(&[("CUDA_SIM_POOLS", "0")], &[])?;
     ensure!(said(&text, "plain")? == "no (not on this device)", "{text}");
     Ok(())
 }
 
 #[apply(case)]
-fn each_kind_may_be_missing(_: &Lab) -> Result<()> {
+fn each_kind_may_be_missing(_: &Environment) -> Result<()> {
     for (knob, missing) in [
         ("CUDA_SIM_HOST_POOLS", "host"),
         ("CUDA_SIM_NUMA_POOLS", "numa"),
@@ -122,7 +122,7 @@ fn each_kind_may_be_missing(_: &Lab) -> Result<()> {
 
 /// Advertised, and refused when one is made: only a trial tells (R2).
 #[apply(case)]
-fn handle_types_that_are_a_lie_are_found_out(_: &Lab) -> Result<()> {
+fn handle_types_that_are_a_lie_are_found_out(_: &Environment) -> Result<()> {
     let text = machine(
         &[("CUDA_SIM_BROKEN_HANDLE_TYPES", "9")],
         &["plain", "host", "numa", "managed"],
@@ -144,7 +144,7 @@ fn handle_types_that_are_a_lie_are_found_out(_: &Lab) -> Result<()> {
 
 /// From 12.2 on there are NUMA pools, and from 12.9 on an attribute that says so (R4).
 #[apply(case)]
-fn an_old_driver_is_named_and_a_middling_one_is_tried(_: &Lab) -> Result<()> {
+fn an_old_driver_is_named_and_a_middling_one_is_tried(_: &Environment) -> Result<()> {
     let old = machine(
         &[("CUDA_SIM_DRIVER_VERSION", "11080")],
         &["plain", "descriptor"],
@@ -176,5 +176,5 @@ fn an_old_driver_is_named_and_a_middling_one_is_tried(_: &Lab) -> Result<()> {
 /// Plays the part that another process has for this one, if it has one.
 pub(crate) fn as_child() -> Option<Result<()>> {
     std::env::var_os(CHILD)?;
-    Some(Lab::get_sim().and_then(describe))
+    Some(Environment::get_sim().and_then(describe))
 }

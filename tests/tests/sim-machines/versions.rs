@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{CudaVersion, ErrorKind};
 use cuda_mem_tests::case::{Kind, Test};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 
 /// The contract, resources and managed memory, and what only this file asks.
@@ -91,34 +91,34 @@ fn only_misses_of(version: u32, what: &Suite, needed: &[&str]) -> Result<()> {
 }
 
 #[apply(case)]
-fn cuda_11_2_has_no_statistics_and_no_maximum_size(_: &Lab) -> Result<()> {
+fn cuda_11_2_has_no_statistics_and_no_maximum_size(_: &Environment) -> Result<()> {
     only_misses(11_020, &["11.3", "11.4", "12.2", "12.3", "12.9", "13.0"])
 }
 
 #[apply(case)]
-fn cuda_11_4_has_no_maximum_size(_: &Lab) -> Result<()> {
+fn cuda_11_4_has_no_maximum_size(_: &Environment) -> Result<()> {
     only_misses(11_040, &["12.2", "12.3", "12.9", "13.0"])
 }
 
 #[apply(case)]
-fn cuda_12_0_has_no_maximum_size(_: &Lab) -> Result<()> {
+fn cuda_12_0_has_no_maximum_size(_: &Environment) -> Result<()> {
     only_misses(12_000, &["12.2", "12.3", "12.9", "13.0"])
 }
 
 /// Old drivers are loaded all the same, and what they lack is a typed error or a skip.
 #[apply(case)]
-fn memory_without_pools_needs_little(_: &Lab) -> Result<()> {
+fn memory_without_pools_needs_little(_: &Environment) -> Result<()> {
     only_misses_of(11_020, &BESIDE, &["11.3", "11.4", "12.0", "12.2", "13.0"])?;
     only_misses_of(12_000, &BESIDE, &["12.2", "13.0"])
 }
 
 #[apply(case)]
-fn cuda_12_2_has_no_pools_of_the_host(_: &Lab) -> Result<()> {
+fn cuda_12_2_has_no_pools_of_the_host(_: &Environment) -> Result<()> {
     only_misses(12_020, &["12.3", "12.9", "13.0"])
 }
 
 #[apply(case)]
-fn cuda_13_0_and_newer_skip_nothing(_: &Lab) -> Result<()> {
+fn cuda_13_0_and_newer_skip_nothing(_: &Environment) -> Result<()> {
     for version in [13_000, 13_050] {
         let skipped = skipped_on(version, &CONTRACT)?;
         ensure!(skipped.is_empty(), "{version}: {skipped:?}");
@@ -131,11 +131,11 @@ mod missing {
     use super::*;
 
     #[apply(case_staged)]
-    fn newer_symbols_are_not_there(lab: &Lab) -> Result<()> {
-        let version = lab.driver.version();
+    fn newer_symbols_are_not_there(env: &Environment) -> Result<()> {
+        let version = env.driver.version();
         for symbol in &cuda_mem::sys::SYMBOLS {
             ensure!(
-                symbol.since() <= version || !lab.driver.has(symbol.name()),
+                symbol.since() <= version || !env.driver.has(symbol.name()),
                 "{} came with {}",
                 symbol.name(),
                 symbol.since()
@@ -145,9 +145,9 @@ mod missing {
     }
 
     #[apply(case_staged)]
-    fn statistics_before_11_3_are_a_typed_error(lab: &Lab) -> Result<()> {
-        let pool = lab.pool()?;
-        if lab.need(11, 3).is_ok() {
+    fn statistics_before_11_3_are_a_typed_error(env: &Environment) -> Result<()> {
+        let pool = env.pool()?;
+        if env.need(11, 3).is_ok() {
             pool.stats()?;
             return pool.reset_high_marks().map_err(Into::into);
         }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::run::output_within;
 use cuda_mem_tests::suite::{self, Suite};
 use cuda_mem_tests::watchdog;
@@ -38,7 +38,7 @@ mod hung {
     }
 
     #[apply(case_staged)]
-    fn a_test_hangs(_: &Lab) -> Result<()> {
+    fn a_test_hangs(_: &Environment) -> Result<()> {
         let sleeper = Command::new("sleep").arg("1000").spawn()?;
         println!("sleeper {}", sleeper.id());
         for _ in 0..THREADS {
@@ -48,7 +48,7 @@ mod hung {
     }
 
     #[apply(case_staged)]
-    fn another_ends(_: &Lab) -> Result<()> {
+    fn another_ends(_: &Environment) -> Result<()> {
         Ok(())
     }
 }
@@ -58,7 +58,7 @@ mod patient {
 
     /// Longer than the patience in all.
     #[apply(case_staged)]
-    fn a_test_of_parts_goes_on(_: &Lab) -> Result<()> {
+    fn a_test_of_parts_goes_on(_: &Environment) -> Result<()> {
         for _ in 0..8 {
             watchdog::next_part();
             thread::sleep(Duration::from_millis(400));
@@ -79,7 +79,7 @@ fn child(what: &Suite) -> Result<(bool, String)> {
 }
 
 #[apply(case)]
-fn what_hangs_is_named_with_all_stacks(_: &Lab) -> Result<()> {
+fn what_hangs_is_named_with_all_stacks(_: &Environment) -> Result<()> {
     let began = Instant::now();
     let (success, text) = child(&HUNG)?;
     ensure!(
@@ -112,7 +112,7 @@ fn what_hangs_is_named_with_all_stacks(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn each_part_of_a_test_has_the_patience(_: &Lab) -> Result<()> {
+fn each_part_of_a_test_has_the_patience(_: &Environment) -> Result<()> {
     let (success, text) = child(&PATIENT)?;
     ensure!(success && text.contains("1 passed"), "{text}");
     Ok(())

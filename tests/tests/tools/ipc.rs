@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 use cuda_mem_tests::suite;
 
 /// A process that is gone when the test is.
@@ -19,25 +19,25 @@ impl Drop for Running {
     }
 }
 
-fn start(lab: &Lab, name: &str) -> Result<Running> {
+fn start(env: &Environment, name: &str) -> Result<Running> {
     let mut command = Command::new(suite::example("ipc")?);
     command.arg(name).stdout(Stdio::piped());
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
     }
     Ok(Running(command.spawn()?))
 }
 
 #[apply(case)]
-fn two_processes_share_a_buffer(lab: &Lab) -> Result<()> {
+fn two_processes_share_a_buffer(env: &Environment) -> Result<()> {
     let name = format!("cuda-mem-test-example-{}", std::process::id());
-    let mut first = start(lab, &name)?;
+    let mut first = start(env, &name)?;
     let output = first.0.stdout.take().context("no output")?;
     let mut output = BufReader::new(output);
     let mut line = String::new();
     output.read_line(&mut line)?;
     ensure!(line.starts_with("waiting"), "{line}");
-    let mut second = start(lab, &name)?;
+    let mut second = start(env, &name)?;
     let mut text = String::new();
     let found = second.0.stdout.take().context("no output")?;
     { found }.read_to_string(&mut text)?;

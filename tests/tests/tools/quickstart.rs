@@ -4,14 +4,14 @@ use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 use cuda_mem_tests::suite;
 
 /// Runs it on the driver under test.
-fn quickstart(lab: &Lab, arguments: &[&str]) -> Result<Output> {
+fn quickstart(env: &Environment, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(suite::example("quickstart")?);
     command.args(arguments);
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
     }
     Ok(command.output()?)
@@ -50,9 +50,9 @@ fn refused(output: &Output, words: &[&str]) -> Result<()> {
 }
 
 #[apply(case)]
-fn tables_tell_the_whole_story(lab: &Lab) -> Result<()> {
+fn tables_tell_the_whole_story(env: &Environment) -> Result<()> {
     let (_dir, path) = log(ROWS)?;
-    let output = quickstart(lab, &["--trace", &path, "--bytes", "100001"])?;
+    let output = quickstart(env, &["--trace", &path, "--bytes", "100001"])?;
     let shown = text(&output.stdout);
     ensure!(output.status.success(), "{}", text(&output.stderr));
     for word in [
@@ -71,9 +71,9 @@ fn tables_tell_the_whole_story(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn json_is_one_object_with_the_same_figures(lab: &Lab) -> Result<()> {
+fn json_is_one_object_with_the_same_figures(env: &Environment) -> Result<()> {
     let (_dir, path) = log(ROWS)?;
-    let output = quickstart(lab, &["--trace", &path, "--json"])?;
+    let output = quickstart(env, &["--trace", &path, "--json"])?;
     ensure!(output.status.success(), "{}", text(&output.stderr));
     let value: serde_json::Value = serde_json::from_str(&text(&output.stdout))?;
     ensure!(value["replay"]["operations"] == 4, "{value}");
@@ -93,37 +93,37 @@ fn json_is_one_object_with_the_same_figures(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_broken_line_is_named(lab: &Lab) -> Result<()> {
+fn a_broken_line_is_named(env: &Environment) -> Result<()> {
     let (_dir, path) = log(&format!("{ROWS}0,0.5,free,0x99,1,0\n"))?;
-    let output = quickstart(lab, &["--trace", &path])?;
+    let output = quickstart(env, &["--trace", &path])?;
     refused(&output, &["log.csv", "line 6", "0x99", "not allocated"])?;
     ensure!(output.stdout.is_empty(), "nothing was begun");
     Ok(())
 }
 
 #[apply(case)]
-fn a_log_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
+fn a_log_that_is_not_there_is_named(env: &Environment) -> Result<()> {
     refused(
-        &quickstart(lab, &["--trace", "/nowhere/log.csv"])?,
+        &quickstart(env, &["--trace", "/nowhere/log.csv"])?,
         &["/nowhere/log.csv"],
     )
 }
 
 #[apply(case)]
-fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
+fn bad_arguments_are_named(env: &Environment) -> Result<()> {
     let (_dir, path) = log(ROWS)?;
     let device = ["--trace", path.as_str(), "--device", "77"];
-    refused(&quickstart(lab, &device)?, &["--device 77", "device 77 of"])?;
-    refused(&quickstart(lab, &["--bytes", "0"])?, &["--bytes"])?;
-    refused(&quickstart(lab, &["--bytes", "many"])?, &["--bytes"])?;
-    refused(&quickstart(lab, &["--teapot"])?, &["--teapot"])
+    refused(&quickstart(env, &device)?, &["--device 77", "device 77 of"])?;
+    refused(&quickstart(env, &["--bytes", "0"])?, &["--bytes"])?;
+    refused(&quickstart(env, &["--bytes", "many"])?, &["--bytes"])?;
+    refused(&quickstart(env, &["--teapot"])?, &["--teapot"])
 }
 
 /// A log that needs more memory than there is ends with the numbers and code 1.
 #[apply(case)]
-fn running_out_is_told_with_numbers(lab: &Lab) -> Result<()> {
+fn running_out_is_told_with_numbers(env: &Environment) -> Result<()> {
     let (_dir, path) = log("0,0.1,allocate,0x10,1125899906842624,0\n")?;
-    let output = quickstart(lab, &["--trace", &path])?;
+    let output = quickstart(env, &["--trace", &path])?;
     let error = text(&output.stderr);
     ensure!(output.status.code() == Some(1), "{error}");
     for word in [

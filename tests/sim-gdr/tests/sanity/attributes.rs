@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_int};
 use cuda_driver_sys::gdr::{gdr_attr_t, gdr_info_t, gdr_mapping_type_t, gdr_t};
 
 use crate::basic::COHERENT;
-use crate::lab::{Kind, Lab, SIZE, gdr, one};
+use crate::environment::{Environment, Kind, SIZE, gdr, one};
 
 one! { "attributes";
     attributes_sanity, &[], || sanity(&[Ok(0), Ok(1), Err(libc::EINVAL)]);
@@ -20,22 +20,22 @@ one! { "attributes";
 }
 
 fn sanity(expected: &[Result<c_int, c_int>]) {
-    let lab = Lab::new();
-    let opened = lab.open();
-    let ask = |number| lab.attribute(opened, gdr_attr_t(number));
+    let env = Environment::new();
+    let opened = env.open();
+    let ask = |number| env.attribute(opened, gdr_attr_t(number));
     let told: Vec<_> = (1..=expected.len() as u32).map(ask).collect();
     assert_eq!(told, expected);
     assert_eq!([0, 4, 99].map(ask), [Err(libc::EINVAL); 3]);
-    lab.close(opened);
+    env.close(opened);
 }
 
 fn names() {
-    let lab = Lab::new();
+    let env = Environment::new();
     let name = |number| {
         let mut text = std::ptr::null();
         let place = &raw mut text;
         match gdr!(
-            lab,
+            env,
             gdr_get_mapping_type_string(gdr_mapping_type_t(number), place)
         ) {
             // SAFETY: a text of the library, for ever.
@@ -51,14 +51,14 @@ fn names() {
 }
 
 fn infos() {
-    let lab = Lab::new();
-    let buffer = lab.alloc(Kind::Cumemalloc, SIZE);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SIZE);
-    let new = lab.info(opened, mapped.handle);
+    let env = Environment::new();
+    let buffer = env.alloc(Kind::Cumemalloc, SIZE);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SIZE);
+    let new = env.info(opened, mapped.handle);
     let mut old = gdr_info_t::default();
     assert_eq!(
-        gdr!(lab, gdr_get_info(opened, mapped.handle, &raw mut old)),
+        gdr!(env, gdr_get_info(opened, mapped.handle, &raw mut old)),
         0
     );
     assert_eq!(
@@ -66,20 +66,20 @@ fn infos() {
         (new.va, new.mapped_size, new.page_size, new.bits)
     );
     assert!(old.mapped() && old.wc_mapping());
-    lab.close(opened);
-    lab.free(buffer);
+    env.close(opened);
+    env.free(buffer);
 }
 
 fn versions() {
-    let lab = Lab::new();
-    let opened = lab.open();
+    let env = Environment::new();
+    let opened = env.open();
     let (mut major, mut minor) = (0, 0);
-    gdr!(lab, gdr_runtime_get_version(&raw mut major, &raw mut minor));
+    gdr!(env, gdr_runtime_get_version(&raw mut major, &raw mut minor));
     assert_eq!((major, minor), (2, 5));
-    let tell = |opened, major, minor| gdr!(lab, gdr_driver_get_version(opened, major, minor));
+    let tell = |opened, major, minor| gdr!(env, gdr_driver_get_version(opened, major, minor));
     assert_eq!(tell(opened, &raw mut major, &raw mut minor), 0);
     assert_eq!((major, minor), (2, 3));
     let nobody: gdr_t = std::ptr::null_mut();
     assert_eq!(tell(nobody, &raw mut major, &raw mut minor), libc::EINVAL);
-    lab.close(opened);
+    env.close(opened);
 }

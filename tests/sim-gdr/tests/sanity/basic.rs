@@ -9,7 +9,7 @@ use cuda_driver_sys::gdr::{
 };
 use cuda_driver_sys::{CUmemAttach_flags, CUpointer_attribute};
 
-use crate::lab::{Buffer, Kind, Lab, Mapped, OK, SIZE, both, cu, gdr, live, one};
+use crate::environment::{Buffer, Environment, Kind, Mapped, OK, SIZE, both, cu, gdr, live, one};
 
 /// A coherent platform with persistent mapping, where PCIe can be forced.
 pub(crate) const COHERENT: &[(&str, &str)] = &[
@@ -36,213 +36,213 @@ one! { "basic";
 }
 
 fn basic(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SIZE);
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, SIZE);
-    lab.unpin(opened, handle);
-    lab.close(opened);
-    lab.free(buffer);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SIZE);
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, SIZE);
+    env.unpin(opened, handle);
+    env.close(opened);
+    env.free(buffer);
 }
 
 fn basic_v2(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SIZE);
-    let opened = lab.open();
-    let pin = |flags| lab.try_pin_v2(opened, buffer.at, SIZE, flags);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SIZE);
+    let opened = env.open();
+    let pin = |flags| env.try_pin_v2(opened, buffer.at, SIZE, flags);
     let handle = pin(GDR_PIN_FLAG_DEFAULT).expect("pinned");
-    lab.unpin(opened, handle);
+    env.unpin(opened, handle);
     assert_eq!(pin(GDR_PIN_FLAG_FORCE_PCIE), Err(libc::EINVAL));
     assert_eq!(pin(6), Err(libc::EINVAL));
-    lab.close(opened);
-    lab.free(buffer);
+    env.close(opened);
+    env.free(buffer);
 }
 
 fn basic_v2_forcepci(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SIZE);
-    let opened = lab.open();
-    let handle = lab.try_pin_v2(opened, buffer.at, SIZE, GDR_PIN_FLAG_FORCE_PCIE);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SIZE);
+    let opened = env.open();
+    let handle = env.try_pin_v2(opened, buffer.at, SIZE, GDR_PIN_FLAG_FORCE_PCIE);
     let handle = handle.expect("pinned");
-    let refused = lab.try_map(opened, handle, SIZE, GDR_MAP_FLAG_REQ_CACHE_MAPPING);
+    let refused = env.try_map(opened, handle, SIZE, GDR_MAP_FLAG_REQ_CACHE_MAPPING);
     assert_eq!(refused.map(|_| ()), Err(libc::EINVAL));
-    let mapped = lab.try_map(opened, handle, SIZE, GDR_MAP_FLAG_REQ_WC_MAPPING);
-    let kind = lab.info(opened, handle).mapping_type;
+    let mapped = env.try_map(opened, handle, SIZE, GDR_MAP_FLAG_REQ_WC_MAPPING);
+    let kind = env.info(opened, handle).mapping_type;
     assert_eq!(kind, gdr_mapping_type_t::GDR_MAPPING_TYPE_WC);
-    lab.end(opened, mapped.expect("mapped"), SIZE);
-    lab.close(opened);
-    lab.free(buffer);
+    env.end(opened, mapped.expect("mapped"), SIZE);
+    env.close(opened);
+    env.free(buffer);
 }
 
 fn with_tokens() {
-    let lab = Lab::new();
-    let buffer = lab.alloc(Kind::Cumemalloc, SIZE);
+    let env = Environment::new();
+    let buffer = env.alloc(Kind::Cumemalloc, SIZE);
     let mut tokens = (0_u64, 0_u32);
     let place = (&raw mut tokens).cast::<c_void>();
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS;
     assert_eq!(
-        cu!(lab, cuPointerGetAttribute(place, attribute, buffer.at)),
+        cu!(env, cuPointerGetAttribute(place, attribute, buffer.at)),
         OK
     );
-    let opened = lab.open();
+    let opened = env.open();
     let mut handle = gdr_mh_t::default();
     let pin = |token, space, place| {
         gdr!(
-            lab,
+            env,
             gdr_pin_buffer(opened, buffer.at, SIZE as usize, token, space, place)
         )
     };
     assert_eq!(pin(tokens.0, tokens.1, &raw mut handle), 0);
-    lab.unpin(opened, handle);
+    env.unpin(opened, handle);
     assert_eq!(pin(tokens.0 + 1, tokens.1, &raw mut handle), libc::EINVAL);
-    lab.close(opened);
-    lab.free(buffer);
+    env.close(opened);
+    env.free(buffer);
 }
 
 /// A mapping begins where a GPU page does. Memory that shares a page with other memory can go without
 /// taking along what is mapped from the next page on.
 fn unaligned_mapping() {
-    let lab = Lab::new();
-    let first = lab.alloc(Kind::Cumemalloc, 4);
+    let env = Environment::new();
+    let first = env.alloc(Kind::Cumemalloc, 4);
     let size = GPU_PAGE_SIZE + 4;
-    let buffer = lab.alloc(Kind::Cumemalloc, size);
+    let buffer = env.alloc(Kind::Cumemalloc, size);
     assert_ne!(
         buffer.at & GPU_PAGE_MASK,
         buffer.at,
         "the simulator shares pages"
     );
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, size);
-    let refused = lab.try_map(opened, handle, size, 0).map(|_| ());
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, size);
+    let refused = env.try_map(opened, handle, size, 0).map(|_| ());
     assert_eq!(refused, Err(libc::EINVAL));
-    lab.unpin(opened, handle);
+    env.unpin(opened, handle);
 
     let aligned = buffer.at.next_multiple_of(GPU_PAGE_SIZE);
     let aligned_size = size - (aligned - buffer.at);
-    let mapped = lab.pin_and_map(opened, aligned, aligned_size);
+    let mapped = env.pin_and_map(opened, aligned, aligned_size);
     mapped.set(0, 7);
-    let other = lab.pin_and_map(opened, first.at, 4);
+    let other = env.pin_and_map(opened, first.at, 4);
     other.set(0, 8);
-    lab.free(first);
+    env.free(first);
     assert!(!other.is_there());
     mapped.set(0, 9);
-    assert_eq!(lab.read(aligned, 4), [9, 0, 0, 0]);
-    lab.unpin(opened, mapped.handle);
-    lab.close(opened);
-    lab.free(buffer);
+    assert_eq!(env.read(aligned, 4), [9, 0, 0, 0]);
+    env.unpin(opened, mapped.handle);
+    env.close(opened);
+    env.free(buffer);
 }
 
 /// Blocks smaller than a GPU page, many of them in one.
 fn small_buffers_mapping() {
-    let lab = Lab::new();
-    let opened = lab.open();
-    let buffers: Vec<Buffer> = (0..512).map(|_| lab.alloc(Kind::Cumemalloc, 600)).collect();
+    let env = Environment::new();
+    let opened = env.open();
+    let buffers: Vec<Buffer> = (0..512).map(|_| env.alloc(Kind::Cumemalloc, 600)).collect();
     let mut maps = Vec::new();
     for (number, buffer) in buffers.iter().enumerate() {
         let page = buffer.at & GPU_PAGE_MASK;
-        let handle = lab.pin(opened, buffer.at, 600);
-        let info = lab.info(opened, handle);
+        let handle = env.pin(opened, buffer.at, 600);
+        let info = env.info(opened, handle);
         assert_eq!((info.va, info.page_size), (page, GPU_PAGE_SIZE as u32));
         assert!(!info.mapped());
         if buffer.at == page {
-            let mapped = lab.try_map(opened, handle, 600, 0).expect("mapped");
+            let mapped = env.try_map(opened, handle, 600, 0).expect("mapped");
             mapped.set(0, number as u32);
             maps.push((mapped, *buffer, number));
         } else {
-            assert!(lab.try_map(opened, handle, 600, 0).is_err());
+            assert!(env.try_map(opened, handle, 600, 0).is_err());
         }
     }
     assert!(maps.len() > 1, "some begin at a page");
     for (mapped, buffer, number) in maps {
-        assert_eq!(lab.read(buffer.at, 4), (number as u32).to_ne_bytes());
-        lab.unmap(opened, mapped, 600);
+        assert_eq!(env.read(buffer.at, 4), (number as u32).to_ne_bytes());
+        env.unmap(opened, mapped, 600);
     }
-    lab.close(opened);
+    env.close(opened);
     assert_eq!(live(), [0, 0]);
-    buffers.into_iter().for_each(|buffer| lab.free(buffer));
+    buffers.into_iter().for_each(|buffer| env.free(buffer));
 }
 
 fn other_memory() {
-    let lab = Lab::new();
-    let opened = lab.open();
+    let env = Environment::new();
+    let opened = env.open();
     let (mut at, mut host) = (0, std::ptr::null_mut());
     let refused = |what: &str, at: u64, size: u64| {
-        assert_eq!(lab.try_pin(opened, at, size), Err(libc::EINVAL), "{what}");
+        assert_eq!(env.try_pin(opened, at, size), Err(libc::EINVAL), "{what}");
     };
     let size = SIZE as usize;
     let code = cu!(
-        lab,
+        env,
         cuMemAllocAsync(&raw mut at, size, std::ptr::null_mut())
     );
     assert_eq!(code, OK);
     refused("of a pool", at, SIZE);
     let everywhere = CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL.0;
     assert_eq!(
-        cu!(lab, cuMemAllocManaged(&raw mut at, size, everywhere)),
+        cu!(env, cuMemAllocManaged(&raw mut at, size, everywhere)),
         OK
     );
     refused("managed", at, SIZE);
-    assert_eq!(cu!(lab, cuMemHostAlloc(&raw mut host, size, 0)), OK);
+    assert_eq!(cu!(env, cuMemHostAlloc(&raw mut host, size, 0)), OK);
     refused("pinned", host.expose_provenance() as u64, SIZE);
-    refused("mapped, and not for this", lab.mapped(2 << 20, 0).at, SIZE);
+    refused("mapped, and not for this", env.mapped(2 << 20, 0).at, SIZE);
     refused(
         "of the program",
-        std::ptr::from_ref(&lab).expose_provenance() as u64,
+        std::ptr::from_ref(&env).expose_provenance() as u64,
         8,
     );
     refused("null", 0, SIZE);
-    let buffer = lab.alloc(Kind::Cumemalloc, 4 << 20);
+    let buffer = env.alloc(Kind::Cumemalloc, 4 << 20);
     refused("nothing", buffer.at, 0);
     refused("past its end", buffer.at, 8 << 20);
     refused("around the end", buffer.at, u64::MAX - 5);
-    lab.free(buffer);
+    env.free(buffer);
     refused("freed", buffer.at, SIZE);
     assert_eq!(live(), [0, 0]);
 }
 
 fn wrong_calls() {
-    let lab = Lab::new();
-    let buffer = lab.alloc(Kind::Cumemalloc, SIZE);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SIZE);
+    let env = Environment::new();
+    let buffer = env.alloc(Kind::Cumemalloc, SIZE);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SIZE);
     let handle = mapped.handle;
-    let map = |size, flags| lab.try_map(opened, handle, size, flags).map(|_| ());
+    let map = |size, flags| env.try_map(opened, handle, size, flags).map(|_| ());
     assert_eq!(map(SIZE, 0), Err(libc::EAGAIN), "mapped already");
     assert_eq!(map(SIZE, 9), Err(libc::EAGAIN));
-    lab.unmap(opened, mapped, SIZE);
+    env.unmap(opened, mapped, SIZE);
     assert_eq!(map(SIZE, 9), Err(libc::EINVAL), "no such flag");
     assert_eq!(map(SIZE, GDR_MAP_FLAG_REQ_CACHE_MAPPING), Err(libc::EINVAL));
     assert_eq!(map(SIZE + 1, 0), Err(libc::EINVAL), "more than is pinned");
     assert_eq!(map(0, 0), Err(libc::EINVAL));
-    let unmap = gdr!(lab, gdr_unmap(opened, handle, mapped.base, SIZE as usize));
+    let unmap = gdr!(env, gdr_unmap(opened, handle, mapped.base, SIZE as usize));
     assert_eq!(unmap, libc::EINVAL, "not mapped");
     let mut byte = 1_u8;
     let place = (&raw mut byte).cast::<c_void>();
     assert_eq!(
-        gdr!(lab, gdr_copy_to_mapping(handle, place, place, 1)),
+        gdr!(env, gdr_copy_to_mapping(handle, place, place, 1)),
         libc::EINVAL
     );
     assert_eq!(
-        gdr!(lab, gdr_copy_from_mapping(handle, place, place, 1)),
+        gdr!(env, gdr_copy_from_mapping(handle, place, place, 1)),
         libc::EINVAL
     );
-    lab.unpin(opened, handle);
-    assert_eq!(gdr!(lab, gdr_unpin_buffer(opened, handle)), libc::EINVAL);
+    env.unpin(opened, handle);
+    assert_eq!(gdr!(env, gdr_unpin_buffer(opened, handle)), libc::EINVAL);
     let nobody: gdr_t = std::ptr::null_mut();
-    assert_eq!(gdr!(lab, gdr_close(nobody)), libc::EINVAL);
+    assert_eq!(gdr!(env, gdr_close(nobody)), libc::EINVAL);
     let pin = gdr!(
-        lab,
+        env,
         gdr_pin_buffer(opened, buffer.at, 8, 0, 0, std::ptr::null_mut())
     );
     assert_eq!(pin, libc::EINVAL);
-    lab.close(opened);
-    lab.free(buffer);
+    env.close(opened);
+    env.free(buffer);
 }
 
 /// Threads pin and map, unmap and unpin, each what another began, and two the same buffer.
 fn basic_child_thread_pins_buffer(kind: Kind) {
     #[derive(Clone, Copy)]
-    struct Shared(Lab, gdr_t);
+    struct Shared(Environment, gdr_t);
     // SAFETY: the simulated library has a lock of its own.
     unsafe impl Send for Shared {}
 
@@ -256,10 +256,10 @@ fn basic_child_thread_pins_buffer(kind: Kind) {
         }
     }
 
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, 16 * GPU_PAGE_SIZE);
-    lab.fill(buffer.at, 0xA5, 16 * GPU_PAGE_SIZE);
-    let shared = Shared(lab, lab.open());
+    let env = Environment::new();
+    let buffer = env.alloc(kind, 16 * GPU_PAGE_SIZE);
+    env.fill(buffer.at, 0xA5, 16 * GPU_PAGE_SIZE);
+    let shared = Shared(env, env.open());
     let thread = std::thread::spawn(move || shared.tear_down(shared.set_up(buffer)));
     thread.join().expect("one thread");
 
@@ -284,6 +284,6 @@ fn basic_child_thread_pins_buffer(kind: Kind) {
         thread.join().expect("both at once");
     }
     assert_eq!(live(), [0, 0]);
-    lab.close(shared.1);
-    lab.free(buffer);
+    env.close(shared.1);
+    env.free(buffer);
 }

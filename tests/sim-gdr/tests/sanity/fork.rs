@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use cuda_driver_sys::gdr::{gdr_mh_t, gdr_t};
 
 use crate::child::{Child, End, lines};
-use crate::lab::{Kind, Lab, SMALL, both, gdr, live, one};
+use crate::environment::{Environment, Kind, SMALL, both, gdr, live, one};
 
 both! { "fork";
     invalidation_fork_access_after_free,
@@ -38,38 +38,38 @@ fn invalidation_fork_access_after_free(kind: Kind) {
     let [here, there] = lines();
     let other = Child::fork(move || {
         assert_eq!(there.hear(), 1);
-        let lab = Lab::new();
-        let buffer = lab.alloc(kind, SMALL);
-        let opened = lab.open();
-        let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+        let env = Environment::new();
+        let buffer = env.alloc(kind, SMALL);
+        let opened = env.open();
+        let mapped = env.pin_and_map(opened, buffer.at, SMALL);
         mapped.set(0, 77);
         there.tell(77);
         assert_eq!(there.hear(), 1);
-        lab.free(buffer);
-        lab.end(opened, mapped, SMALL);
-        lab.close(opened);
+        env.free(buffer);
+        env.end(opened, mapped, SMALL);
+        env.close(opened);
     });
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SMALL);
     mapped.set(0, 55);
-    lab.free(buffer);
+    env.free(buffer);
     here.tell(1);
     assert_eq!(here.hear(), 77);
     assert!(!mapped.is_there());
     here.tell(1);
-    lab.end(opened, mapped, SMALL);
-    lab.close(opened);
+    env.end(opened, mapped, SMALL);
+    env.close(opened);
     assert_eq!(other.wait(), End::Code(0));
 }
 
 /// A child does not have its parent's mapping.
 fn invalidation_fork_after_gdr_map(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SMALL);
     let [here, there] = lines();
     let child = Child::fork(move || {
         assert_eq!(there.hear(), 1);
@@ -79,60 +79,60 @@ fn invalidation_fork_after_gdr_map(kind: Kind) {
     here.tell(1);
     assert_eq!(child.wait(), End::Signal(libc::SIGSEGV));
     assert_eq!(mapped.get(0), 123);
-    lab.end(opened, mapped, SMALL);
-    lab.free(buffer);
-    lab.close(opened);
+    env.end(opened, mapped, SMALL);
+    env.free(buffer);
+    env.close(opened);
 }
 
 /// Nor can it map what its parent has pinned, or do anything else with it.
 fn invalidation_fork_child_gdr_map_parent(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, SMALL);
     let own = opened.expose_provenance();
     let child = Child::fork(move || {
         let opened: gdr_t = std::ptr::with_exposed_provenance_mut(own);
-        let refused = lab.try_map(opened, handle, SMALL, 0).map(|_| ());
+        let refused = env.try_map(opened, handle, SMALL, 0).map(|_| ());
         assert_eq!(refused, Err(libc::EACCES));
-        let pin = lab.try_pin(opened, buffer.at, SMALL);
+        let pin = env.try_pin(opened, buffer.at, SMALL);
         assert_eq!(pin, Err(libc::EACCES));
         let mut flag = 0;
-        let code = gdr!(lab, gdr_get_callback_flag(opened, handle, &raw mut flag));
+        let code = gdr!(env, gdr_get_callback_flag(opened, handle, &raw mut flag));
         assert_eq!(code, libc::EACCES);
-        assert_eq!(gdr!(lab, gdr_close(opened)), libc::EACCES);
+        assert_eq!(gdr!(env, gdr_close(opened)), libc::EACCES);
     });
     assert_eq!(child.wait(), End::Code(0));
-    lab.unpin(opened, handle);
-    lab.free(buffer);
-    lab.close(opened);
+    env.unpin(opened, handle);
+    env.free(buffer);
+    env.close(opened);
 }
 
 /// What a process frees takes no mapping of another along.
 fn invalidation_fork_map_and_free(kind: Kind) {
     let [here, there] = lines();
     let other = Child::fork(move || {
-        let lab = Lab::new();
-        let buffer = lab.alloc(kind, SMALL);
-        let opened = lab.open();
-        let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+        let env = Environment::new();
+        let buffer = env.alloc(kind, SMALL);
+        let opened = env.open();
+        let mapped = env.pin_and_map(opened, buffer.at, SMALL);
         mapped.set(0, 1);
-        lab.free(buffer);
+        env.free(buffer);
         there.tell(1);
-        lab.end(opened, mapped, SMALL);
-        lab.close(opened);
+        env.end(opened, mapped, SMALL);
+        env.close(opened);
     });
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SMALL);
     mapped.set(0, 99);
     assert_eq!(here.hear(), 1);
     assert_eq!(mapped.get(0), 99);
     assert_eq!(other.wait(), End::Code(0));
-    lab.end(opened, mapped, SMALL);
-    lab.free(buffer);
-    lab.close(opened);
+    env.end(opened, mapped, SMALL);
+    env.free(buffer);
+    env.close(opened);
 }
 
 /// What a program takes `gdr_t` for: it begins with the descriptor of the module's device.
@@ -221,17 +221,17 @@ fn exchange(
 fn invalidation_unix_sock_shared_fd_gdr_pin_buffer(kind: Kind) {
     let (here, there) = UnixDatagram::pair().expect("a pair");
     let child = Child::fork(move || {
-        let lab = Lab::new();
-        let buffer = lab.alloc(kind, SMALL);
+        let env = Environment::new();
+        let buffer = env.alloc(kind, SMALL);
         let descriptor = receive(&there);
         let mut fake = Fake::of(&descriptor);
-        assert!(lab.try_pin(fake.opened(), buffer.at, SMALL).is_err());
+        assert!(env.try_pin(fake.opened(), buffer.at, SMALL).is_err());
     });
-    let lab = Lab::new();
-    let opened = lab.open();
+    let env = Environment::new();
+    let opened = env.open();
     send(&here, descriptor(opened));
     assert_eq!(child.wait(), End::Code(0));
-    lab.close(opened);
+    env.close(opened);
 }
 
 /// Nor to map what that process has pinned.
@@ -239,62 +239,62 @@ fn invalidation_unix_sock_shared_fd_gdr_map(kind: Kind) {
     let (here, there) = UnixDatagram::pair().expect("a pair");
     let [line, other_line] = lines();
     let child = Child::fork(move || {
-        let lab = Lab::new();
+        let env = Environment::new();
         let descriptor = receive(&there);
         let handle = gdr_mh_t {
             h: other_line.hear(),
         };
         let mut fake = Fake::of(&descriptor);
-        assert!(lab.try_map(fake.opened(), handle, SMALL, 0).is_err());
+        assert!(env.try_map(fake.opened(), handle, SMALL, 0).is_err());
         // Nor by what this process opens itself.
-        let opened = lab.open();
-        assert!(lab.try_map(opened, handle, SMALL, 0).is_err());
+        let opened = env.open();
+        assert!(env.try_map(opened, handle, SMALL, 0).is_err());
     });
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, SMALL);
     send(&here, descriptor(opened));
     line.tell(handle.h);
     assert_eq!(child.wait(), End::Code(0));
-    lab.unpin(opened, handle);
-    lab.close(opened);
-    lab.free(buffer);
+    env.unpin(opened, handle);
+    env.close(opened);
+    env.free(buffer);
 }
 
 /// An address of another process, and its tokens, are nothing here.
 fn pin_parent_with_tokens() {
     let [here, there] = lines();
     let child = Child::fork(move || {
-        let lab = Lab::new();
-        let opened = lab.open();
+        let env = Environment::new();
+        let opened = env.open();
         let (at, mut handle) = (there.hear(), gdr_mh_t::default());
         let place = &raw mut handle;
-        let code = gdr!(lab, gdr_pin_buffer(opened, at, SMALL as usize, 0, 0, place));
+        let code = gdr!(env, gdr_pin_buffer(opened, at, SMALL as usize, 0, 0, place));
         assert_eq!(code, libc::EINVAL);
     });
-    let lab = Lab::new();
+    let env = Environment::new();
     // Beyond what the child has by itself.
-    let buffer = lab.alloc(Kind::Cumemalloc, 64 << 20);
+    let buffer = env.alloc(Kind::Cumemalloc, 64 << 20);
     here.tell(buffer.at);
     assert_eq!(child.wait(), End::Code(0));
-    lab.free(buffer);
+    env.free(buffer);
 }
 
 /// What is pinned when a process forks is unpinned once, by the process that pinned it.
 fn pin_pages_fork() {
-    let lab = Lab::new();
-    let buffer = lab.alloc(Kind::Cumemalloc, SMALL);
-    let opened = lab.open();
+    let env = Environment::new();
+    let buffer = env.alloc(Kind::Cumemalloc, SMALL);
+    let opened = env.open();
     assert_eq!(live(), [0, 0]);
-    let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+    let mapped = env.pin_and_map(opened, buffer.at, SMALL);
     assert_eq!(live(), [1, 1]);
     let child = Child::fork(|| {});
     assert_eq!(child.wait(), End::Code(0));
     assert_eq!(live(), [1, 1]);
     mapped.set(0, 5);
-    assert_eq!(lab.read(buffer.at, 4), [5, 0, 0, 0]);
-    lab.close(opened);
+    assert_eq!(env.read(buffer.at, 4), [5, 0, 0, 0]);
+    env.close(opened);
     assert_eq!(live(), [0, 0]);
-    lab.free(buffer);
+    env.free(buffer);
 }

@@ -3,7 +3,7 @@
 use cuda_driver_sys::gdr::gdr_t;
 
 use crate::child::{Child, End};
-use crate::lab::{Buffer, Kind, Lab, Mapped, SMALL, both, gdr, live};
+use crate::environment::{Buffer, Environment, Kind, Mapped, SMALL, both, gdr, live};
 
 const PERSISTENT: &[(&str, &str)] = &[("CUDA_SIM_GDR_PERSISTENT", "1")];
 
@@ -25,20 +25,20 @@ both! { "invalidation";
     map_after_free, map_after_free_cumemalloc, map_after_free_vmmalloc, &[];
 }
 
-fn set_up(kind: Kind) -> (Lab, Buffer, gdr_t, Mapped) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    lab.fill(buffer.at, 0x95, SMALL);
-    let opened = lab.open();
-    let mapped = lab.pin_and_map(opened, buffer.at, SMALL);
+fn set_up(kind: Kind) -> (Environment, Buffer, gdr_t, Mapped) {
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    env.fill(buffer.at, 0x95, SMALL);
+    let opened = env.open();
+    let mapped = env.pin_and_map(opened, buffer.at, SMALL);
     mapped.set(0, 4711);
-    (lab, buffer, opened, mapped)
+    (env, buffer, opened, mapped)
 }
 
 fn invalidation_access_after_gdr_close(kind: Kind) {
     let child = Child::fork(|| {
-        let (lab, _, opened, mapped) = set_up(kind);
-        lab.close(opened);
+        let (env, _, opened, mapped) = set_up(kind);
+        env.close(opened);
         assert!(!mapped.is_there());
         mapped.get(0);
     });
@@ -47,70 +47,70 @@ fn invalidation_access_after_gdr_close(kind: Kind) {
 
 fn invalidation_access_after_free(kind: Kind) {
     let child = Child::fork(|| {
-        let (lab, buffer, opened, mapped) = set_up(kind);
-        assert_eq!(lab.callback_flag(opened, mapped.handle), 0);
-        lab.free(buffer);
-        assert_eq!(lab.callback_flag(opened, mapped.handle), 1);
+        let (env, buffer, opened, mapped) = set_up(kind);
+        assert_eq!(env.callback_flag(opened, mapped.handle), 0);
+        env.free(buffer);
+        assert_eq!(env.callback_flag(opened, mapped.handle), 1);
         mapped.get(0);
     });
     assert_eq!(child.wait(), End::Signal(libc::SIGBUS));
     // What the original does after that, when it has come back from the signal.
-    let (lab, buffer, opened, mapped) = set_up(kind);
-    lab.free(buffer);
+    let (env, buffer, opened, mapped) = set_up(kind);
+    env.free(buffer);
     assert!(!mapped.is_there());
-    assert!(!lab.info(opened, mapped.handle).mapped());
-    lab.end(opened, mapped, SMALL);
-    lab.close(opened);
+    assert!(!env.info(opened, mapped.handle).mapped());
+    env.end(opened, mapped, SMALL);
+    env.close(opened);
     assert_eq!(live(), [0, 0]);
 }
 
 fn invalidation_access_after_free_persistent(kind: Kind) {
-    let (lab, buffer, opened, mapped) = set_up(kind);
-    lab.free(buffer);
-    assert_eq!(lab.callback_flag(opened, mapped.handle), 0);
-    assert!(lab.info(opened, mapped.handle).mapped());
+    let (env, buffer, opened, mapped) = set_up(kind);
+    env.free(buffer);
+    assert_eq!(env.callback_flag(opened, mapped.handle), 0);
+    assert!(env.info(opened, mapped.handle).mapped());
     assert_eq!((mapped.get(0), mapped.get(1)), (4711, 0x9595_9595));
-    lab.end(opened, mapped, SMALL);
-    lab.close(opened);
+    env.end(opened, mapped, SMALL);
+    env.close(opened);
 }
 
 fn invalidation_two_mappings(kind: Kind) {
-    let lab = Lab::new();
-    let buffers = [0, 1].map(|_| lab.alloc(kind, SMALL));
-    let opened = lab.open();
-    let mappings = buffers.map(|buffer| lab.pin_and_map(opened, buffer.at, SMALL));
+    let env = Environment::new();
+    let buffers = [0, 1].map(|_| env.alloc(kind, SMALL));
+    let opened = env.open();
+    let mappings = buffers.map(|buffer| env.pin_and_map(opened, buffer.at, SMALL));
     mappings[0].set(0, 11);
     mappings[1].set(0, 12);
     assert_eq!(mappings.map(|mapped| mapped.get(0)), [11, 12]);
-    lab.free(buffers[0]);
+    env.free(buffers[0]);
     assert_eq!(mappings.map(Mapped::is_there), [false, true]);
     assert_eq!(mappings[1].get(0), 12);
-    let flags = mappings.map(|mapped| lab.callback_flag(opened, mapped.handle));
+    let flags = mappings.map(|mapped| env.callback_flag(opened, mapped.handle));
     assert_eq!(flags, [1, 0]);
-    lab.free(buffers[1]);
+    env.free(buffers[1]);
     for mapped in mappings {
-        lab.end(opened, mapped, SMALL);
+        env.end(opened, mapped, SMALL);
     }
-    lab.close(opened);
+    env.close(opened);
 }
 
 fn access_after_unpin(kind: Kind) {
-    let (lab, buffer, opened, mapped) = set_up(kind);
-    lab.unpin(opened, mapped.handle);
+    let (env, buffer, opened, mapped) = set_up(kind);
+    env.unpin(opened, mapped.handle);
     assert!(!mapped.is_there());
-    lab.close(opened);
-    assert_eq!(lab.read(buffer.at, 4), 4711_u32.to_ne_bytes());
-    lab.free(buffer);
+    env.close(opened);
+    assert_eq!(env.read(buffer.at, 4), 4711_u32.to_ne_bytes());
+    env.free(buffer);
 }
 
 fn map_after_free(kind: Kind) {
-    let lab = Lab::new();
-    let buffer = lab.alloc(kind, SMALL);
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, SMALL);
-    lab.free(buffer);
-    let refused = lab.try_map(opened, handle, SMALL, 0).map(|_| ());
+    let env = Environment::new();
+    let buffer = env.alloc(kind, SMALL);
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, SMALL);
+    env.free(buffer);
+    let refused = env.try_map(opened, handle, SMALL, 0).map(|_| ());
     assert_eq!(refused, Err(libc::EINVAL));
-    assert_eq!(gdr!(lab, gdr_unpin_buffer(opened, handle)), 0);
-    lab.close(opened);
+    assert_eq!(gdr!(env, gdr_unpin_buffer(opened, handle)), 0);
+    env.close(opened);
 }

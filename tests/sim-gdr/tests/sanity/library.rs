@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use cuda_driver_sys::gdr::{GDR_SYMBOLS, GdrTable};
 
-use crate::lab::{Kind, Lab, SMALL, gdr, library, one};
+use crate::environment::{Environment, Kind, SMALL, gdr, library, one};
 
 one! { "library";
     a_module_that_is_not_there_leaves_an_errno, &[("CUDA_SIM_GDR_OPEN_ERROR", "2")],
@@ -55,28 +55,28 @@ fn has(names: &[&str], count: usize) {
 }
 
 fn old_copies() {
-    let lab = Lab::new();
-    let buffer = lab.alloc(Kind::Cumemalloc, SMALL);
-    let opened = lab.open();
-    let handle = lab.pin(opened, buffer.at, SMALL);
+    let env = Environment::new();
+    let buffer = env.alloc(Kind::Cumemalloc, SMALL);
+    let opened = env.open();
+    let handle = env.pin(opened, buffer.at, SMALL);
     let mut base = std::ptr::null_mut();
     assert_eq!(
-        gdr!(lab, gdr_map(opened, handle, &raw mut base, SMALL as usize)),
+        gdr!(env, gdr_map(opened, handle, &raw mut base, SMALL as usize)),
         0
     );
     let (there, mut back) = ([1_u8, 2, 3, 4], [0_u8; 4]);
     assert_eq!(
-        gdr!(lab, gdr_copy_to_bar(base, there.as_ptr().cast(), 4)),
+        gdr!(env, gdr_copy_to_bar(base, there.as_ptr().cast(), 4)),
         0
     );
-    assert_eq!(lab.read(buffer.at, 4), there);
+    assert_eq!(env.read(buffer.at, 4), there);
     assert_eq!(
-        gdr!(lab, gdr_copy_from_bar(back.as_mut_ptr().cast(), base, 4)),
+        gdr!(env, gdr_copy_from_bar(back.as_mut_ptr().cast(), base, 4)),
         0
     );
     assert_eq!(back, there);
-    lab.close(opened);
-    lab.free(buffer);
+    env.close(opened);
+    env.free(buffer);
 }
 
 fn no_driver() {

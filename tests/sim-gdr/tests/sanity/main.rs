@@ -16,9 +16,9 @@ mod basic;
 mod child;
 mod data;
 mod dma_buf;
+mod environment;
 mod fork;
 mod invalidation;
-mod lab;
 mod library;
 
 cuda_mem_watchdog::watch_program!();

@@ -9,8 +9,8 @@ use cuda_mem::{
     AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource, Placed,
     PlacementRequest, Resource, Stream, drop_counts,
 };
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
-use cuda_mem_tests::lab::Lab;
 
 /// Longer than work that was let go takes to end.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -28,8 +28,8 @@ fn place_in_shared_pool(stream: &Stream) -> Result<Placed<u8>> {
 
 /// Everything of one handle of the context is dropped while a stream is busy: an arena over a pool, and a
 /// placement in a pool of the host that the context keeps. Another handle's stream is idle.
-pub(super) fn end_beside_an_idle_stream(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+pub(super) fn end_beside_an_idle_stream(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let idle = device.primary_context()?.stream()?;
     let held = {
         let context = device.primary_context()?;
@@ -57,8 +57,8 @@ pub(super) fn end_beside_an_idle_stream(lab: &Lab) -> Result<()> {
 
 /// As above, and the pool that the context keeps is still in use when the context ends: a buffer of it lives on a
 /// stream of another handle. The context ends where the arena gives its memory back, and its pool has to wait in turn.
-pub(super) fn end_with_a_pool_in_use(lab: &Lab) -> Result<()> {
-    let device = lab.device()?;
+pub(super) fn end_with_a_pool_in_use(env: &Environment) -> Result<()> {
+    let device = env.device()?;
     let idle = device.primary_context()?.stream()?;
     let upstream = MemoryPool::builder(&device).build()?;
     let (held, buffer) = {
@@ -131,10 +131,10 @@ unsafe impl MemoryResource for Locked {
     }
 }
 
-pub(super) fn end_inside_deallocate(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(super) fn end_inside_deallocate(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let locked = Arc::new(Locked {
-        upstream: lab.pool()?,
+        upstream: env.pool()?,
         state: Mutex::default(),
     });
     let resource = Resource::from(locked.clone());

@@ -4,11 +4,11 @@ use std::alloc::Layout;
 
 use anyhow::{Result, ensure};
 use cuda_mem::{Arena, MemoryResource as _, drop_counts};
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
-use cuda_mem_tests::lab::Lab;
 
-pub(crate) fn panic_in_a_hook(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn panic_in_a_hook(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     // SAFETY: not so: the address is nobody's, and the driver refuses to free it.
     let wrong = unsafe { cuda_mem::DeviceBuffer::<u8>::from_raw(&stream, 0x10, 1) };
     std::panic::set_hook(Box::new(|_| {}));
@@ -21,9 +21,9 @@ pub(crate) fn panic_in_a_hook(lab: &Lab) -> Result<()> {
 
 /// An arena finds out late that a block was freed twice, and the hook uses the arena. It would wait for ever for a lock
 /// that its own thread had.
-pub(crate) fn use_an_arena_in_a_hook(lab: &Lab) -> Result<()> {
-    let arena = Arena::builder(&lab.device()?).build()?;
-    let (own, user) = (lab.stream()?, lab.stream()?);
+pub(crate) fn use_an_arena_in_a_hook(env: &Environment) -> Result<()> {
+    let arena = Arena::builder(&env.device()?).build()?;
+    let (own, user) = (env.stream()?, env.stream()?);
     let held = hold(&user)?;
     let layout = Layout::from_size_align(1 << 20, 256)?;
     let address = arena.allocate(layout, &own)?;

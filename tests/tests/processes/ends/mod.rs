@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream, drop_counts};
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
-use cuda_mem_tests::lab::Lab;
 use cuda_mem_tests::resources::subjects;
 use cuda_mem_tests::run;
 
@@ -31,11 +31,11 @@ struct End {
 }
 
 /// Plays a scene in a process of its own.
-fn play(lab: &Lab, scene: &str) -> Result<End> {
+fn play(env: &Environment, scene: &str) -> Result<End> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .env(SCENE, scene)
-        .env("CUDA_MEM_TEST_BACKEND", lab.backend.name());
+        .env("CUDA_MEM_TEST_BACKEND", env.backend.name());
     let output = run::output_within(&mut command, PATIENCE).with_context(|| scene.to_owned())?;
     let text = [output.stdout, output.stderr].concat();
     Ok(End {
@@ -45,8 +45,8 @@ fn play(lab: &Lab, scene: &str) -> Result<End> {
 }
 
 /// The scene must end with 0 and say `line`.
-fn ends_well(lab: &Lab, scene: &str, line: &str) -> Result<()> {
-    let end = play(lab, scene)?;
+fn ends_well(env: &Environment, scene: &str, line: &str) -> Result<()> {
+    let end = play(env, scene)?;
     ensure!(
         end.code == Some(0) && end.output.lines().any(|found| found == line),
         "{scene}: {end:?}, and not {line:?}"
@@ -58,33 +58,33 @@ mod process {
     use super::*;
 
     #[apply(case)]
-    fn a_static_keeps_its_buffer_to_the_end(lab: &Lab) -> Result<()> {
-        ends_well(lab, "static", "kept")
+    fn a_static_keeps_its_buffer_to_the_end(env: &Environment) -> Result<()> {
+        ends_well(env, "static", "kept")
     }
 
     #[apply(case)]
-    fn a_thread_local_of_the_main_thread_frees_or_counts(lab: &Lab) -> Result<()> {
-        ends_well(lab, "main_thread_local", "at the end: 0 failures")
+    fn a_thread_local_of_the_main_thread_frees_or_counts(env: &Environment) -> Result<()> {
+        ends_well(env, "main_thread_local", "at the end: 0 failures")
     }
 
     #[apply(case)]
-    fn a_thread_local_of_a_thread_frees_when_that_ends(lab: &Lab) -> Result<()> {
-        ends_well(lab, "thread_local", "used 0, 0 failures, 0 too late")
+    fn a_thread_local_of_a_thread_frees_when_that_ends(env: &Environment) -> Result<()> {
+        ends_well(env, "thread_local", "used 0, 0 failures, 0 too late")
     }
 
     #[apply(case)]
-    fn a_drop_after_the_driver_has_shut_down_is_harmless(lab: &Lab) -> Result<()> {
-        ends_well(lab, "after_the_driver", "at the end: 0 failures")
+    fn a_drop_after_the_driver_has_shut_down_is_harmless(env: &Environment) -> Result<()> {
+        ends_well(env, "after_the_driver", "at the end: 0 failures")
     }
 
     #[apply(case)]
-    fn leaving_while_threads_allocate_does_not_hang(lab: &Lab) -> Result<()> {
-        ends_well(lab, "busy_threads", "leaving")
+    fn leaving_while_threads_allocate_does_not_hang(env: &Environment) -> Result<()> {
+        ends_well(env, "busy_threads", "leaving")
     }
 
     #[apply(case)]
-    fn a_panic_frees_what_it_unwinds(lab: &Lab) -> Result<()> {
-        let end = play(lab, "panic")?;
+    fn a_panic_frees_what_it_unwinds(env: &Environment) -> Result<()> {
+        let end = play(env, "panic")?;
         ensure!(
             end.code == Some(101) && end.output.contains("on purpose"),
             "{end:?}"
@@ -94,13 +94,13 @@ mod process {
     }
 
     #[apply(case)]
-    fn a_panic_in_a_hook_does_not_spread(lab: &Lab) -> Result<()> {
-        ends_well(lab, "hook", "0 panics came out")
+    fn a_panic_in_a_hook_does_not_spread(env: &Environment) -> Result<()> {
+        ends_well(env, "hook", "0 panics came out")
     }
 
     #[apply(case)]
-    fn a_hook_may_use_the_arena_that_it_is_told_of(lab: &Lab) -> Result<()> {
-        ends_well(lab, "arena_in_a_hook", "told: true, trimmed: true")
+    fn a_hook_may_use_the_arena_that_it_is_told_of(env: &Environment) -> Result<()> {
+        ends_well(env, "arena_in_a_hook", "told: true, trimmed: true")
     }
 }
 
@@ -108,13 +108,13 @@ mod others {
     use super::*;
 
     #[apply(case)]
-    fn a_context_that_somebody_reset_is_a_typed_error(lab: &Lab) -> Result<()> {
-        ends_well(lab, "reset", "typed errors, 0 failures")
+    fn a_context_that_somebody_reset_is_a_typed_error(env: &Environment) -> Result<()> {
+        ends_well(env, "reset", "typed errors, 0 failures")
     }
 
     #[apply(case)]
-    fn a_context_that_somebody_released_is_a_typed_error(lab: &Lab) -> Result<()> {
-        ends_well(lab, "released", "typed errors, 0 failures")
+    fn a_context_that_somebody_released_is_a_typed_error(env: &Environment) -> Result<()> {
+        ends_well(env, "released", "typed errors, 0 failures")
     }
 }
 
@@ -122,21 +122,23 @@ mod waiting {
     use super::*;
 
     #[apply(case)]
-    fn an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends(lab: &Lab) -> Result<()> {
-        ends_well(lab, "shared_context", "synchronised, 0 wait, 0 failures")
+    fn an_idle_stream_is_synchronised_while_the_rest_of_its_context_ends(
+        env: &Environment,
+    ) -> Result<()> {
+        ends_well(env, "shared_context", "synchronised, 0 wait, 0 failures")
     }
 
     #[apply(case)]
     fn an_idle_stream_is_synchronised_while_a_pool_of_an_ended_context_is_in_use(
-        lab: &Lab,
+        env: &Environment,
     ) -> Result<()> {
         let line = "synchronised, 1 and then 0 wait, 0 failures";
-        ends_well(lab, "pool_in_use", line)
+        ends_well(env, "pool_in_use", line)
     }
 
     #[apply(case)]
-    fn an_arena_ends_inside_a_call_of_its_own_upstream(lab: &Lab) -> Result<()> {
-        ends_well(lab, "inside_deallocate", "given back, 0 wait, 0 failures")
+    fn an_arena_ends_inside_a_call_of_its_own_upstream(env: &Environment) -> Result<()> {
+        ends_well(env, "inside_deallocate", "given back, 0 wait, 0 failures")
     }
 }
 
@@ -144,8 +146,10 @@ mod resources {
     use super::*;
 
     #[apply(case)]
-    fn buffers_of_every_resource_survive_the_loss_of_their_context(lab: &Lab) -> Result<()> {
-        ends_well(lab, "resources_reset", "every resource went on, 0 failures")
+    fn buffers_of_every_resource_survive_the_loss_of_their_context(
+        env: &Environment,
+    ) -> Result<()> {
+        ends_well(env, "resources_reset", "every resource went on, 0 failures")
     }
 }
 
@@ -169,39 +173,39 @@ mod scenes {
         }
     }
 
-    pub(super) fn play(scene: &str, lab: &'static Lab) -> Result<()> {
+    pub(super) fn play(scene: &str, env: &'static Environment) -> Result<()> {
         match scene {
-            "static" => keep_in_a_static(lab),
+            "static" => keep_in_a_static(env),
             "main_thread_local" => {
-                let last = Last(Some(lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?));
+                let last = Last(Some(env.pool()?.alloc_zeroed(&env.stream()?, 1000)?));
                 OWN.with(|own| own.replace(Some(last)));
                 Ok(())
             }
-            "thread_local" => keep_in_a_thread(lab),
-            "after_the_driver" => drop_after_the_driver(lab),
-            "busy_threads" => leave_in_the_middle(lab),
-            "panic" => panic_with_a_buffer(lab),
-            "hook" => hooks::panic_in_a_hook(lab),
-            "arena_in_a_hook" => hooks::use_an_arena_in_a_hook(lab),
-            "reset" => lose_the_context(lab, true),
-            "released" => lose_the_context(lab, false),
-            "resources_reset" => lose_the_context_of_resources(lab),
-            "shared_context" => super::deferred::end_beside_an_idle_stream(lab),
-            "pool_in_use" => super::deferred::end_with_a_pool_in_use(lab),
-            "inside_deallocate" => super::deferred::end_inside_deallocate(lab),
+            "thread_local" => keep_in_a_thread(env),
+            "after_the_driver" => drop_after_the_driver(env),
+            "busy_threads" => leave_in_the_middle(env),
+            "panic" => panic_with_a_buffer(env),
+            "hook" => hooks::panic_in_a_hook(env),
+            "arena_in_a_hook" => hooks::use_an_arena_in_a_hook(env),
+            "reset" => lose_the_context(env, true),
+            "released" => lose_the_context(env, false),
+            "resources_reset" => lose_the_context_of_resources(env),
+            "shared_context" => super::deferred::end_beside_an_idle_stream(env),
+            "pool_in_use" => super::deferred::end_with_a_pool_in_use(env),
+            "inside_deallocate" => super::deferred::end_inside_deallocate(env),
             other => bail!("no scene {other:?}"),
         }
     }
 
-    fn keep_in_a_static(lab: &Lab) -> Result<()> {
-        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+    fn keep_in_a_static(env: &Environment) -> Result<()> {
+        let buffer = env.pool()?.alloc_zeroed(&env.stream()?, 1000)?;
         KEPT.get_or_init(|| Mutex::new(buffer));
         println!("kept");
         Ok(())
     }
 
-    fn keep_in_a_thread(lab: &Lab) -> Result<()> {
-        let (pool, stream) = (lab.pool()?, lab.stream()?);
+    fn keep_in_a_thread(env: &Environment) -> Result<()> {
+        let (pool, stream) = (env.pool()?, env.stream()?);
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let last = Last(Some(pool.alloc_zeroed(&stream, 1000)?));
@@ -235,8 +239,8 @@ mod scenes {
 
     /// `main` registered [`drop_late`] before the driver was loaded, so it runs after what the
     /// driver has registered.
-    fn drop_after_the_driver(lab: &Lab) -> Result<()> {
-        let buffer = lab.pool()?.alloc_zeroed(&lab.stream()?, 1000)?;
+    fn drop_after_the_driver(env: &Environment) -> Result<()> {
+        let buffer = env.pool()?.alloc_zeroed(&env.stream()?, 1000)?;
         *LATE.lock().map_err(|_| anyhow::anyhow!("poisoned"))? = Some(Last(Some(buffer)));
         Ok(())
     }
@@ -248,11 +252,11 @@ mod scenes {
         }
     }
 
-    fn leave_in_the_middle(lab: &'static Lab) -> Result<()> {
+    fn leave_in_the_middle(env: &'static Environment) -> Result<()> {
         static STARTED: AtomicBool = AtomicBool::new(false);
-        let pool = lab.pool()?;
+        let pool = env.pool()?;
         for _ in 0..4 {
-            let (pool, stream) = (pool.clone(), lab.stream()?);
+            let (pool, stream) = (pool.clone(), env.stream()?);
             std::thread::spawn(move || {
                 loop {
                     // At the very end the driver refuses, which is the point.
@@ -269,8 +273,8 @@ mod scenes {
         Ok(())
     }
 
-    fn panic_with_a_buffer(lab: &Lab) -> Result<()> {
-        let (pool, stream) = (lab.pool()?, lab.stream()?);
+    fn panic_with_a_buffer(env: &Environment) -> Result<()> {
+        let (pool, stream) = (env.pool()?, env.stream()?);
         struct Tell(cuda_mem::MemoryPool);
         impl Drop for Tell {
             fn drop(&mut self) {
@@ -280,14 +284,14 @@ mod scenes {
         }
         let _tell = Tell(pool.clone());
         let mut buffer = pool.alloc::<u8>(&stream, 1000)?;
-        let other = lab.stream()?;
+        let other = env.stream()?;
         let _lent = buffer.on(&other)?;
         panic!("on purpose");
     }
 
     /// The arena has marked the place up to which a busy stream uses a block, and has not seen it reached.
-    fn mark_a_busy_stream(arena: &Resource, lab: &Lab) -> Result<[Stream; 2]> {
-        let (busy, idle) = (lab.stream()?, lab.stream()?);
+    fn mark_a_busy_stream(arena: &Resource, env: &Environment) -> Result<[Stream; 2]> {
+        let (busy, idle) = (env.stream()?, env.stream()?);
         let held = hold(&busy)?;
         drop(arena.alloc::<u8>(&busy, 1 << 20)?);
         drop(arena.alloc::<u8>(&idle, 1 << 20)?);
@@ -301,22 +305,22 @@ mod scenes {
 
     /// Somebody resets the context while every resource has a buffer in it. Nothing crashes, and with a new
     /// context the same resources serve again.
-    fn lose_the_context_of_resources(lab: &Lab) -> Result<()> {
-        let device = lab.device()?;
-        let resources: Vec<Resource> = subjects(lab)?
+    fn lose_the_context_of_resources(env: &Environment) -> Result<()> {
+        let device = env.device()?;
+        let resources: Vec<Resource> = subjects(env)?
             .iter()
             .filter(|subject| !subject.name.contains(" over "))
-            .map(|subject| subject.make(lab))
+            .map(|subject| subject.make(env))
             .collect::<Result<_>>()?;
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let mut live = Vec::new();
         for resource in &resources {
             live.push(resource.alloc_zeroed::<u8>(&stream, 1000)?);
         }
         stream.synchronize()?;
         let arena = Resource::from(Arena::builder(&device).build()?);
-        let marked = mark_a_busy_stream(&arena, lab)?;
-        let end = lab.driver.table().cuDevicePrimaryCtxReset_v2;
+        let marked = mark_a_busy_stream(&arena, env)?;
+        let end = env.driver.table().cuDevicePrimaryCtxReset_v2;
         let end = end.context("no reset")?;
         // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
         ensure!(unsafe { end(device.as_raw()) }.0 == 0);
@@ -324,7 +328,7 @@ mod scenes {
         let counts = drop_counts();
         ensure!(counts.too_late >= resources.len() as u64, "{counts:?}");
         for resource in resources.iter().chain([&arena]) {
-            let stream = lab.stream()?;
+            let stream = env.stream()?;
             let buffer = resource.alloc_from(&stream, &[1_u8, 2, 3])?;
             ensure!(buffer.to_vec()? == [1, 2, 3], "{resource:?}");
             buffer.free()?;
@@ -335,13 +339,13 @@ mod scenes {
     }
 
     /// Somebody ends the primary context that we hold.
-    fn lose_the_context(lab: &Lab, reset: bool) -> Result<()> {
-        let (pool, stream) = (lab.pool()?, lab.stream()?);
+    fn lose_the_context(env: &Environment, reset: bool) -> Result<()> {
+        let (pool, stream) = (env.pool()?, env.stream()?);
         let mut buffer = pool.alloc_zeroed::<u8>(&stream, 1000)?;
         let event = stream.context().event()?;
         stream.synchronize()?;
-        let device = lab.device()?;
-        let table = lab.driver.table();
+        let device = env.device()?;
+        let table = env.driver.table();
         if reset {
             let end = table.cuDevicePrimaryCtxReset_v2.context("no reset")?;
             // SAFETY: the driver lets anybody do this; the handles in it are refused afterwards.
@@ -384,5 +388,5 @@ pub(crate) fn as_child() -> Option<Result<()>> {
     let scene = std::env::var(SCENE).ok()?;
     scenes::before_the_driver(&scene);
     cuda_mem::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
-    Some(Lab::get().and_then(|lab| scenes::play(&scene, lab)))
+    Some(Environment::get().and_then(|env| scenes::play(&scene, env)))
 }

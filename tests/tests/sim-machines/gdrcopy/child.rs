@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{ErrorKind, Window, WindowKind, WindowOptions, WindowReason};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::run;
 use cuda_mem_tests::window::memory;
 
@@ -13,30 +13,30 @@ use super::{EXPECTED, WINDOWS, closing, libraries, refusing};
 
 /// Runs a scenario by its name.
 pub(crate) fn run(scenario: &str) -> Result<()> {
-    let lab = Lab::get_sim()?;
+    let env = Environment::get_sim()?;
     match scenario {
         "bodies" => return bodies(),
-        "missing" => libraries::missing(lab)?,
-        "memory_that_suits" => libraries::memory_that_suits(lab)?,
-        "attributes_sanity" => libraries::attributes_sanity(lab)?,
-        "wishes" => libraries::wishes(lab)?,
+        "missing" => libraries::missing(env)?,
+        "memory_that_suits" => libraries::memory_that_suits(env)?,
+        "attributes_sanity" => libraries::attributes_sanity(env)?,
+        "wishes" => libraries::wishes(env)?,
         "without" => {
-            libraries::without(lab)?;
+            libraries::without(env)?;
             return Ok(());
         }
-        "memory_by_its_origin" => libraries::memory_by_its_origin(lab)?,
-        "mapping_kinds" => refusing::mapping_kinds(lab)?,
-        "over_pcie" => refusing::over_pcie(lab)?,
-        "broken_dma_bufs" => refusing::broken_dma_bufs(lab)?,
-        "no_dma_bufs" => refusing::no_dma_bufs(lab)?,
-        "little_room" => refusing::little_room(lab)?,
-        "child_threads_open_windows" => closing::child_threads_open_windows(lab)?,
-        "invalidation_two_mappings" => closing::invalidation_two_mappings(lab)?,
-        "leakage_pin_pages_fork" => closing::leakage_pin_pages_fork(lab)?,
-        "a_fork_beside_a_call" => closing::a_fork_beside_a_call(lab)?,
-        "failures_leave_nothing" => closing::failures_leave_nothing(lab)?,
+        "memory_by_its_origin" => libraries::memory_by_its_origin(env)?,
+        "mapping_kinds" => refusing::mapping_kinds(env)?,
+        "over_pcie" => refusing::over_pcie(env)?,
+        "broken_dma_bufs" => refusing::broken_dma_bufs(env)?,
+        "no_dma_bufs" => refusing::no_dma_bufs(env)?,
+        "little_room" => refusing::little_room(env)?,
+        "child_threads_open_windows" => closing::child_threads_open_windows(env)?,
+        "invalidation_two_mappings" => closing::invalidation_two_mappings(env)?,
+        "leakage_pin_pages_fork" => closing::leakage_pin_pages_fork(env)?,
+        "a_fork_beside_a_call" => closing::a_fork_beside_a_call(env)?,
+        "failures_leave_nothing" => closing::failures_leave_nothing(env)?,
         "every_end_gives_back" => {
-            closing::every_end_gives_back(lab)?;
+            closing::every_end_gives_back(env)?;
             return Ok(());
         }
         other => bail!("no scenario {other}"),
@@ -60,8 +60,8 @@ pub(crate) fn bodies() -> Result<()> {
 }
 
 #[apply(case_staged)]
-fn the_kinds_that_were_named_are_had(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+fn the_kinds_that_were_named_are_had(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut had = Vec::new();
     for kind in WindowKind::ALL {
         let mut buffer = memory::<u32>(&stream, kind, 1000)?;

@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{ErrorKind, Gdr, WindowKind, WindowOptions, drop_counts};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
 use super::child::live;
@@ -18,10 +18,10 @@ const DIRECT: [WindowKind; 2] = [WindowKind::DmaBuf, WindowKind::Gdrcopy];
 const OWN: usize = (1 << 20) + 1;
 
 /// Many windows from eight threads at a time: each has its own memory, and all use one library.
-pub(crate) fn child_threads_open_windows(lab: &Lab) -> Result<()> {
+pub(crate) fn child_threads_open_windows(env: &Environment) -> Result<()> {
     let start = Barrier::new(8);
     let worker = |number: u32| -> Result<()> {
-        let stream = lab.stream()?;
+        let stream = env.stream()?;
         let mut buffers = Vec::new();
         for _ in 0..3 {
             buffers.push(memory::<u32>(&stream, WindowKind::Gdrcopy, OWN / 4 + 1)?);
@@ -60,8 +60,8 @@ pub(crate) fn child_threads_open_windows(lab: &Lab) -> Result<()> {
 }
 
 /// Memory that goes takes no window of other memory along.
-pub(crate) fn invalidation_two_mappings(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn invalidation_two_mappings(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in DIRECT {
         let mut first = memory::<u8>(&stream, kind, OWN)?;
         let mut second = memory::<u8>(&stream, kind, OWN)?;
@@ -81,8 +81,8 @@ pub(crate) fn invalidation_two_mappings(lab: &Lab) -> Result<()> {
 
 /// What is pinned when a process forks is unpinned once, by that process. In the fork nothing hangs, and nothing is
 /// asked of library or driver.
-pub(crate) fn leakage_pin_pages_fork(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn leakage_pin_pages_fork(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     for kind in DIRECT {
         let mut buffers = [
             memory::<u32>(&stream, kind, OWN)?,
@@ -94,7 +94,7 @@ pub(crate) fn leakage_pin_pages_fork(lab: &Lab) -> Result<()> {
         window.store(0, 1)?;
         let pinned = live()?;
         ensure!(pinned == [2 * u64::from(kind == WindowKind::Gdrcopy); 2]);
-        let calls = lab.control()?.calls_total();
+        let calls = env.control()?.calls_total();
         // SAFETY: this program has one thread here.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -107,7 +107,7 @@ pub(crate) fn leakage_pin_pages_fork(lab: &Lab) -> Result<()> {
             fine &= forked(closed.close().err().map(|error| error.kind()));
             drop(window);
             fine &= drop_counts().failures == 0 && live().is_ok_and(|live| live == pinned);
-            fine &= lab
+            fine &= env
                 .control()
                 .is_ok_and(|control| control.calls_total() == calls);
             // SAFETY: ends the child without the parent's handlers.
@@ -131,8 +131,8 @@ pub(crate) fn leakage_pin_pages_fork(lab: &Lab) -> Result<()> {
 }
 
 /// Another thread is in a call of the library when the process forks: the lock is held for ever there.
-pub(crate) fn a_fork_beside_a_call(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn a_fork_beside_a_call(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
     let window = WindowOptions::new()
         .only([WindowKind::Gdrcopy])
@@ -174,8 +174,8 @@ pub(crate) fn a_fork_beside_a_call(lab: &Lab) -> Result<()> {
 }
 
 /// Each driver call of opening fails once: the next kind is taken or an error comes, and nothing stays pinned.
-pub(crate) fn failures_leave_nothing(lab: &Lab) -> Result<()> {
-    let (control, stream) = (lab.control()?, lab.stream()?);
+pub(crate) fn failures_leave_nothing(env: &Environment) -> Result<()> {
+    let (control, stream) = (env.control()?, env.stream()?);
     // What the driver refuses at the end of a window is told; these faults hit the way back to the context
     // or the capture mode of before.
     static OTHERS: AtomicU64 = AtomicU64::new(0);
@@ -238,8 +238,8 @@ pub(crate) fn failures_leave_nothing(lab: &Lab) -> Result<()> {
 }
 
 /// Windows that are dropped in any order, in a panic, and after their stream is gone.
-pub(crate) fn every_end_gives_back(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn every_end_gives_back(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffers = Vec::new();
     for _ in 0..4 {
         buffers.push(memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?);

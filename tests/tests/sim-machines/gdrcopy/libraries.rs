@@ -6,14 +6,14 @@ use cuda_mem::{
     Device, DeviceBuffer, Error, ErrorKind, Gdr, MappedMemory, MemoryKind, Resource, Stream,
     WindowKind, WindowOptions, WindowReason,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
 use super::child::{expected, live, reason};
 
 /// `Gdr::load` fails, says what is missing in the words that are expected, and every window goes on without.
-pub(crate) fn missing(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn missing(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let error = Gdr::load().map(drop).err().context("it opened")?;
     let again = Gdr::load().map(drop).err().context("it opened later")?;
     ensure!(again.to_string() == error.to_string(), "{again}");
@@ -36,11 +36,11 @@ pub(crate) fn missing(lab: &Lab) -> Result<()> {
 }
 
 /// Where the memory is that suits a window here: as expected.
-pub(crate) fn memory_that_suits(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn memory_that_suits(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let place = |options: &WindowOptions| -> Result<MemoryKind> {
         let buffer = options.alloc::<u32>(&stream, 100)?;
-        let info = lab.driver.pointer_info(buffer.as_raw())?;
+        let info = env.driver.pointer_info(buffer.as_raw())?;
         Ok(info.context("it is the driver's")?.kind)
     };
     let found = [
@@ -58,7 +58,7 @@ pub(crate) fn memory_that_suits(lab: &Lab) -> Result<()> {
 
 /// gdrcopy's attributes_sanity, and everything else that the library tells. What is expected: version of the library,
 /// of the module, persistent, may be forced to PCIe, through dma-bufs.
-pub(crate) fn attributes_sanity(_: &Lab) -> Result<()> {
+pub(crate) fn attributes_sanity(_: &Environment) -> Result<()> {
     let gdr = Gdr::load()?;
     let path = gdrapi_sim::library_path().context("built")?;
     ensure!(gdr.library_path() == path && format!("{gdr:?}").contains("version"));
@@ -97,8 +97,8 @@ pub(crate) fn attributes_sanity(_: &Lab) -> Result<()> {
 }
 
 /// What `open` of gdrcopy alone answers, with a wish that the library may not know.
-pub(crate) fn wishes(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn wishes(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
     let only = || WindowOptions::new().only([WindowKind::Gdrcopy]);
     for (wish, options) in [
@@ -124,8 +124,8 @@ pub(crate) fn wishes(lab: &Lab) -> Result<()> {
 }
 
 /// Opens and closes a window; answers what went wrong, and where.
-pub(crate) fn without(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn without(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
     match WindowOptions::new()
         .only([WindowKind::Gdrcopy])
@@ -150,9 +150,9 @@ pub(crate) fn without(lab: &Lab) -> Result<()> {
 }
 
 /// gdrcopy's basic_cumemalloc, basic_vmmalloc and the memory that it refuses, over what the driver says of it.
-pub(crate) fn memory_by_its_origin(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
-    let device = lab.device()?;
+pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
+    let device = env.device()?;
     let mut plain = memory::<u8>(&stream, WindowKind::Gdrcopy, 100_000)?;
     let mut mapped = mapped(&device, &stream, true)?;
     for buffer in [&mut plain, &mut *mapped] {
@@ -173,10 +173,10 @@ pub(crate) fn memory_by_its_origin(lab: &Lab) -> Result<()> {
     }
     let mut other = self::mapped(&device, &stream, false)?;
     refused(&mut other, "NotGpuDirect")?;
-    refused(&mut lab.pool()?.alloc(&stream, 100_000)?, "NotGpuDirect")?;
+    refused(&mut env.pool()?.alloc(&stream, 100_000)?, "NotGpuDirect")?;
     let managed = cuda_mem::ManagedBuffer::<u8>::zeroed(&stream, 100_000)?;
     refused(&mut managed.into_buffer(), "ManagedMemory")?;
-    let host = Resource::new(cuda_mem::PinnedResource::new(lab.driver));
+    let host = Resource::new(cuda_mem::PinnedResource::new(env.driver));
     refused(&mut host.alloc(&stream, 100_000)?, "MemoryOfHost")
 }
 

@@ -15,7 +15,7 @@ use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::sys::gdr::GDR_LIBRARY_VARIABLE;
 use cuda_mem::sys::nvml::NVML_LIBRARY_VARIABLE;
 use cuda_mem_tests::case::Kind;
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::run::output_within;
 use cuda_mem_tests::suite::Suite;
 
@@ -128,13 +128,13 @@ mod bodies {
     }
 
     #[apply(case)]
-    fn with_gdrcopy(_: &Lab) -> Result<()> {
+    fn with_gdrcopy(_: &Environment) -> Result<()> {
         pass(&[], GDRCOPY)
     }
 
     /// Pins and maps by the first calls, and asks by the first struct.
     #[apply(case)]
-    fn with_gdrcopy_of_older_versions(_: &Lab) -> Result<()> {
+    fn with_gdrcopy_of_older_versions(_: &Environment) -> Result<()> {
         for number in ["1.3", "2.0", "2.4"] {
             pass(&[version(number)], GDRCOPY)?;
         }
@@ -142,7 +142,7 @@ mod bodies {
     }
 
     #[apply(case)]
-    fn with_gdrcopy_whatever_it_maps_and_keeps(_: &Lab) -> Result<()> {
+    fn with_gdrcopy_whatever_it_maps_and_keeps(_: &Environment) -> Result<()> {
         for kind in ["wc", "cached", "device"] {
             pass(&[mapping(kind), PERSISTENT], GDRCOPY)?;
         }
@@ -153,26 +153,26 @@ mod bodies {
     }
 
     #[apply(case)]
-    fn with_dma_bufs(_: &Lab) -> Result<()> {
+    fn with_dma_bufs(_: &Environment) -> Result<()> {
         pass(&[NEW, NO_MODULE], "host-mapped dma-buf copies")
     }
 
     #[apply(case)]
-    fn with_both(_: &Lab) -> Result<()> {
+    fn with_both(_: &Environment) -> Result<()> {
         pass(&[NEW], ALL)?;
         pass(&[NEW, version("2.6"), mapping("cached"), PERSISTENT], ALL)
     }
 
     /// A library of 2.6 that has no module, and one that is told to do without.
     #[apply(case)]
-    fn with_gdrcopy_through_dma_bufs(_: &Lab) -> Result<()> {
+    fn with_gdrcopy_through_dma_bufs(_: &Environment) -> Result<()> {
         pass(&[NEW, version("2.6"), NO_MODULE], ALL)?;
         let wanted = ("GDRCOPY_USE_DMABUF_MMAP", "1");
         pass(&[NEW, version("2.6"), wanted, mapping("cached")], ALL)
     }
 
     #[apply(case)]
-    fn with_neither(_: &Lab) -> Result<()> {
+    fn with_neither(_: &Environment) -> Result<()> {
         let none = ("CUDA_SIM_DMA_BUF_MMAP", "0");
         pass(&[NEW, none, NO_MODULE], "host-mapped copies")
     }
@@ -190,7 +190,7 @@ mod opening {
     }
 
     #[apply(case)]
-    fn a_library_that_is_not_there_is_named(_: &Lab) -> Result<()> {
+    fn a_library_that_is_not_there_is_named(_: &Environment) -> Result<()> {
         let nowhere = "/nowhere/libgdrapi.so.2";
         let words = [nowhere, GDR_LIBRARY_VARIABLE];
         missing(&[(GDR_LIBRARY_VARIABLE, nowhere)], -1, &words)?;
@@ -205,7 +205,7 @@ mod opening {
     }
 
     #[apply(case)]
-    fn a_module_that_does_not_open_says_why(_: &Lab) -> Result<()> {
+    fn a_module_that_does_not_open_says_why(_: &Environment) -> Result<()> {
         for (errno, words) in [
             ("2", "Load gdrcopy's kernel module (gdrdrv)"),
             ("13", "Let this user read and write it"),
@@ -218,14 +218,14 @@ mod opening {
     }
 
     #[apply(case)]
-    fn a_module_that_is_too_old_says_so(_: &Lab) -> Result<()> {
+    fn a_module_that_is_too_old_says_so(_: &Environment) -> Result<()> {
         let old = ("CUDA_SIM_GDR_DRIVER_VERSION", "1.9");
         missing(&[old], 0, &["older than the library", "in one version"])
     }
 
     /// Dma-bufs in place of the module, where the driver's can be mapped.
     #[apply(case)]
-    fn a_library_without_a_module_needs_dma_bufs(_: &Lab) -> Result<()> {
+    fn a_library_without_a_module_needs_dma_bufs(_: &Environment) -> Result<()> {
         missing(&[version("2.6"), NO_MODULE], 2, &["/dev/gdrdrv"])?;
         let facts = "2.6 NotSupported true true true";
         fine(
@@ -236,7 +236,7 @@ mod opening {
     }
 
     #[apply(case)]
-    fn attributes_sanity(_: &Lab) -> Result<()> {
+    fn attributes_sanity(_: &Environment) -> Result<()> {
         let module = |number| ("CUDA_SIM_GDR_DRIVER_VERSION", number);
         for (knobs, facts) in [
             (vec![], "2.5 2.5 false true false"),
@@ -257,7 +257,7 @@ mod opening {
 
     /// Where no window opens on a device's memory, it is the host's.
     #[apply(case)]
-    fn memory_that_suits_windows_is_where_they_open(_: &Lab) -> Result<()> {
+    fn memory_that_suits_windows_is_where_they_open(_: &Environment) -> Result<()> {
         for (knobs, places) in [
             (vec![NO_MODULE], "Host Host Device Host Host Device"),
             (vec![], "Device Host Device Host Device Device"),
@@ -274,7 +274,7 @@ mod opening {
 
     /// What an old library has no function for is an error that names it.
     #[apply(case)]
-    fn wishes_need_version_2_5(_: &Lab) -> Result<()> {
+    fn wishes_need_version_2_5(_: &Environment) -> Result<()> {
         for number in ["1.3", "2.0", "2.4"] {
             let text = on(&[version(number)], "wishes", "")?;
             contains(
@@ -292,7 +292,7 @@ mod opening {
 
     /// One function is missing: another is used, or the error names it.
     #[apply(case)]
-    fn every_missing_function_is_a_typed_error(_: &Lab) -> Result<()> {
+    fn every_missing_function_is_a_typed_error(_: &Environment) -> Result<()> {
         for (symbols, expected) in [
             ("gdr_pin_buffer_v2", ""),
             ("gdr_map_v2", ""),
@@ -321,7 +321,7 @@ mod opening {
     }
 
     #[apply(case)]
-    fn basic_cumemalloc_and_vmmalloc(_: &Lab) -> Result<()> {
+    fn basic_cumemalloc_and_vmmalloc(_: &Environment) -> Result<()> {
         fine(&[], "memory_by_its_origin", "")
     }
 }
@@ -330,7 +330,7 @@ mod refusals {
     use super::*;
 
     #[apply(case)]
-    fn a_mapping_of_another_kind_is_a_reason_to_copy(_: &Lab) -> Result<()> {
+    fn a_mapping_of_another_kind_is_a_reason_to_copy(_: &Environment) -> Result<()> {
         for (kind, name) in [
             ("wc", "write-combining"),
             ("cached", "cached"),
@@ -345,7 +345,7 @@ mod refusals {
 
     /// gdrcopy's basic_v2_forcepci, and the same of dma-bufs.
     #[apply(case)]
-    fn basic_v2_forcepci(_: &Lab) -> Result<()> {
+    fn basic_v2_forcepci(_: &Environment) -> Result<()> {
         let pcie = ("CUDA_SIM_DMA_BUF_PCIE", "1");
         for (knobs, found) in [
             (
@@ -367,21 +367,21 @@ mod refusals {
     }
 
     #[apply(case)]
-    fn a_dma_buf_that_is_not_mapped_says_its_error_number(_: &Lab) -> Result<()> {
+    fn a_dma_buf_that_is_not_mapped_says_its_error_number(_: &Environment) -> Result<()> {
         let broken = ("CUDA_SIM_BROKEN_DMA_BUF_MMAP", "1");
         fine(&[NEW, broken, NO_MODULE], "broken_dma_bufs", "copies")?;
         fine(&[NEW, broken], "broken_dma_bufs", "gdrcopy")
     }
 
     #[apply(case)]
-    fn a_device_without_dma_bufs_is_not_asked_for_one(_: &Lab) -> Result<()> {
+    fn a_device_without_dma_bufs_is_not_asked_for_one(_: &Environment) -> Result<()> {
         fine(&[], "no_dma_bufs", "")?;
         fine(&[NEW, ("CUDA_SIM_DMA_BUF_MMAP", "0")], "no_dma_bufs", "")?;
         fine(&[NEW, ("CUDA_SIM_DMA_BUF", "0")], "no_dma_bufs", "")
     }
 
     #[apply(case)]
-    fn what_does_not_fit_into_bar1_is_not_tried(_: &Lab) -> Result<()> {
+    fn what_does_not_fit_into_bar1_is_not_tried(_: &Environment) -> Result<()> {
         fine(&[NEW, ("NVML_SIM_BAR1_FREE", "128K")], "little_room", "")
     }
 }
@@ -398,33 +398,33 @@ mod ends {
     }
 
     #[apply(case)]
-    fn basic_child_thread_pins_buffer(_: &Lab) -> Result<()> {
+    fn basic_child_thread_pins_buffer(_: &Environment) -> Result<()> {
         both("child_threads_open_windows")
     }
 
     #[apply(case)]
-    fn invalidation_two_mappings(_: &Lab) -> Result<()> {
+    fn invalidation_two_mappings(_: &Environment) -> Result<()> {
         both("invalidation_two_mappings")?;
         fine(&[NEW, PERSISTENT], "invalidation_two_mappings", "")
     }
 
     #[apply(case)]
-    fn leakage_pin_pages_fork(_: &Lab) -> Result<()> {
+    fn leakage_pin_pages_fork(_: &Environment) -> Result<()> {
         both("leakage_pin_pages_fork")
     }
 
     #[apply(case)]
-    fn a_fork_beside_a_call_waits_for_nothing(_: &Lab) -> Result<()> {
+    fn a_fork_beside_a_call_waits_for_nothing(_: &Environment) -> Result<()> {
         fine(&[], "a_fork_beside_a_call", "")
     }
 
     #[apply(case)]
-    fn failures_leave_nothing(_: &Lab) -> Result<()> {
+    fn failures_leave_nothing(_: &Environment) -> Result<()> {
         both("failures_leave_nothing")
     }
 
     #[apply(case)]
-    fn every_end_gives_back(_: &Lab) -> Result<()> {
+    fn every_end_gives_back(_: &Environment) -> Result<()> {
         fine(&[], "every_end_gives_back", "")
     }
 }

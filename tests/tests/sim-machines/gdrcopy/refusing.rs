@@ -5,7 +5,7 @@ use cuda_mem::{
     DirectResource, ErrorKind, MappingKind, Resource, Window, WindowKind, WindowOptions,
     WindowReason,
 };
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
 use super::child::{expected, live, reason};
@@ -25,8 +25,8 @@ fn failure(window: &Window<'_, u32>, kind: WindowKind) -> Result<std::sync::Arc<
 }
 
 /// The kind of mapping that is expected is had when it is asked for, and named; any other is a reason to copy.
-pub(crate) fn mapping_kinds(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn mapping_kinds(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let expected = expected().join(" ");
     let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
     for wanted in KINDS {
@@ -57,8 +57,8 @@ pub(crate) fn mapping_kinds(lab: &Lab) -> Result<()> {
 }
 
 /// A way over PCIe: had as a write-combining mapping, or refused with a reason.
-pub(crate) fn over_pcie(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn over_pcie(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
     let mut window = WindowOptions::new().force_pcie(true).open(&mut buffer)?;
     let found = match window.kind() {
@@ -79,8 +79,8 @@ pub(crate) fn over_pcie(lab: &Lab) -> Result<()> {
 }
 
 /// Dma-bufs that are promised and cannot be mapped.
-pub(crate) fn broken_dma_bufs(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn broken_dma_bufs(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::DmaBuf, 1000)?;
     let mut window = WindowOptions::new().open(&mut buffer)?;
     ensure!(
@@ -102,7 +102,7 @@ pub(crate) fn broken_dma_bufs(lab: &Lab) -> Result<()> {
     window.store(3, 5)?;
     ensure!(window.load(3)? == 5);
     // What nobody else reaches is left as it was: copies wait only for those who asked for it.
-    let direct = Resource::new(DirectResource::new(lab.device()?));
+    let direct = Resource::new(DirectResource::new(env.device()?));
     let mut plain = direct.alloc::<u8>(&stream, 2 << 20)?;
     let options = WindowOptions::new().refuse([WindowKind::Gdrcopy]);
     let window = options.open(&mut plain)?;
@@ -113,8 +113,8 @@ pub(crate) fn broken_dma_bufs(lab: &Lab) -> Result<()> {
 }
 
 /// Dma-bufs that the device does not promise.
-pub(crate) fn no_dma_bufs(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn no_dma_bufs(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let mut buffer = memory::<u32>(&stream, WindowKind::DmaBuf, 1000)?;
     let window = WindowOptions::new().open(&mut buffer)?;
     let reason = reason(&window, WindowKind::DmaBuf)?;
@@ -124,8 +124,8 @@ pub(crate) fn no_dma_bufs(lab: &Lab) -> Result<()> {
 }
 
 /// 128 KiB of BAR1 are free: windows that need more are copies, and say so.
-pub(crate) fn little_room(lab: &Lab) -> Result<()> {
-    let stream = lab.stream()?;
+pub(crate) fn little_room(env: &Environment) -> Result<()> {
+    let stream = env.stream()?;
     let page = 65_536;
     let mut buffer = memory::<u8>(&stream, WindowKind::Gdrcopy, 2 << 20)?;
     // NVML is asked how much is free only where that counts.

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::{CUdevice, CUresult, CUuuid, DriverTable};
 use cuda_mem::{DeviceChoice, Driver, Error, ErrorKind, Nvml, NvmlDevice, Uuid};
-use cuda_mem_tests::lab::sim_path;
+use cuda_mem_tests::environment::sim_path;
 use cuda_sim::Control;
 
 use super::ASKED;

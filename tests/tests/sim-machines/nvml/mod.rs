@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::sys::nvml::{NVML_LIBRARY_VARIABLE, nvmlReturn_t};
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 
 /// In this process one of the scenarios of `child.rs` runs instead of the tests.
 const CHILD: &str = "CUDA_MEM_TEST_NVML_CHILD";
@@ -62,7 +62,7 @@ mod looking {
     use super::*;
 
     #[apply(case)]
-    fn eight_gpus_say_what_they_are_and_have(_: &Lab) -> Result<()> {
+    fn eight_gpus_say_what_they_are_and_have(_: &Environment) -> Result<()> {
         let used = ("NVML_SIM_USED", "0:10G,3:70G");
         let processes = ("NVML_SIM_PROCESSES", "3:4711:1K,3:12");
         let modes = ("NVML_SIM_COMPUTE_MODE", "5:2,6:3,7:9");
@@ -94,7 +94,7 @@ mod looking {
 
     /// More processes than the first guess has room for.
     #[apply(case)]
-    fn all_processes_are_listed_however_many(_: &Lab) -> Result<()> {
+    fn all_processes_are_listed_however_many(_: &Environment) -> Result<()> {
         let many: Vec<String> = (100..140).map(|pid| format!("0:{pid}")).collect();
         let text = on(&[("NVML_SIM_PROCESSES", &many.join(","))], "list")?;
         ensure!(text.matches(", None)").count() == 40, "{text}");
@@ -103,21 +103,21 @@ mod looking {
 
     /// What is reserved is counted as used, and the type says that it is.
     #[apply(case)]
-    fn an_old_library_counts_what_is_reserved_as_used(_: &Lab) -> Result<()> {
+    fn an_old_library_counts_what_is_reserved_as_used(_: &Environment) -> Result<()> {
         let missing = ("NVML_SIM_MISSING", "nvmlDeviceGetMemoryInfo_v2");
         let text = on(&[("NVML_SIM_USED", "0:10G"), missing], "list")?;
         contains(&text, &["total 81 free 70 used 11 reserved None"])
     }
 
     #[apply(case)]
-    fn a_missing_function_is_an_error_or_an_unknown(_: &Lab) -> Result<()> {
+    fn a_missing_function_is_an_error_or_an_unknown(_: &Environment) -> Result<()> {
         let missing = "nvmlDeviceGetMigMode,nvmlDeviceGetComputeRunningProcesses_v3";
         let text = on(&[("NVML_SIM_MISSING", missing)], "list")?;
         contains(&text, &["mig None", "Err(SymbolMissing)"])
     }
 
     #[apply(case)]
-    fn a_mig_instance_is_found_from_its_gpu_and_from_cuda(_: &Lab) -> Result<()> {
+    fn a_mig_instance_is_found_from_its_gpu_and_from_cuda(_: &Environment) -> Result<()> {
         let used = ("NVML_SIM_USED", "1.1:5G");
         let text = on(&[EIGHT, ("NVML_SIM_MIG", "1:4"), used], "mig")?;
         ensure!(text == "free 20\nfree 15\nfree 20\nfree 20\n", "{text}");
@@ -126,7 +126,7 @@ mod looking {
 
     /// G7: NVML counts the machine's devices, the driver those that it shows.
     #[apply(case)]
-    fn devices_are_mapped_whatever_the_variable_makes_of_them(_: &Lab) -> Result<()> {
+    fn devices_are_mapped_whatever_the_variable_makes_of_them(_: &Environment) -> Result<()> {
         for (value, expected) in [
             (None, "0=0\n1=1\n2=2\n3=3\n4=4\n5=5\n6=6\n7=7\n"),
             (Some("5,2,7"), "0=5\n1=2\n2=7\n"),
@@ -144,7 +144,7 @@ mod looking {
     }
 
     #[apply(case)]
-    fn a_fork_may_start_the_driver_and_not_ask_nvml(_: &Lab) -> Result<()> {
+    fn a_fork_may_start_the_driver_and_not_ask_nvml(_: &Environment) -> Result<()> {
         ensure!(on(&[], "fork")? == "fine\n");
         Ok(())
     }
@@ -159,7 +159,7 @@ mod choosing {
     );
 
     #[apply(case)]
-    fn the_freest_gpu_is_chosen_before_the_driver_is_called(_: &Lab) -> Result<()> {
+    fn the_freest_gpu_is_chosen_before_the_driver_is_called(_: &Environment) -> Result<()> {
         let text = on(&[EIGHT, USED], "pick")?;
         contains(&text, &["3 GPU-", "ordinal 3"])?;
         let text = on(&[EIGHT, USED, ("CUDA_VISIBLE_DEVICES", "7,3")], "pick")?;
@@ -167,7 +167,7 @@ mod choosing {
     }
 
     #[apply(case)]
-    fn a_choice_that_is_hidden_from_cuda_says_so(_: &Lab) -> Result<()> {
+    fn a_choice_that_is_hidden_from_cuda_says_so(_: &Environment) -> Result<()> {
         let text = on(&[EIGHT, USED, ("CUDA_VISIBLE_DEVICES", "1,2")], "pick")?;
         contains(
             &text,
@@ -180,7 +180,7 @@ mod choosing {
     }
 
     #[apply(case)]
-    fn among_the_visible_ones_the_freest_is_chosen(_: &Lab) -> Result<()> {
+    fn among_the_visible_ones_the_freest_is_chosen(_: &Environment) -> Result<()> {
         let text = on(&[EIGHT, USED, ("CUDA_VISIBLE_DEVICES", "2,1,4")], "visible")?;
         ensure!(text == "ordinal 2 Simulated GPU 4\n", "{text}");
         let text = on(&[("CUDA_SIM_DEVICES", "0")], "pick")?;
@@ -190,7 +190,7 @@ mod choosing {
     }
 
     #[apply(case)]
-    fn too_little_memory_says_how_much_each_has(_: &Lab) -> Result<()> {
+    fn too_little_memory_says_how_much_each_has(_: &Environment) -> Result<()> {
         let knobs = [
             ("CUDA_SIM_DEVICES", "2"),
             ("NVML_SIM_USED", "0:70G,1:60G"),
@@ -211,7 +211,7 @@ mod choosing {
     }
 
     #[apply(case)]
-    fn what_cannot_be_used_is_passed_over(_: &Lab) -> Result<()> {
+    fn what_cannot_be_used_is_passed_over(_: &Environment) -> Result<()> {
         let four = ("CUDA_SIM_DEVICES", "4");
         let used = ("NVML_SIM_USED", "3:50G");
         let modes = ("NVML_SIM_COMPUTE_MODE", "0:2,1:3");
@@ -235,7 +235,7 @@ mod choosing {
 
     /// Where MIG is on, CUDA uses the instances and never the whole GPU.
     #[apply(case)]
-    fn instances_stand_for_a_divided_gpu(_: &Lab) -> Result<()> {
+    fn instances_stand_for_a_divided_gpu(_: &Environment) -> Result<()> {
         let knobs = [
             ("CUDA_SIM_DEVICES", "2"),
             ("NVML_SIM_MIG", "0:2"),
@@ -249,7 +249,7 @@ mod opening {
     use super::*;
 
     #[apply(case)]
-    fn a_library_that_is_not_there_is_named(_: &Lab) -> Result<()> {
+    fn a_library_that_is_not_there_is_named(_: &Environment) -> Result<()> {
         let text = on(
             &[(NVML_LIBRARY_VARIABLE, "/nowhere/libnvidia-ml.so.1")],
             "open",
@@ -269,7 +269,7 @@ mod opening {
     }
 
     #[apply(case)]
-    fn a_start_that_fails_keeps_its_code(_: &Lab) -> Result<()> {
+    fn a_start_that_fails_keeps_its_code(_: &Environment) -> Result<()> {
         for (code, kind) in [
             (9, "DriverMissing"),
             (12, "NvmlMissing"),
@@ -289,7 +289,7 @@ mod opening {
 
     /// Choosing goes on without what it can do without, and names what it cannot.
     #[apply(case)]
-    fn every_missing_function_is_a_typed_error(_: &Lab) -> Result<()> {
+    fn every_missing_function_is_a_typed_error(_: &Environment) -> Result<()> {
         for symbol in cuda_mem::sys::nvml::NVML_SYMBOLS {
             let symbol = symbol.to_str()?;
             let without = ("NVML_SIM_MISSING", symbol);

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 
 use super::{doctor, document, ended, found, has, joined, list, machine};
 /// Whatever the driver under test is, real or not.
 #[apply(case)]
-fn the_driver_under_test_is_described_and_left_alone(lab: &Lab) -> Result<()> {
+fn the_driver_under_test_is_described_and_left_alone(env: &Environment) -> Result<()> {
     let sim = sim_path()?.display().to_string();
     let mut command = doctor(&[(LIBRARY_VARIABLE, &sim)], &["--json"])?;
-    if lab.backend == Backend::Gpu {
+    if env.backend == Backend::Gpu {
         command.env_remove(LIBRARY_VARIABLE);
         if let Some(devices) = std::env::var_os("CUDA_VISIBLE_DEVICES") {
             command.env("CUDA_VISIBLE_DEVICES", devices);
@@ -21,20 +21,20 @@ fn the_driver_under_test_is_described_and_left_alone(lab: &Lab) -> Result<()> {
     let value = document(command)?;
     let driver = &value["driver"];
     ensure!(
-        driver["simulated"] == (lab.backend == Backend::Sim),
+        driver["simulated"] == (env.backend == Backend::Sim),
         "{driver}"
     );
     ensure!(driver["error"].is_null() && driver["path"].is_string());
     let file = driver["file"].as_str().context("no file")?;
     ensure!(PathBuf::from(file).is_file(), "{file}");
     let device = &value["devices"][0];
-    ensure!(device["name"] == lab.device()?.name()?.as_str(), "{device}");
+    ensure!(device["name"] == env.device()?.name()?.as_str(), "{device}");
     ensure!(device["context"]["active_after"] == false, "{device}");
     Ok(())
 }
 
 #[apply(case)]
-fn the_simulated_h200_is_ready(_: &Lab) -> Result<()> {
+fn the_simulated_h200_is_ready(_: &Environment) -> Result<()> {
     let value = machine(&[])?;
     ensure!(value["verdict"] == "ready" && value["exit_code"] == 0);
     ensure!(value["driver"]["simulated"] == true && value["driver"]["cuda_version"] == "13.0");
@@ -62,7 +62,7 @@ fn the_simulated_h200_is_ready(_: &Lab) -> Result<()> {
 
 /// Programs rely on the types, also where nothing is known.
 #[apply(case)]
-fn every_field_has_its_type(_: &Lab) -> Result<()> {
+fn every_field_has_its_type(_: &Environment) -> Result<()> {
     for version in ["11000", "13000"] {
         let value = machine(&[("CUDA_SIM_DRIVER_VERSION", version)])?;
         let device = &value["devices"][0];
@@ -107,7 +107,7 @@ fn every_field_has_its_type(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn tables_tell_the_same(_: &Lab) -> Result<()> {
+fn tables_tell_the_same(_: &Environment) -> Result<()> {
     let (code, text) = ended(doctor(&[("CUDA_SIM_DEVICES", "2")], &["--simulate"])?)?;
     ensure!(code == 0, "{text}");
     let words = [
@@ -130,7 +130,7 @@ fn tables_tell_the_same(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_hint_is_said_once_whatever_the_number_of_devices(_: &Lab) -> Result<()> {
+fn a_hint_is_said_once_whatever_the_number_of_devices(_: &Environment) -> Result<()> {
     // Both hints there are; the last device has no pools, so that the first is not about it.
     let three = [
         ("CUDA_SIM_DEVICES", "3"),
@@ -160,7 +160,7 @@ fn a_hint_is_said_once_whatever_the_number_of_devices(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn measuring_times_both_and_says_how(_: &Lab) -> Result<()> {
+fn measuring_times_both_and_says_how(_: &Environment) -> Result<()> {
     let value = document(doctor(&[], &["--simulate", "--json", "--measure"])?)?;
     let measured = &value["devices"][0]["measured"];
     for time in ["default_ns_per_pair", "direct_ns_per_pair", "ratio"] {
@@ -182,7 +182,7 @@ fn measuring_times_both_and_says_how(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn without_memory_to_measure_with_it_is_limited(_: &Lab) -> Result<()> {
+fn without_memory_to_measure_with_it_is_limited(_: &Environment) -> Result<()> {
     let little = [("CUDA_SIM_MEMORY", "1M")];
     let value = document(doctor(&little, &["--simulate", "--json", "--measure"])?)?;
     let device = &value["devices"][0];

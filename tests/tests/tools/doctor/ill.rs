@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use serde_json::Value;
 
 use super::{doctor, document, ended, found, has, joined, list, machine};
@@ -42,7 +42,7 @@ fn is_slow(knob: (&str, &str), cause: &str, because: &str, advice: &[&str]) -> R
 }
 
 #[apply(case)]
-fn without_pools_somebody_has_to_be_asked(_: &Lab) -> Result<()> {
+fn without_pools_somebody_has_to_be_asked(_: &Environment) -> Result<()> {
     let reason = "not on this device";
     let advice = ["ask the administrator", "--measure", "Fallback::Refuse"];
     is_slow(("CUDA_SIM_POOLS", "0"), "device", reason, &advice)?;
@@ -50,7 +50,7 @@ fn without_pools_somebody_has_to_be_asked(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn windows_is_named_with_the_way_out(_: &Lab) -> Result<()> {
+fn windows_is_named_with_the_way_out(_: &Environment) -> Result<()> {
     let model = "CUDA_SIM_DRIVER_MODEL";
     let advice = ["TCC mode", "update the driver", "-dm 0"];
     let value = is_slow((model, "tcc"), "device", "driver model: TCC", &advice)?;
@@ -66,7 +66,7 @@ fn windows_is_named_with_the_way_out(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_virtual_gpu_is_recognised(_: &Lab) -> Result<()> {
+fn a_virtual_gpu_is_recognised(_: &Environment) -> Result<()> {
     let advice = ["points to a virtual GPU", "ask the administrator"];
     is_slow(
         ("CUDA_SIM_VGPU", "1"),
@@ -79,7 +79,7 @@ fn a_virtual_gpu_is_recognised(_: &Lab) -> Result<()> {
 
 /// The device says that it has pools, and the matrix must not.
 #[apply(case)]
-fn pools_that_are_a_lie_are_told_with_the_code(_: &Lab) -> Result<()> {
+fn pools_that_are_a_lie_are_told_with_the_code(_: &Environment) -> Result<()> {
     let code = "CUDA_ERROR_NOT_SUPPORTED";
     let value = is_slow(("CUDA_SIM_BROKEN_POOLS", "1"), "refused", code, &[code])?;
     let device = &value["devices"][0];
@@ -89,7 +89,7 @@ fn pools_that_are_a_lie_are_told_with_the_code(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_old_driver_is_told_which_to_install(_: &Lab) -> Result<()> {
+fn an_old_driver_is_told_which_to_install(_: &Environment) -> Result<()> {
     let old = ("CUDA_SIM_DRIVER_VERSION", "11000");
     let because = "needs CUDA 11.2, the driver has 11.0";
     let advice = ["CUDA 11.2 or newer", "version 460"];
@@ -109,7 +109,7 @@ fn an_old_driver_is_told_which_to_install(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn sharing_that_is_missing_or_a_lie_is_a_limit(_: &Lab) -> Result<()> {
+fn sharing_that_is_missing_or_a_lie_is_a_limit(_: &Environment) -> Result<()> {
     let value = machine(&[("CUDA_SIM_HANDLE_TYPES", "0")])?;
     let missing = ["no pools that are shared by descriptor"];
     found(
@@ -133,7 +133,7 @@ fn sharing_that_is_missing_or_a_lie_is_a_limit(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn devices_are_judged_one_by_one(_: &Lab) -> Result<()> {
+fn devices_are_judged_one_by_one(_: &Environment) -> Result<()> {
     let mixed = [("CUDA_SIM_DEVICES", "2"), ("CUDA_SIM_NO_POOLS", "1")];
     let value = machine(&mixed)?;
     ensure!(
@@ -165,7 +165,7 @@ fn devices_are_judged_one_by_one(_: &Lab) -> Result<()> {
 const TOO_MANY: [(&str, &str); 2] = [("CUDA_SIM_DEVICES", "64"), ("CUDA_SIM_MEMORY", "4096G")];
 
 #[apply(case)]
-fn a_device_that_does_not_work_is_told(_: &Lab) -> Result<()> {
+fn a_device_that_does_not_work_is_told(_: &Environment) -> Result<()> {
     let value = machine(&TOO_MANY)?;
     ensure!(value["verdict"] == "does not work", "the worst counts");
     ensure!(value["exit_code"] == 1, "the first one can be used");
@@ -200,7 +200,7 @@ fn a_device_that_does_not_work_is_told(_: &Lab) -> Result<()> {
 
 /// As above with the one device that there is, in a process that may take less address space.
 #[apply(case)]
-fn a_machine_where_nothing_works_ends_with_its_code(_: &Lab) -> Result<()> {
+fn a_machine_where_nothing_works_ends_with_its_code(_: &Environment) -> Result<()> {
     let huge = [TOO_MANY[1]];
     let limited = |arguments: &[&str]| -> Result<Command> {
         let asked = doctor(&huge, arguments)?;
@@ -240,7 +240,7 @@ fn a_machine_where_nothing_works_ends_with_its_code(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn peers_are_listed_in_both_directions(_: &Lab) -> Result<()> {
+fn peers_are_listed_in_both_directions(_: &Environment) -> Result<()> {
     let knobs = [("CUDA_SIM_DEVICES", "3"), ("CUDA_SIM_NO_PEERS", "0-1")];
     let value = machine(&knobs)?;
     let mut reached = Vec::new();

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::suite;
 use serde_json::Value;
 
@@ -87,7 +87,7 @@ fn found(device: &Value, verdict: &str, because: &[&str], advice: &[&str]) -> Re
 }
 
 #[apply(case)]
-fn arguments_and_exit_codes_are_explained(_: &Lab) -> Result<()> {
+fn arguments_and_exit_codes_are_explained(_: &Environment) -> Result<()> {
     let (code, _) = ended(doctor(&[], &["--teapot"])?)?;
     ensure!(code == 2);
     let (code, help) = ended(doctor(&[], &["--help"])?)?;
@@ -99,7 +99,7 @@ fn arguments_and_exit_codes_are_explained(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is(_: &Lab) -> Result<()> {
+fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is(_: &Environment) -> Result<()> {
     let mut command = doctor(&[], &["--simulate"])?;
     let mut child = command
         .stdout(Stdio::piped())

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use serde_json::{Value, json};
 
 use super::{doctor, document, ended, has, joined, list};
@@ -50,7 +50,7 @@ fn is_left(set: &[(&str, &str)], flags: &[&str], verdict: &str, advice: &str) ->
 
 /// On a machine without a driver this is how it is. On any other, no device is left.
 #[apply(case)]
-fn the_simulator_is_never_taken_unasked(_: &Lab) -> Result<()> {
+fn the_simulator_is_never_taken_unasked(_: &Environment) -> Result<()> {
     let hidden = [("CUDA_VISIBLE_DEVICES", "")];
     let value = document(doctor(&hidden, &["--json"])?)?;
     ensure!(value["exit_code"] == 2, "{value:#}");
@@ -69,7 +69,7 @@ fn the_simulator_is_never_taken_unasked(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_library_that_is_not_there_is_named(_: &Lab) -> Result<()> {
+fn a_library_that_is_not_there_is_named(_: &Environment) -> Result<()> {
     let set = [(LIBRARY_VARIABLE, "/nowhere/libcuda.so.1")];
     let error = is_left(&set, &[], "no driver", LIBRARY_VARIABLE)?;
     ensure!(error["kind"] == "DriverMissing", "{error:#}");
@@ -82,7 +82,7 @@ fn a_library_that_is_not_there_is_named(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_stub_is_no_driver(_: &Lab) -> Result<()> {
+fn a_stub_is_no_driver(_: &Environment) -> Result<()> {
     let sim = sim_path()?.display().to_string();
     let set = [(LIBRARY_VARIABLE, sim.as_str()), ("CUDA_SIM_STUB", "1")];
     let error = is_left(&set, &[], "no driver", "the toolkit's stub")?;
@@ -91,7 +91,7 @@ fn a_stub_is_no_driver(_: &Lab) -> Result<()> {
 
 /// It is there, so that nothing has to be built.
 #[apply(case)]
-fn a_simulated_stub_is_no_missing_simulator(_: &Lab) -> Result<()> {
+fn a_simulated_stub_is_no_missing_simulator(_: &Environment) -> Result<()> {
     let set = [("CUDA_SIM_STUB", "1")];
     is_left(&set, &["--simulate"], "no driver", "CUDA_SIM_STUB is set")?;
     let (_, text) = ended(doctor(&set, &["--simulate"])?)?;
@@ -100,7 +100,7 @@ fn a_simulated_stub_is_no_missing_simulator(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_missing_simulator_is_told(_: &Lab) -> Result<()> {
+fn a_missing_simulator_is_told(_: &Environment) -> Result<()> {
     let set = [("CUDA_SIM_LIBRARY", "/nowhere/libcuda_sim.so")];
     let error = is_left(
         &set,
@@ -112,7 +112,7 @@ fn a_missing_simulator_is_told(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn no_device_is_told_with_what_may_hide_it(_: &Lab) -> Result<()> {
+fn no_device_is_told_with_what_may_hide_it(_: &Environment) -> Result<()> {
     let flags = ["--simulate"];
     let error = is_left(
         &[("CUDA_VISIBLE_DEVICES", "7")],
@@ -135,7 +135,7 @@ fn no_device_is_told_with_what_may_hide_it(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_driver_that_does_not_start_is_told_by_its_code(_: &Lab) -> Result<()> {
+fn a_driver_that_does_not_start_is_told_by_its_code(_: &Environment) -> Result<()> {
     for (code, advice) in [
         (803, "two versions"),
         (802, "fabricmanager"),
@@ -153,7 +153,7 @@ fn a_driver_that_does_not_start_is_told_by_its_code(_: &Lab) -> Result<()> {
 
 /// The machine is not to be blamed for it, let alone restarted.
 #[apply(case)]
-fn a_simulated_failure_is_told_as_one(_: &Lab) -> Result<()> {
+fn a_simulated_failure_is_told_as_one(_: &Environment) -> Result<()> {
     let sim = sim_path()?.display().to_string();
     let failing = ("CUDA_SIM_INIT_ERROR", "803");
     let named = (LIBRARY_VARIABLE, sim.as_str());

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 use super::{EXAMPLES, Ended, Example, ended, small_log};
 
@@ -22,9 +22,9 @@ fn refused(example: &Example, ended: &Ended, code: i32, words: &[&str]) -> Resul
 }
 
 #[apply(case)]
-fn help_is_given_and_nothing_else_is_done(lab: &Lab) -> Result<()> {
+fn help_is_given_and_nothing_else_is_done(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
-        let ended = example.run(lab, &["--help"])?;
+        let ended = example.run(env, &["--help"])?;
         let name = example.name;
         ensure!(
             ended.code == 0 && ended.errors.is_empty(),
@@ -43,18 +43,18 @@ fn help_is_given_and_nothing_else_is_done(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn an_unknown_option_is_named(lab: &Lab) -> Result<()> {
+fn an_unknown_option_is_named(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
-        let ended = example.run(lab, &example.quick(&["--teapot"]))?;
+        let ended = example.run(env, &example.quick(&["--teapot"]))?;
         refused(example, &ended, 2, &["--teapot", "--help"])?;
     }
     Ok(())
 }
 
 #[apply(case)]
-fn a_device_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
+fn a_device_that_is_not_there_is_named(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
-        let ended = example.run(lab, &example.quick(&["--device", "99"]))?;
+        let ended = example.run(env, &example.quick(&["--device", "99"]))?;
         if example.name == "doctor" {
             // What it finds is its output, whatever it finds.
             ensure!(
@@ -70,9 +70,9 @@ fn a_device_that_is_not_there_is_named(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_hidden_device_is_told_with_the_variable(lab: &Lab) -> Result<()> {
+fn a_hidden_device_is_told_with_the_variable(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
-        let mut command = example.command(lab, example.quick)?;
+        let mut command = example.command(env, example.quick)?;
         command.env("CUDA_VISIBLE_DEVICES", "9");
         let ended = ended(command, None)?;
         let words = ["CUDA_VISIBLE_DEVICES", "\"9\""];
@@ -91,17 +91,17 @@ fn a_hidden_device_is_told_with_the_variable(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_missing_log_is_named(lab: &Lab) -> Result<()> {
+fn a_missing_log_is_named(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
         let Some(log) = example.log else { continue };
-        let ended = example.run(lab, &[log, &["/nowhere/log.csv"]].concat())?;
+        let ended = example.run(env, &[log, &["/nowhere/log.csv"]].concat())?;
         refused(example, &ended, 2, &["/nowhere/log.csv", "No such file"])?;
     }
     Ok(())
 }
 
 #[apply(case)]
-fn a_log_that_is_none_lacks_columns(lab: &Lab) -> Result<()> {
+fn a_log_that_is_none_lacks_columns(env: &Environment) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("noise");
     let path = path.to_string_lossy();
@@ -114,7 +114,7 @@ fn a_log_that_is_none_lacks_columns(lab: &Lab) -> Result<()> {
         std::fs::write(&*path, garbage)?;
         for example in &EXAMPLES {
             let Some(log) = example.log else { continue };
-            let ended = example.run(lab, &[log, &[&*path]].concat())?;
+            let ended = example.run(env, &[log, &[&*path]].concat())?;
             let words = [&*path, "lacks the columns Action, Pointer, Size, Stream"];
             refused(example, &ended, 2, &words)?;
         }
@@ -123,10 +123,10 @@ fn a_log_that_is_none_lacks_columns(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_picture_that_cannot_be_written_is_told_before_the_work(lab: &Lab) -> Result<()> {
+fn a_picture_that_cannot_be_written_is_told_before_the_work(env: &Environment) -> Result<()> {
     for example in EXAMPLES.iter().filter(|example| example.name == "replay") {
         let picture = ["--svg", "/nowhere/picture.svg"];
-        let ended = example.run(lab, &example.quick(&picture))?;
+        let ended = example.run(env, &example.quick(&picture))?;
         refused(
             example,
             &ended,
@@ -138,10 +138,10 @@ fn a_picture_that_cannot_be_written_is_told_before_the_work(lab: &Lab) -> Result
 }
 
 #[apply(case)]
-fn a_full_disk_has_its_code(lab: &Lab) -> Result<()> {
+fn a_full_disk_has_its_code(env: &Environment) -> Result<()> {
     for example in &EXAMPLES {
         let full = OpenOptions::new().write(true).open("/dev/full")?;
-        let ended = ended(example.command(lab, example.quick)?, Some(full))?;
+        let ended = ended(example.command(env, example.quick)?, Some(full))?;
         refused(
             example,
             &ended,
@@ -153,7 +153,7 @@ fn a_full_disk_has_its_code(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn sizes_are_read_alike(lab: &Lab) -> Result<()> {
+fn sizes_are_read_alike(env: &Environment) -> Result<()> {
     let (_folder, log) = small_log()?;
     for example in &EXAMPLES {
         let quick = match example.log {
@@ -163,13 +163,13 @@ fn sizes_are_read_alike(lab: &Lab) -> Result<()> {
         for option in example.sizes {
             for size in ["1048576", "1024K", "1M", "1MiB", "1 MiB"] {
                 let option = option.replace("{}", size);
-                let ended = example.run(lab, &[&quick[..], &[&option]].concat())?;
+                let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
                 let (name, errors) = (example.name, &ended.errors);
                 ensure!(ended.code == 0, "{name} {option}: {errors}");
             }
             for size in ["many", "-1", "12Q", ""] {
                 let option = option.replace("{}", size);
-                let ended = example.run(lab, &[&quick[..], &[&option]].concat())?;
+                let ended = example.run(env, &[&quick[..], &[&option]].concat())?;
                 refused(example, &ended, 2, &["such as"])?;
             }
         }

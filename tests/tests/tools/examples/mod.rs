@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 use cuda_mem_tests::suite;
 
 /// An example, and arguments with which it does all that it does in a short time.
@@ -81,17 +81,17 @@ pub(crate) struct Ended {
 
 impl Example {
     /// On the driver under test.
-    pub(crate) fn command(&self, lab: &Lab, arguments: &[&str]) -> Result<Command> {
+    pub(crate) fn command(&self, env: &Environment, arguments: &[&str]) -> Result<Command> {
         let mut command = Command::new(suite::example(self.name)?);
         command.args(arguments).stdin(Stdio::null());
-        if lab.backend == Backend::Sim {
+        if env.backend == Backend::Sim {
             command.env(LIBRARY_VARIABLE, sim_path()?);
         }
         Ok(command)
     }
 
-    pub(crate) fn run(&self, lab: &Lab, arguments: &[&str]) -> Result<Ended> {
-        let command = self.command(lab, arguments)?;
+    pub(crate) fn run(&self, env: &Environment, arguments: &[&str]) -> Result<Ended> {
+        let command = self.command(env, arguments)?;
         ended(command, None).with_context(|| format!("{} {arguments:?}", self.name))
     }
 

@@ -1,14 +1,14 @@
 //! What a person sees.
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 use super::{EXAMPLES, Example, small_log};
 
 const WIDTH: usize = 100;
 
 /// What each example prints in all its ways.
-fn texts(lab: &Lab, look: impl Fn(&Example, &str) -> Result<()>) -> Result<()> {
+fn texts(env: &Environment, look: impl Fn(&Example, &str) -> Result<()>) -> Result<()> {
     let (_folder, log) = small_log()?;
     for example in EXAMPLES.iter().filter(|example| example.name != "ipc") {
         let runs: &[&[&str]] = match example.name {
@@ -27,7 +27,7 @@ fn texts(lab: &Lab, look: impl Fn(&Example, &str) -> Result<()>) -> Result<()> {
             _ => &[&[]],
         };
         for arguments in runs {
-            let ended = example.run(lab, arguments)?;
+            let ended = example.run(env, arguments)?;
             ensure!(
                 ended.code == 0 || example.name == "doctor" && ended.code < 2,
                 "{} {arguments:?}: {}{}",
@@ -42,8 +42,8 @@ fn texts(lab: &Lab, look: impl Fn(&Example, &str) -> Result<()>) -> Result<()> {
 }
 
 #[apply(case)]
-fn lines_fit_the_terminal(lab: &Lab) -> Result<()> {
-    texts(lab, |example, text| {
+fn lines_fit_the_terminal(env: &Environment) -> Result<()> {
+    texts(env, |example, text| {
         for line in text.lines() {
             // A path has the length that it has.
             let is_long = line.chars().count() > WIDTH && !line.contains('/');
@@ -55,8 +55,8 @@ fn lines_fit_the_terminal(lab: &Lab) -> Result<()> {
 
 /// `Some(3)`, `Device(0)`, `Stats { used: 0 }`.
 #[apply(case)]
-fn nothing_is_shown_as_the_compiler_would(lab: &Lab) -> Result<()> {
-    texts(lab, |example, text| {
+fn nothing_is_shown_as_the_compiler_would(env: &Environment) -> Result<()> {
+    texts(env, |example, text| {
         for line in text.lines() {
             let is_name = |before: &str| {
                 let name = before

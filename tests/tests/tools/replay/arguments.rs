@@ -1,12 +1,12 @@
 //! Adaptors, and what it says to bad arguments.
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 use super::{ROWS, json, log, refused, replay};
 
 #[apply(case)]
-fn adaptors_are_put_on_from_the_inside(lab: &Lab) -> Result<()> {
+fn adaptors_are_put_on_from_the_inside(env: &Environment) -> Result<()> {
     let log = log(ROWS)?;
     let file = log.folder.path().join("made.csv");
     let logging = format!("logging={}", file.display());
@@ -26,17 +26,17 @@ fn adaptors_are_put_on_from_the_inside(lab: &Lab) -> Result<()> {
         "--adaptor",
         &logging,
     ];
-    let objects = json(lab, &log.path, &stack)?;
+    let objects = json(env, &log.path, &stack)?;
     ensure!(objects[0]["adaptors"][0] == "limit=2097152", "{objects:?}");
     ensure!(objects[0]["adaptors"][3] == "aligned=4096", "{objects:?}");
     // What it wrote can be replayed: twice the log, and the frees of what it leaves alive.
-    let again = json(lab, &file, &["--resource", "direct"])?;
+    let again = json(env, &file, &["--resource", "direct"])?;
     ensure!(again[0]["peak_asked"] == 1_005_070, "{again:?}");
     Ok(())
 }
 
 #[apply(case)]
-fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
+fn bad_arguments_are_named(env: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let path = path.path.display().to_string();
     for (arguments, words) in [
@@ -55,21 +55,21 @@ fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
         (["--passes", "0"], &["--passes"]),
         (["--device", "77"], &["--device 77"]),
     ] {
-        let output = replay(lab, &[path.as_str(), arguments[0], arguments[1]])?;
+        let output = replay(env, &[path.as_str(), arguments[0], arguments[1]])?;
         refused(&output, 2, words)?;
         ensure!(output.stdout.is_empty(), "nothing was begun");
     }
     refused(
-        &replay(lab, &["--compare", "--resource", "pool"])?,
+        &replay(env, &["--compare", "--resource", "pool"])?,
         2,
         &["--compare"],
     )
 }
 
 #[apply(case)]
-fn running_out_is_told_with_the_operation(lab: &Lab) -> Result<()> {
+fn running_out_is_told_with_the_operation(env: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let path = path.path.display().to_string();
-    let output = replay(lab, &[&path, "--adaptor", "limit=1000000"])?;
+    let output = replay(env, &[&path, "--adaptor", "limit=1000000"])?;
     refused(&output, 1, &["pool", "operation 2 of the log"])
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::suite;
 
 use super::{ROWS, ended, has, log, objects, refused, replay, text};
@@ -20,13 +20,13 @@ const ALL: [&str; 7] = [
 ];
 
 #[apply(case)]
-fn every_resource_is_in_it_or_named_with_the_reason(lab: &Lab) -> Result<()> {
+fn every_resource_is_in_it_or_named_with_the_reason(env: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let path = path.path.display().to_string();
-    let output = replay(lab, &[&path, "--compare", "--passes", "1"])?;
+    let output = replay(env, &[&path, "--compare", "--passes", "1"])?;
     ensure!(output.status.success(), "{}", text(&output.stderr));
     has(&text(&output.stdout), &ALL)?;
-    let output = replay(lab, &[&path, "--compare", "--json"])?;
+    let output = replay(env, &[&path, "--compare", "--json"])?;
     let ran = objects(&output)?;
     for name in ALL {
         let lines = ran
@@ -43,7 +43,7 @@ fn every_resource_is_in_it_or_named_with_the_reason(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn what_a_device_lacks_is_told_and_no_failure(_: &Lab) -> Result<()> {
+fn what_a_device_lacks_is_told_and_no_failure(_: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let simulated = |arguments: &[&str], pools: &str| {
         let mut command = Command::new(suite::example("replay")?);

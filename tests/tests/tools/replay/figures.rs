@@ -1,12 +1,12 @@
 //! What it prints of resources, passes and threads.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem_tests::lab::{Backend, Lab};
+use cuda_mem_tests::environment::{Backend, Environment};
 
 use super::{ROWS, has, json, log, replay, text};
 
 #[apply(case)]
-fn each_resource_and_pass_is_an_object_with_all_fields(lab: &Lab) -> Result<()> {
+fn each_resource_and_pass_is_an_object_with_all_fields(env: &Environment) -> Result<()> {
     let log = log(ROWS)?;
     let two = [
         "--resource",
@@ -16,7 +16,7 @@ fn each_resource_and_pass_is_an_object_with_all_fields(lab: &Lab) -> Result<()> 
         "--passes",
         "3",
     ];
-    let objects = json(lab, &log.path, &two)?;
+    let objects = json(env, &log.path, &two)?;
     let passes: Vec<_> = objects
         .iter()
         .map(|object| (object["resource"].as_str(), object["pass"].as_u64()))
@@ -41,7 +41,7 @@ fn each_resource_and_pass_is_an_object_with_all_fields(lab: &Lab) -> Result<()> 
         let peak = |name: &str| object[name].as_u64().context("no peak");
         ensure!(peak("peak_used")? >= 1_005_070, "{object}");
         ensure!(peak("peak_reserved")? >= peak("peak_used")?, "{object}");
-        let gpu = lab.backend == Backend::Gpu;
+        let gpu = env.backend == Backend::Gpu;
         ensure!(
             object["backend"] == if gpu { "gpu" } else { "simulated" },
             "{object}"
@@ -56,11 +56,11 @@ fn each_resource_and_pass_is_an_object_with_all_fields(lab: &Lab) -> Result<()> 
 }
 
 #[apply(case)]
-fn tables_say_how_it_was_measured(lab: &Lab) -> Result<()> {
+fn tables_say_how_it_was_measured(env: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let path = path.path.display().to_string();
     let output = replay(
-        lab,
+        env,
         &[&path, "--resource", "direct", "--adaptor", "statistics"],
     )?;
     ensure!(output.status.success(), "{}", text(&output.stderr));
@@ -79,7 +79,7 @@ fn tables_say_how_it_was_measured(lab: &Lab) -> Result<()> {
 
 /// Three threads take turns on two streams, and free each other's memory.
 #[apply(case)]
-fn streams_and_threads_keep_the_order_of_the_log(lab: &Lab) -> Result<()> {
+fn streams_and_threads_keep_the_order_of_the_log(env: &Environment) -> Result<()> {
     let mut rows = String::new();
     for index in 0..60_u64 {
         let (thread, stream, address) = (index % 3, index % 2, 0x100 * (index + 1));
@@ -91,7 +91,7 @@ fn streams_and_threads_keep_the_order_of_the_log(lab: &Lab) -> Result<()> {
         }
     }
     let log = log(&rows)?;
-    let objects = json(lab, &log.path, &["--adaptor", "tracking"])?;
+    let objects = json(env, &log.path, &["--adaptor", "tracking"])?;
     ensure!(objects.len() == 2, "{objects:?}");
     for object in &objects {
         ensure!(
@@ -106,7 +106,7 @@ fn streams_and_threads_keep_the_order_of_the_log(lab: &Lab) -> Result<()> {
         ensure!(object["driver_calls"].as_u64() > Some(116), "{object}");
     }
     let path = log.path.display().to_string();
-    let output = replay(lab, &[&path])?;
+    let output = replay(env, &[&path])?;
     let words = ["3 threads, each", "hands over", "5 frees on another stream"];
     has(&text(&output.stdout), &words)
 }

@@ -12,15 +12,15 @@ use std::process::{Command, Output};
 
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 use cuda_mem_tests::suite;
 use serde_json::Value;
 
 /// It ended by itself, on the driver under test.
-fn replay(lab: &Lab, arguments: &[&str]) -> Result<Output> {
+fn replay(env: &Environment, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(suite::example("replay")?);
     command.args(arguments);
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
     }
     ended(command)
@@ -47,11 +47,11 @@ fn objects(output: &Output) -> Result<Vec<Value>> {
         .collect()
 }
 
-fn json(lab: &Lab, log: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
+fn json(env: &Environment, log: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
     let log = log.display().to_string();
     let mut all = vec![log.as_str(), "--json"];
     all.extend_from_slice(arguments);
-    objects(&replay(lab, &all)?)
+    objects(&replay(env, &all)?)
 }
 
 fn has(text: &str, words: &[&str]) -> Result<()> {

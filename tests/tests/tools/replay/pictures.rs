@@ -1,13 +1,13 @@
 //! The picture of the bytes over time.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use serde_json::Value;
 
 use super::{ROWS, has, json, log, refused, replay};
 
 #[apply(case)]
-fn a_picture_is_well_formed_and_shows_each_resource(lab: &Lab) -> Result<()> {
+fn a_picture_is_well_formed_and_shows_each_resource(env: &Environment) -> Result<()> {
     let log = log(ROWS)?;
     let file = log.folder.path().join("picture.svg");
     let picture = file.display().to_string();
@@ -19,7 +19,7 @@ fn a_picture_is_well_formed_and_shows_each_resource(lab: &Lab) -> Result<()> {
         "--svg",
         &picture,
     ];
-    ensure!(json(lab, &log.path, &two)?.len() == 4);
+    ensure!(json(env, &log.path, &two)?.len() == 4);
     let svg = std::fs::read_to_string(&file)?;
     well_formed(&svg)?;
     let words = [
@@ -33,12 +33,12 @@ fn a_picture_is_well_formed_and_shows_each_resource(lab: &Lab) -> Result<()> {
     has(&svg, &words)?;
     let nowhere = ["--json", "--svg", "/nowhere/picture.svg"];
     let path = log.path.display().to_string();
-    let output = replay(lab, &[&[path.as_str()], &nowhere[..]].concat())?;
+    let output = replay(env, &[&[path.as_str()], &nowhere[..]].concat())?;
     refused(&output, 3, &["/nowhere/picture.svg"])
 }
 
 #[apply(case)]
-fn curves_are_kept_and_levels_are_drawn(lab: &Lab) -> Result<()> {
+fn curves_are_kept_and_levels_are_drawn(env: &Environment) -> Result<()> {
     let log = log(ROWS)?;
     let [picture, data] = ["picture.svg", "curves.json"].map(|name| log.folder.path().join(name));
     let [svg, curves] = [&picture, &data].map(|file| file.display().to_string());
@@ -51,7 +51,7 @@ fn curves_are_kept_and_levels_are_drawn(lab: &Lab) -> Result<()> {
         &curves,
     ];
     json(
-        lab,
+        env,
         &log.path,
         &[&both[..], &["--level", "other peak=3MiB"]].concat(),
     )?;
@@ -73,9 +73,9 @@ fn curves_are_kept_and_levels_are_drawn(lab: &Lab) -> Result<()> {
     ensure!(last.is_some_and(|bytes| bytes >= 1_005_070), "{curves}");
 
     let path = log.path.display().to_string();
-    let output = replay(lab, &[&path, "--svg", &svg, "--level", "peak=much"])?;
+    let output = replay(env, &[&path, "--svg", &svg, "--level", "peak=much"])?;
     refused(&output, 2, &["--level", "peak=much"])?;
-    let output = replay(lab, &[&path, "--level", "peak=1GiB"])?;
+    let output = replay(env, &[&path, "--level", "peak=1GiB"])?;
     refused(&output, 2, &["--svg"])
 }
 

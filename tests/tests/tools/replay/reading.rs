@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 use flate2::{Compression, write::GzEncoder};
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::Value;
@@ -28,15 +28,15 @@ fn figures(objects: &[Value]) -> Vec<Vec<&Value>> {
 }
 
 #[apply(case)]
-fn packing_makes_no_difference_whatever_the_name(lab: &Lab) -> Result<()> {
+fn packing_makes_no_difference_whatever_the_name(env: &Environment) -> Result<()> {
     let plain = format!("{HEADER}{ROWS}");
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
     gzip.write_all(plain.as_bytes())?;
     let zstd = compress_to_vec(plain.as_bytes(), CompressionLevel::Fastest);
-    let unpacked = json(lab, &log(ROWS)?.path, &[])?;
+    let unpacked = json(env, &log(ROWS)?.path, &[])?;
     ensure!(unpacked.len() == 2, "two passes: {unpacked:?}");
     for packed in [gzip.finish()?, zstd] {
-        let objects = json(lab, &log_of(&packed)?.path, &[])?;
+        let objects = json(env, &log_of(&packed)?.path, &[])?;
         ensure!(
             figures(&objects) == figures(&unpacked),
             "{objects:?} {unpacked:?}"
@@ -46,7 +46,7 @@ fn packing_makes_no_difference_whatever_the_name(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_bad_line_is_named_before_anything_is_done(lab: &Lab) -> Result<()> {
+fn a_bad_line_is_named_before_anything_is_done(env: &Environment) -> Result<()> {
     for (row, word) in [
         ("0,0.7,free,0x99,1,0\n", "not allocated"),
         ("0,0.7,allocate,0x20,1,0\n", "second time"),
@@ -60,7 +60,7 @@ fn a_bad_line_is_named_before_anything_is_done(lab: &Lab) -> Result<()> {
             log.folder.path().join("svg"),
         );
         let picture = svg.display().to_string();
-        let output = replay(lab, &[&path, "--svg", &picture])?;
+        let output = replay(env, &[&path, "--svg", &picture])?;
         refused(&output, 2, &[&path, "line 8", word])?;
         ensure!(
             output.stdout.is_empty() && !svg.exists(),
@@ -70,16 +70,16 @@ fn a_bad_line_is_named_before_anything_is_done(lab: &Lab) -> Result<()> {
     let cut = compress_to_vec(ROWS.as_bytes(), CompressionLevel::Fastest);
     let broken = log_of(&cut[..cut.len() / 2])?;
     let path = broken.path.display().to_string();
-    refused(&replay(lab, &[&path])?, 2, &[&path, "cannot be read"])?;
-    refused(&replay(lab, &["/nowhere/log"])?, 2, &["/nowhere/log"])?;
+    refused(&replay(env, &[&path])?, 2, &[&path, "cannot be read"])?;
+    refused(&replay(env, &["/nowhere/log"])?, 2, &["/nowhere/log"])?;
     let empty = log("")?;
     let path = empty.path.display().to_string();
-    refused(&replay(lab, &[&path])?, 2, &[&path, "no operations"])
+    refused(&replay(env, &[&path])?, 2, &[&path, "no operations"])
 }
 
 #[apply(case)]
-fn without_a_log_it_is_the_recorded_run(lab: &Lab) -> Result<()> {
-    let output = replay(lab, &["--json", "--first", "300", "--passes", "1"])?;
+fn without_a_log_it_is_the_recorded_run(env: &Environment) -> Result<()> {
+    let output = replay(env, &["--json", "--first", "300", "--passes", "1"])?;
     let objects = objects(&output)?;
     ensure!(
         objects.len() == 1 && objects[0]["operations"] == 300,

@@ -1,12 +1,12 @@
 //! What the tools say to bad arguments.
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 use super::{quick, text};
 
 #[apply(case)]
-fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
+fn bad_arguments_are_named(env: &Environment) -> Result<()> {
     let cases: [(&[&str], &str); 7] = [
         (&["latency", "--device", "77"], "--device 77"),
         (
@@ -20,7 +20,7 @@ fn bad_arguments_are_named(lab: &Lab) -> Result<()> {
         (&["teapot"], "teapot"),
     ];
     for (arguments, word) in cases {
-        let output = quick(lab, arguments)?;
+        let output = quick(env, arguments)?;
         let errors = text(&output.stderr);
         ensure!(output.status.code() == Some(2), "{arguments:?}: {errors}");
         ensure!(errors.contains(word), "{word} is not in: {errors}");

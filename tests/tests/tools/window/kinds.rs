@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::sys::gdr::GDR_LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Lab, sim_path};
+use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::suite;
 
 use super::{ended, list, object, text, windows};
@@ -40,7 +40,7 @@ fn with(arguments: &[&str]) -> Result<Command> {
 }
 
 #[apply(case)]
-fn every_kind_is_measured_where_it_can_be_had(_: &Lab) -> Result<()> {
+fn every_kind_is_measured_where_it_can_be_had(_: &Environment) -> Result<()> {
     for tool in ["latency", "bandwidth", "calls", "ping-pong"] {
         let report = object(&on_one_with_all(&[tool])?)?;
         let all = ["host-mapped", "dma-buf", "gdrcopy", "copies"];
@@ -55,7 +55,7 @@ fn every_kind_is_measured_where_it_can_be_had(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn gdrcopy_has_calls_of_its_own(_: &Lab) -> Result<()> {
+fn gdrcopy_has_calls_of_its_own(_: &Environment) -> Result<()> {
     let report = object(&on_one_with_all(&["calls"])?)?;
     for row in list(&report, "rows")? {
         if row["call"] == "gdr_info" {
@@ -67,7 +67,7 @@ fn gdrcopy_has_calls_of_its_own(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kind_that_is_not_there_is_named_with_the_reason(_: &Lab) -> Result<()> {
+fn a_kind_that_is_not_there_is_named_with_the_reason(_: &Environment) -> Result<()> {
     let report = object(&on_a_plain_one(&["ping-pong"])?)?;
     ensure!(windows(&report)? == ["host-mapped", "copies"], "{report}");
     let output = on_a_plain_one(&["latency", "--kind", "gdrcopy"])?;
@@ -82,7 +82,7 @@ fn a_kind_that_is_not_there_is_named_with_the_reason(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn one_kind_can_be_asked_for(_: &Lab) -> Result<()> {
+fn one_kind_can_be_asked_for(_: &Environment) -> Result<()> {
     let report = object(&on_one_with_all(&["ping-pong", "--kind", "dma-buf"])?)?;
     ensure!(windows(&report)? == ["dma-buf"], "{report}");
     ensure!(list(&report, "rows")?.len() == 1, "{report}");

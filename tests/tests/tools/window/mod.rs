@@ -12,15 +12,15 @@ use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem_tests::lab::{Backend, Lab, sim_path};
+use cuda_mem_tests::environment::{Backend, Environment, sim_path};
 use cuda_mem_tests::suite;
 use serde_json::Value;
 
 /// On the driver under test, with few measurements.
-fn quick(lab: &Lab, arguments: &[&str]) -> Result<Output> {
+fn quick(env: &Environment, arguments: &[&str]) -> Result<Output> {
     let mut command = Command::new(suite::example("window")?);
     command.args(arguments).arg("--quick");
-    if lab.backend == Backend::Sim {
+    if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
     }
     ended(&mut command)

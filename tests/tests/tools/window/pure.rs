@@ -1,7 +1,7 @@
 //! The example's arithmetic, which needs no driver.
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::Lab;
+use cuda_mem_tests::environment::Environment;
 
 use super::figures::{Crossover, Pair, crossover, quantile};
 
@@ -15,7 +15,7 @@ fn crossing(of: &[(usize, f64, f64)]) -> Crossover {
 }
 
 #[apply(case)]
-fn quantiles_are_samples(_: &Lab) -> Result<()> {
+fn quantiles_are_samples(_: &Environment) -> Result<()> {
     let mut samples: Vec<f64> = (0..101).rev().map(f64::from).collect();
     for (part, expected) in [(0.0, 0.0), (0.5, 50.0), (0.99, 99.0), (1.0, 100.0)] {
         let found = quantile(&mut samples, part);
@@ -27,7 +27,7 @@ fn quantiles_are_samples(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_crossover_lies_between_two_sizes(_: &Lab) -> Result<()> {
+fn a_crossover_lies_between_two_sizes(_: &Environment) -> Result<()> {
     // Both are straight lines on logarithmic scales, which meet at 1 MiB / 100.
     let at = |bytes: usize| (bytes, bytes as f64, 10_485.76);
     let sizes: Vec<_> = (0..24).map(|power| at(1 << power)).collect();
@@ -43,7 +43,7 @@ fn a_crossover_lies_between_two_sizes(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_copy_that_is_always_or_never_faster_is_told(_: &Lab) -> Result<()> {
+fn a_copy_that_is_always_or_never_faster_is_told(_: &Environment) -> Result<()> {
     let never = [(1, 1.0, 9.0), (2, 2.0, 9.0), (4, 4.0, 9.0)];
     ensure!(crossing(&never) == Crossover::Never);
     let always = [(1, 9.0, 1.0), (2, 9.0, 2.0), (4, 9.0, 4.0)];
@@ -53,7 +53,7 @@ fn a_copy_that_is_always_or_never_faster_is_told(_: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn one_slow_sample_is_no_crossover(_: &Lab) -> Result<()> {
+fn one_slow_sample_is_no_crossover(_: &Environment) -> Result<()> {
     let slow = [(1, 1.0, 9.0), (2, 99.0, 9.0), (4, 4.0, 9.0), (8, 8.0, 9.0)];
     ensure!(crossing(&slow) == Crossover::Never);
     let later = [

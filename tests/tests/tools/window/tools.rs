@@ -1,16 +1,16 @@
 //! What each tool prints.
 
 use anyhow::{Result, ensure};
-use cuda_mem_tests::lab::{Backend, Lab};
+use cuda_mem_tests::environment::{Backend, Environment};
 use serde_json::Value;
 
 use super::{figure, list, object, quick, text, windows, word};
 
 /// Runs a tool, and checks what all of them tell.
-fn report(lab: &Lab, tool: &str) -> Result<Value> {
-    let report = object(&quick(lab, &[tool, "--json"])?)?;
+fn report(env: &Environment, tool: &str) -> Result<Value> {
+    let report = object(&quick(env, &[tool, "--json"])?)?;
     ensure!(report["tool"] == tool, "{report}");
-    let backend = match lab.backend {
+    let backend = match env.backend {
         Backend::Sim => "simulated",
         Backend::Gpu => "gpu",
     };
@@ -36,8 +36,8 @@ fn has_all_ways(report: &Value) -> Result<()> {
 }
 
 #[apply(case)]
-fn latency_is_told_by_size_cache_and_direction(lab: &Lab) -> Result<()> {
-    let report = report(lab, "latency")?;
+fn latency_is_told_by_size_cache_and_direction(env: &Environment) -> Result<()> {
+    let report = report(env, "latency")?;
     has_all_ways(&report)?;
     for row in list(&report, "rows")? {
         ensure!(["warm", "cold"].contains(&word(row, "cache")?), "{row}");
@@ -63,15 +63,15 @@ fn latency_is_told_by_size_cache_and_direction(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn bandwidth_is_told_by_size_and_direction(lab: &Lab) -> Result<()> {
-    let all = report(lab, "bandwidth")?;
+fn bandwidth_is_told_by_size_and_direction(env: &Environment) -> Result<()> {
+    let all = report(env, "bandwidth")?;
     has_all_ways(&all)?;
     for row in list(&all, "rows")? {
         ensure!(figure(row, "write_gb_s")? > 0.0, "{row}");
         ensure!(figure(row, "read_gb_s")? > 0.0, "{row}");
     }
     let asked = ["bandwidth", "--json", "--size", "777", "--size", "3"];
-    let asked = object(&quick(lab, &asked)?)?;
+    let asked = object(&quick(env, &asked)?)?;
     for row in list(&asked, "rows")? {
         ensure!(row["bytes"] == 777 || row["bytes"] == 3, "{row}");
     }
@@ -79,8 +79,8 @@ fn bandwidth_is_told_by_size_and_direction(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn each_call_of_each_window_has_its_cost(lab: &Lab) -> Result<()> {
-    let report = report(lab, "calls")?;
+fn each_call_of_each_window_has_its_cost(env: &Environment) -> Result<()> {
+    let report = report(env, "calls")?;
     let rows = list(&report, "rows")?;
     for row in rows {
         figure(row, "median_ns")?;
@@ -111,8 +111,8 @@ fn each_call_of_each_window_has_its_cost(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn a_kernel_answers_through_each_window(lab: &Lab) -> Result<()> {
-    let report = report(lab, "ping-pong")?;
+fn a_kernel_answers_through_each_window(env: &Environment) -> Result<()> {
+    let report = report(env, "ping-pong")?;
     let rows = list(&report, "rows")?;
     let found: Vec<&str> = rows
         .iter()
@@ -125,7 +125,7 @@ fn a_kernel_answers_through_each_window(lab: &Lab) -> Result<()> {
         ensure!(min <= median && median <= p99, "{row}");
         ensure!(row["rounds"].as_u64() >= Some(1), "{row}");
     }
-    let few = object(&quick(lab, &["ping-pong", "--json", "--count", "7"])?)?;
+    let few = object(&quick(env, &["ping-pong", "--json", "--count", "7"])?)?;
     for row in list(&few, "rows")? {
         ensure!(row["rounds"] == 7, "{row}");
     }
@@ -133,16 +133,16 @@ fn a_kernel_answers_through_each_window(lab: &Lab) -> Result<()> {
 }
 
 #[apply(case)]
-fn tables_say_where_and_how_it_was_measured(lab: &Lab) -> Result<()> {
+fn tables_say_where_and_how_it_was_measured(env: &Environment) -> Result<()> {
     for tool in ["latency", "bandwidth", "calls", "ping-pong"] {
-        let output = quick(lab, &[tool])?;
+        let output = quick(env, &[tool])?;
         ensure!(output.status.success(), "{}", text(&output.stderr));
         let shown = text(&output.stdout);
         for word in ["CUDA", "host:", "method:", "default window: ", "gdrcopy:"] {
             ensure!(shown.contains(word), "{word} is not in: {shown}");
         }
         let warned = shown.contains("SIMULATED DRIVER");
-        ensure!(warned == (lab.backend == Backend::Sim), "{shown}");
+        ensure!(warned == (env.backend == Backend::Sim), "{shown}");
     }
     Ok(())
 }

@@ -21,12 +21,12 @@ pub(crate) const USED: u32 = 7;
 
 /// Calls a function of the driver.
 macro_rules! cu {
-    ($lab:expr, $name:ident($($arg:expr),* $(,)?)) => {
-        match $lab.table.$name {
+    ($env:expr, $name:ident($($arg:expr),* $(,)?)) => {
+        match $env.table.$name {
             // SAFETY: pointers in the arguments are to live locals, or wrong on purpose where the
             // answer is wanted; a question that might crash is asked in a process of its own.
             Some(call) => unsafe { call($($arg),*) },
-            None => $crate::lab::MISSING,
+            None => $crate::environment::MISSING,
         }
     };
 }
@@ -60,13 +60,13 @@ pub(crate) fn yes(value: bool) -> &'static str {
 
 /// The driver that is asked, as one question sees it.
 #[derive(Debug)]
-pub(crate) struct Lab {
+pub(crate) struct Environment {
     pub(crate) table: &'static DriverTable,
     question: &'static str,
     context: Cell<CUcontext>,
 }
 
-impl Lab {
+impl Environment {
     pub(crate) fn new(table: &'static DriverTable, question: &'static str) -> Self {
         Self {
             table,

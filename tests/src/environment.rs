@@ -27,20 +27,20 @@ impl Backend {
     }
 }
 
-/// Held for reading by tests that look at what a pool keeps, and for writing by tests that change that
-/// for every pool: out of memory, the driver takes back what all pools of the device keep, and
-/// synchronising a context lets the host see the frees of all streams.
+/// Read by tests that look at what a pool keeps, written by tests that change it for every pool: when memory
+/// runs out, the driver takes back what all pools of the device keep, and synchronising a context lets the
+/// host see the frees of all streams.
 ///
-/// Also held for reading by tests that hold a stream: who waits for the context waits for that stream too,
-/// and on a GPU may keep the test from the call that lets it go.
-static PRESSURE: RwLock<()> = RwLock::new(());
+/// Also read by tests that hold a stream: a wait for the context waits for that stream too, and on a GPU may
+/// block the call that would release it.
+static SECTIONS: RwLock<()> = RwLock::new(());
 
 /// Which device the tests use.
 pub const DEVICE: &str = "CUDA_MEM_TEST_DEVICE";
 
 /// The driver under test, and what a test body needs around it.
 #[derive(Debug)]
-pub struct Lab {
+pub struct Environment {
     /// The driver.
     pub driver: Driver,
     /// Which kind it is.
@@ -60,8 +60,8 @@ impl std::fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-impl Lab {
-    /// The lab of this process: `CUDA_MEM_TEST_BACKEND` is `sim` or `gpu`; without it, the GPU if a
+impl Environment {
+    /// The environment of this process: `CUDA_MEM_TEST_BACKEND` is `sim` or `gpu`; without it, the GPU if a
     /// real driver answers, else the simulator.
     ///
     /// # Errors
@@ -81,8 +81,9 @@ impl Lab {
     }
 
     fn get_or(open: fn() -> Result<Self>) -> Result<&'static Self> {
-        static LAB: OnceLock<Result<Lab, String>> = OnceLock::new();
-        LAB.get_or_init(|| open().map_err(|error| format!("{error:#}")))
+        static ENVIRONMENT: OnceLock<Result<Environment, String>> = OnceLock::new();
+        ENVIRONMENT
+            .get_or_init(|| open().map_err(|error| format!("{error:#}")))
             .as_ref()
             .map_err(|error| anyhow::anyhow!("{error}"))
     }
@@ -147,14 +148,14 @@ impl Lab {
         Err(Skip(format!("needs CUDA {needed}, the driver has {found}")).into())
     }
 
-    /// No test of this process changes what every pool keeps while the guard lives.
-    pub fn calm(&self) -> RwLockReadGuard<'static, ()> {
-        PRESSURE.read().unwrap_or_else(PoisonError::into_inner)
+    /// A shared section: while the guard lives, no test of this process changes what pools keep.
+    pub fn shared(&self) -> RwLockReadGuard<'static, ()> {
+        SECTIONS.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No test of this process relies on what a pool keeps while the guard lives.
-    pub fn pressure(&self) -> RwLockWriteGuard<'static, ()> {
-        PRESSURE.write().unwrap_or_else(PoisonError::into_inner)
+    /// An exclusive section: while the guard lives, no test of this process is in a section.
+    pub fn exclusive(&self) -> RwLockWriteGuard<'static, ()> {
+        SECTIONS.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The device under test: the first one, or the last if `CUDA_MEM_TEST_DEVICE` is `last`.

@@ -26,8 +26,8 @@ pub(crate) enum Kind {
 
 /// Calls a function of the driver.
 macro_rules! cu {
-    ($lab:expr, $name:ident($($arg:expr),* $(,)?)) => {{
-        let call = $lab.driver.$name.expect(stringify!($name));
+    ($env:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let call = $env.driver.$name.expect(stringify!($name));
         // SAFETY: pointers in the arguments are to live locals.
         unsafe { call($($arg),*) }
     }};
@@ -35,8 +35,8 @@ macro_rules! cu {
 
 /// Calls a function of gdrcopy.
 macro_rules! gdr {
-    ($lab:expr, $name:ident($($arg:expr),* $(,)?)) => {{
-        let call = $lab.gdr.$name.expect(stringify!($name));
+    ($env:expr, $name:ident($($arg:expr),* $(,)?)) => {{
+        let call = $env.gdr.$name.expect(stringify!($name));
         // SAFETY: pointers in the arguments are to live locals, or to memory that the test has mapped.
         unsafe { call($($arg),*) }
     }};
@@ -44,21 +44,21 @@ macro_rules! gdr {
 
 pub(crate) use {cu, gdr};
 
-/// A test for each kind of memory: `name(lab, kind) { … }` is `name_cumemalloc` and `name_vmmalloc`.
+/// A test for each kind of memory: `name(env, kind) { … }` is `name_cumemalloc` and `name_vmmalloc`.
 macro_rules! both {
     ($module:literal; $($(#[$docs:meta])* $name:ident, $plain:ident, $mapped:ident, $knobs:expr;)*) => {$(
         $(#[$docs])*
         #[test]
         fn $plain() {
             $crate::apart::child_of($module, stringify!($plain), $knobs, || {
-                $name($crate::lab::Kind::Cumemalloc);
+                $name($crate::environment::Kind::Cumemalloc);
             });
         }
 
         #[test]
         fn $mapped() {
             $crate::apart::child_of($module, stringify!($mapped), $knobs, || {
-                $name($crate::lab::Kind::Vmmalloc);
+                $name($crate::environment::Kind::Vmmalloc);
             });
         }
     )*};
@@ -87,7 +87,7 @@ pub(crate) fn library() -> &'static GdrTable {
 
 /// Both, with a current context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lab {
+pub(crate) struct Environment {
     pub(crate) driver: &'static DriverTable,
     pub(crate) gdr: &'static GdrTable,
 }
@@ -110,18 +110,18 @@ pub(crate) struct Mapped {
 // SAFETY: an address; the tests hand it to the thread that uses it.
 unsafe impl Send for Mapped {}
 
-impl Lab {
+impl Environment {
     pub(crate) fn new() -> Self {
-        let lab = Self {
+        let env = Self {
             driver: load(),
             gdr: library(),
         };
-        assert_eq!(cu!(lab, cuInit(0)), OK);
+        assert_eq!(cu!(env, cuInit(0)), OK);
         let mut context = std::ptr::null_mut();
-        let code = cu!(lab, cuDevicePrimaryCtxRetain(&raw mut context, 0));
+        let code = cu!(env, cuDevicePrimaryCtxRetain(&raw mut context, 0));
         assert_eq!(code, OK);
-        assert_eq!(cu!(lab, cuCtxSetCurrent(context)), OK);
-        lab
+        assert_eq!(cu!(env, cuCtxSetCurrent(context)), OK);
+        env
     }
 
     pub(crate) fn alloc(&self, kind: Kind, size: u64) -> Buffer {
