@@ -1,5 +1,5 @@
-//! What it means in a sweep that a call fails, where that is neither an error nor a report: the one table of all tours,
-//! which name the rows that hold for them. What a row says instead, the tour asserts itself.
+//! What the failure of a call means in a sweep, where it is neither returned nor reported: one table for all scenarios,
+//! which name the rows that hold for them. What happens instead, a scenario asserts itself.
 
 use cuda_mem::sys::CUresult;
 use cuda_sim::Live;
@@ -8,33 +8,33 @@ use cuda_sim::Live;
 #[derive(Clone, Copy, Debug)]
 pub enum When {
     /// Always.
-    Ever,
-    /// For the first call of the tour.
+    Always,
+    /// For the first call of the scenario.
     First,
-    /// For the calls behind so many.
-    Behind(usize),
-    /// For this code.
+    /// After this many calls.
+    After(usize),
+    /// If the call answers this code.
     Answering(CUresult),
-    /// If the tour says so. It is asked once a failure.
+    /// If the scenario says so, which is asked once per failure.
     If(fn() -> bool),
 }
 
-/// Calls whose failure is answered in another way.
+/// Calls whose failure is neither returned nor reported.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// These.
+    /// The names of the calls.
     pub functions: &'static [&'static str],
-    /// When.
+    /// When that holds.
     pub when: When,
 }
 
 impl Answer {
-    pub(super) fn is_of(&self, index: usize, function: &str, code: CUresult) -> bool {
+    pub(super) fn matches(&self, index: usize, function: &str, code: CUresult) -> bool {
         self.functions.contains(&function)
             && match self.when {
-                When::Ever => true,
+                When::Always => true,
                 When::First => index == 0,
-                When::Behind(calls) => index > calls,
+                When::After(calls) => index > calls,
                 When::Answering(answer) => code == answer,
                 When::If(asked) => asked(),
             }
@@ -43,90 +43,90 @@ impl Answer {
 
 const INVALID: When = When::Answering(CUresult::CUDA_ERROR_INVALID_VALUE);
 
-const fn ever(functions: &'static [&'static str]) -> Answer {
+const fn always(functions: &'static [&'static str]) -> Answer {
     Answer {
         functions,
-        when: When::Ever,
+        when: When::Always,
     }
 }
 
-/// It is asked first whether the library is the stub, and after cuInit for the version.
+/// The first call asks whether the library is the stub; the version is read after cuInit.
 pub const STUB: Answer = Answer {
     functions: &["cuDriverGetVersion"],
     when: When::First,
 };
 
-/// The answer to "is it done?".
+/// A regular answer of a query.
 pub const NOT_READY: Answer = Answer {
     functions: &["cuStreamQuery", "cuEventQuery"],
     when: When::Answering(CUresult::CUDA_ERROR_NOT_READY),
 };
 
-/// Whether a stream has come to a free is asked early, to let go of the stream; without an answer it is kept, and asked
-/// again.
-pub const ASKED_EARLY: Answer = ever(&["cuStreamQuery"]);
+/// An early query of whether a stream has reached a free, so that the stream can be released. Without an answer the
+/// stream is kept, and queried again.
+pub const ASKED_EARLY: Answer = always(&["cuStreamQuery"]);
 
-/// The answer that an address is none of the driver's.
+/// The answer for an address unknown to the driver.
 pub const UNKNOWN_ADDRESS: Answer = Answer {
     functions: &["cuPointerGetAttribute"],
     when: INVALID,
 };
 
-/// The answer that the driver is older than the attribute: what it tells of is not there.
+/// The answer of a driver older than the attribute: the feature counts as absent.
 pub const UNKNOWN_ATTRIBUTE: Answer = Answer {
     functions: &["cuDeviceGetAttribute"],
     when: INVALID,
 };
 
-/// A stream of which it is not known whether somebody captures it is taken for one that is not, and the next call tells.
-/// What cannot be kept from disturbing captures comes later.
-pub const CAPTURES: Answer = ever(&["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"]);
+/// If the capture state of a stream is unknown, the stream counts as not captured, and the next call fails if it is.
+/// Calls that could invalidate a capture are deferred.
+pub const CAPTURES: Answer = always(&["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"]);
 
-/// Who is not said to reach a pool does not reach it.
-pub const WHO_REACHES: Answer = ever(&["cuMemPoolGetAccess"]);
+/// Without an answer, a device has no access to a pool.
+pub const WHO_REACHES: Answer = always(&["cuMemPoolGetAccess"]);
 
-/// The devices that may reach it, which are listed at these calls of the tour.
-pub const fn devices_behind(calls: usize) -> Answer {
+/// The devices that may have access, listed after this many calls of the scenario.
+pub const fn devices_after(calls: usize) -> Answer {
     Answer {
         functions: &["cuDeviceGetCount", "cuDeviceGet"],
-        when: When::Behind(calls),
+        when: When::After(calls),
     }
 }
 
-/// Memory of a buffer that cannot be freed now is freed later.
+/// A buffer whose free is refused is freed later.
 pub const FREED_LATER: Answer = Answer {
     functions: &["cuMemFreeAsync"],
     when: INVALID,
 };
 
-/// What could not be ordered behind a launch is remembered, and ordered before its next use.
-pub const ORDERED_LATER: Answer = ever(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
+/// A use that could not be ordered after a launch is ordered before the next one.
+pub const ORDERED_LATER: Answer = always(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
 
-/// The same where the context could not be made current to make the event for it: calls behind so many of the tour.
-pub const fn ordered_later_behind(calls: usize) -> Answer {
+/// The same, if the context of the event could not be made current: after this many calls of the scenario.
+pub const fn ordered_later_after(calls: usize) -> Answer {
     Answer {
         functions: &["cuCtxGetCurrent", "cuCtxSetCurrent"],
-        when: When::Behind(calls),
+        when: When::After(calls),
     }
 }
 
-/// What may be left behind where a failure was reported.
+/// What a reported failure may leave behind.
 #[derive(Clone, Copy, Debug)]
-pub struct Left {
-    /// By these; by any if there are none.
+pub struct Leftover {
+    /// The calls that may leave it; all calls if this is empty.
     pub functions: &'static [&'static str],
-    /// What there was, with those numbers of what there is that may differ.
+    /// `before`, with the numbers of `now` that may differ.
     pub differs: fn(before: Live, now: Live) -> Live,
 }
 
-impl Left {
-    pub(super) fn is_of(&self, function: &str, before: Live, now: Live) -> bool {
+impl Leftover {
+    pub(super) fn matches(&self, function: &str, before: Live, now: Live) -> bool {
         let may_leave = self.functions.is_empty() || self.functions.contains(&function);
         may_leave && now == (self.differs)(before, now)
     }
 }
 
-/// A block of memory that may be in use still, with its bytes and what it holds on to.
+/// A block that may still be in use, with its bytes and what it keeps alive.
 const fn block(before: Live, now: Live) -> Live {
     Live {
         allocations: now.allocations,
@@ -139,26 +139,26 @@ const fn block(before: Live, now: Live) -> Live {
     }
 }
 
-/// A free in a default stream wants the context to be current. If it cannot be, the memory is not freed.
-pub const NOT_BOUND: Left = Left {
+/// A free in a default stream needs a current context. Without one, the memory is not freed.
+pub const NOT_BOUND: Leftover = Leftover {
     functions: &["cuCtxGetCurrent", "cuCtxSetCurrent"],
     differs: block,
 };
 
-/// Memory of no pool waits for its stream, in its context, before it is freed. Where that fails it may be in use, and stays.
-pub const NOT_WAITED_FOR: Left = Left {
+/// Memory outside pools is freed after a wait for its stream, in its context. If the wait fails, it is not freed.
+pub const NOT_WAITED_FOR: Leftover = Leftover {
     functions: &["cuStreamSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent"],
     differs: block,
 };
 
-/// What seems to stay keeps its pool.
-pub const NOT_FREED: Left = Left {
+/// A block that could not be freed keeps its pool alive.
+pub const NOT_FREED: Leftover = Leftover {
     functions: &["cuMemFreeAsync"],
     differs: block,
 };
 
-/// A shared mapping whose end could not be put in order stays, rather than end under the work of another stream.
-pub const NOT_ORDERED: Left = Left {
+/// A shared mapping stays if its end could not be ordered after the work of other streams.
+pub const NOT_ORDERED: Leftover = Leftover {
     functions: &[
         "cuEventCreate",
         "cuEventRecord",
@@ -170,13 +170,13 @@ pub const NOT_ORDERED: Left = Left {
 };
 
 /// Host memory that could not be waited for, freed or unregistered.
-pub const HOST_MEMORY: Left = Left {
+pub const HOST_MEMORY: Leftover = Leftover {
     functions: &[
         "cuMemFreeHost",
         "cuMemHostUnregister",
         "cuStreamSynchronize",
         "cuCtxSynchronize",
-        // Said before each of these, so that they disturb no capture.
+        // Called before each of these, so that they invalidate no capture.
         "cuThreadExchangeStreamCaptureMode",
     ],
     differs: |before, now| Live {
@@ -187,8 +187,8 @@ pub const HOST_MEMORY: Left = Left {
     },
 };
 
-/// Mapped memory that could not be waited for or unmapped, with its addresses, and what may still be copied.
-pub const MAPPED_MEMORY: Left = Left {
+/// Mapped memory that could not be waited for or unmapped, with its addresses, and memory that is still being copied.
+pub const MAPPED_MEMORY: Leftover = Leftover {
     functions: &[
         "cuMemUnmap",
         "cuMemRelease",
@@ -213,20 +213,18 @@ mod tests {
     #[test]
     fn a_row_holds_for_its_calls_alone() {
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
-        let of = |answer: Answer, index, function| answer.is_of(index, function, invalid);
+        let of = |answer: Answer, index, function| answer.matches(index, function, invalid);
         assert!(of(STUB, 0, "cuDriverGetVersion") && !of(STUB, 1, "cuDriverGetVersion"));
         assert!(of(FREED_LATER, 9, "cuMemFreeAsync") && !of(NOT_READY, 9, "cuStreamQuery"));
-        assert!(
-            of(devices_behind(5), 6, "cuDeviceGet") && !of(devices_behind(5), 5, "cuDeviceGet")
-        );
+        assert!(of(devices_after(5), 6, "cuDeviceGet") && !of(devices_after(5), 5, "cuDeviceGet"));
         assert!(!of(CAPTURES, 9, "cuMemFreeAsync"));
         let before = Live::default();
         let more = Live {
             registrations: 1,
             ..before
         };
-        assert!(HOST_MEMORY.is_of("cuMemFreeHost", before, more));
-        assert!(!HOST_MEMORY.is_of("cuMemAllocHost", before, more));
-        assert!(!MAPPED_MEMORY.is_of("cuMemUnmap", before, more));
+        assert!(HOST_MEMORY.matches("cuMemFreeHost", before, more));
+        assert!(!HOST_MEMORY.matches("cuMemAllocHost", before, more));
+        assert!(!MAPPED_MEMORY.matches("cuMemUnmap", before, more));
     }
 }

@@ -1,14 +1,13 @@
-//! Two failures in one tour.
+//! Two failures in one run of a scenario.
 //!
-//! What the second one means depends on what the first one was answered with, so less is known than in a sweep: nothing
-//! panics, nothing is left without a report, the order is kept, and the same tour without failures does well afterwards
-//! and leaves nothing.
+//! What the second one means depends on the answer to the first, so less is checked than in a sweep: nothing panics,
+//! nothing is left without a report, the order is kept, and a run without failures then succeeds and leaves nothing.
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::{
-    CODES, Tour, has_reported_since, leave_no_context, load_and_walk, logged, only,
-    waiting_at_last, walk_with,
+    CODES, Scenario, clear_current_context, deferred_after_retries, has_reported_since,
+    load_and_run, logged, only, run_with,
 };
 use crate::environment::Environment;
 use crate::run::{self, Part};
@@ -18,7 +17,7 @@ use crate::watchdog;
 const EVERY: &str = "CUDA_MEM_TEST_PAIRS";
 
 /// If this fails at the end of a buffer and again at the end of its stream, the memory stays queued until its context is
-/// synchronised through the driver that the tour loaded, which does not happen here.
+/// synchronised through the driver that the scenario loaded, which does not happen here.
 const CAPTURE_MODE: &str = "cuThreadExchangeStreamCaptureMode";
 
 /// The stride of a run of all tests.
@@ -33,20 +32,20 @@ fn every() -> Result<usize> {
     every.with_context(|| format!("{EVERY} is {text:?}; it must be a number from 1 on"))
 }
 
-/// Two of the tour's calls fail, each pair in turn, with codes that change from pair to pair.
+/// Two of the scenario's calls fail, each pair in turn, with codes that change from pair to pair.
 ///
 /// # Errors
 ///
 /// The first pair for which something else happens.
-pub fn every_pair_fails(env: &Environment, tour: Tour) -> Result<()> {
+pub fn every_pair_fails(env: &Environment, scenario: Scenario) -> Result<()> {
     let every = every()?;
-    run::in_parts(|| some_fail(env, tour, every))
+    run::in_parts(|| some_fail(env, scenario, every))
 }
 
-fn some_fail(env: &Environment, tour: Tour, every: usize) -> Result<()> {
+fn some_fail(env: &Environment, scenario: Scenario, every: usize) -> Result<()> {
     let part = Part::own();
     let control = env.control()?;
-    let log = logged(env, tour)?;
+    let log = logged(env, scenario)?;
     let mut left = control.live();
     let calls = log.len();
     let pairs = (0..calls).flat_map(|first| (first + 1..calls).map(move |second| (first, second)));
@@ -71,7 +70,7 @@ fn some_fail(env: &Environment, tour: Tour, every: usize) -> Result<()> {
             log[second]
         );
         let before = cuda_mem::drop_counts();
-        let outcome = walk_with(control, tour, &[(first, one), (second, two)]);
+        let outcome = run_with(control, scenario, &[(first, one), (second, two)]);
         let outcome = outcome.with_context(|| what.clone())?;
         let made = control.call_log();
         let may_wait = [first, second]
@@ -83,9 +82,9 @@ fn some_fail(env: &Environment, tour: Tour, every: usize) -> Result<()> {
                 "{what}: an error without words"
             );
         }
-        leave_no_context(env)?;
+        clear_current_context(env)?;
         // A block that could not be freed keeps its pool, which waits for it.
-        let waits = waiting_at_last(env, waiting)?;
+        let waits = deferred_after_retries(env, waiting)?;
         let reported = has_reported_since(before);
         let live = control.live();
         ensure!(
@@ -97,9 +96,9 @@ fn some_fail(env: &Environment, tour: Tour, every: usize) -> Result<()> {
         ensure!(reports.is_empty(), "{what}: {reports:?}");
         // As if nothing had been.
         control.reset();
-        load_and_walk(tour).with_context(|| format!("after {what}"))?;
-        leave_no_context(env)?;
-        let waits = waiting_at_last(env, waiting)?;
+        load_and_run(scenario).with_context(|| format!("after {what}"))?;
+        clear_current_context(env)?;
+        let waits = deferred_after_retries(env, waiting)?;
         ensure!(waits == waiting, "after {what}: {waits} things wait");
         left = control.live();
         ensure!(

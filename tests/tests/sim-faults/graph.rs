@@ -6,9 +6,9 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{CaptureMode, Driver, Error, ErrorKind, Graph, Instantiate, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
-    CAPTURES, FREED_LATER, ORDERED_LATER, STUB, ordered_later_behind,
+    CAPTURES, FREED_LATER, ORDERED_LATER, STUB, ordered_later_after,
 };
-use cuda_mem_tests::sweep::{self, Tour};
+use cuda_mem_tests::sweep::{self, Scenario};
 
 /// Everything of graphs, in one go.
 fn graphs(driver: Driver) -> Result<(), Error> {
@@ -92,31 +92,31 @@ fn a_graph_that_the_device_cannot_hold_fails_at_its_launch(env: &Environment) ->
     Ok(())
 }
 
-const TOUR: Tour = Tour {
-    walk: graphs,
+const SCENARIO: Scenario = Scenario {
+    run: graphs,
     at_least: 120,
     answers: &[
         STUB,
         CAPTURES,
         FREED_LATER,
         ORDERED_LATER,
-        // Graphs are launched behind these.
-        ordered_later_behind(140),
+        // Graphs are launched after these calls.
+        ordered_later_after(140),
     ],
-    left: &[],
+    leftovers: &[],
 };
 
 #[apply(case)]
 fn every_call_of_a_graph_fails_once(env: &Environment) -> Result<()> {
     // After the first launch of a process other calls are made (R179).
     graphs(env.driver)?;
-    sweep::in_parts(env, TOUR)
+    sweep::in_parts(env, SCENARIO)
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
     graphs(env.driver)?;
-    sweep::every_pair_fails(env, TOUR)
+    sweep::every_pair_fails(env, SCENARIO)
 }
 
 /// The codes that the driver has for captures are typed.

@@ -6,7 +6,7 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error, ErrorKind, HostFlags, PinnedResource, RegisterFlags, Resource};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, FREED_LATER, HOST_MEMORY, NOT_READY, STUB};
-use cuda_mem_tests::sweep::{self, Tour};
+use cuda_mem_tests::sweep::{self, Scenario};
 
 const LEN: usize = 1000;
 
@@ -50,21 +50,21 @@ fn host_memory(driver: Driver) -> Result<(), Error> {
     context.synchronize()
 }
 
-const TOUR: Tour = Tour {
-    walk: host_memory,
+const SCENARIO: Scenario = Scenario {
+    run: host_memory,
     at_least: 60,
     answers: &[STUB, CAPTURES, NOT_READY, FREED_LATER],
-    left: &[HOST_MEMORY],
+    leftovers: &[HOST_MEMORY],
 };
 
 #[apply(case)]
 fn every_call_of_host_memory_fails_once(env: &Environment) -> Result<()> {
-    sweep::in_parts(env, TOUR)
+    sweep::in_parts(env, SCENARIO)
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
-    sweep::every_pair_fails(env, TOUR)
+    sweep::every_pair_fails(env, SCENARIO)
 }
 
 #[apply(case)]

@@ -15,7 +15,7 @@ use cuda_mem::{
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::{Held, hold};
 use cuda_mem_tests::sweep::meaning::{ASKED_EARLY, CAPTURES, NOT_ORDERED, STUB};
-use cuda_mem_tests::sweep::{self, Tour};
+use cuda_mem_tests::sweep::{self, Scenario};
 use cuda_mem_tests::two::two_processes;
 
 /// All of it that one process can do, and an event of another one.
@@ -61,7 +61,7 @@ fn everything(driver: Driver, theirs: &EventHandle) -> Result<(), Error> {
 /// The event of the other process.
 static THEIRS: OnceLock<EventHandle> = OnceLock::new();
 
-fn walk(driver: Driver) -> Result<(), Error> {
+fn sharing(driver: Driver) -> Result<(), Error> {
     everything(driver, THEIRS.get().expect("received before"))
 }
 
@@ -79,15 +79,15 @@ fn every_call_of_sharing_fails_once(env: &Environment) -> Result<()> {
             // SAFETY: the other process is this test, and sends the handle of an event.
             let theirs = unsafe { EventHandle::from_bytes(&theirs) }?;
             THEIRS.get_or_init(|| theirs);
-            let tour = Tour {
-                walk,
+            let scenario = Scenario {
+                run: sharing,
                 at_least: 100,
                 answers: &[STUB, ASKED_EARLY, CAPTURES],
-                left: &[NOT_ORDERED],
+                leftovers: &[NOT_ORDERED],
             };
             let control = env.control()?;
             let before = open_descriptors()?;
-            sweep::every_call_fails_once(env, tour)?;
+            sweep::every_call_fails_once(env, scenario)?;
             // A pool that was left has a descriptor in the simulator, and so have the events of a
             // context that was.
             let left = control.live();

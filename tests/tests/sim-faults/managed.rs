@@ -10,7 +10,7 @@ use cuda_mem::{
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 use cuda_mem_tests::sweep::meaning::{CAPTURES, NOT_WAITED_FOR, STUB, UNKNOWN_ATTRIBUTE};
-use cuda_mem_tests::sweep::{self, Tour};
+use cuda_mem_tests::sweep::{self, Scenario};
 
 /// On a device without concurrent managed access.
 pub(crate) const REFUSED: Suite = Suite::made_of("managed-refused", |test| {
@@ -46,21 +46,21 @@ fn everything(driver: Driver) -> Result<(), Error> {
     context.synchronize()
 }
 
-const TOUR: Tour = Tour {
-    walk: everything,
+const SCENARIO: Scenario = Scenario {
+    run: everything,
     at_least: 60,
     answers: &[STUB, UNKNOWN_ATTRIBUTE, CAPTURES],
-    left: &[NOT_WAITED_FOR],
+    leftovers: &[NOT_WAITED_FOR],
 };
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
-    sweep::every_pair_fails(env, TOUR)
+    sweep::every_pair_fails(env, SCENARIO)
 }
 
 #[apply(case)]
 fn every_call_of_managed_memory_fails_once(env: &Environment) -> Result<()> {
-    sweep::every_call_fails_once(env, TOUR)?;
+    sweep::every_call_fails_once(env, SCENARIO)?;
     let control = env.control()?;
     control.reset();
     everything(env.driver)?;

@@ -6,9 +6,9 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
-    CAPTURES, FREED_LATER, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_behind,
+    CAPTURES, FREED_LATER, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
 };
-use cuda_mem_tests::sweep::{self, Left, Tour};
+use cuda_mem_tests::sweep::{self, Leftover, Scenario};
 use cuda_sim::Live;
 
 /// A machine is asked for, and memory of each kind placed there, taken and used.
@@ -52,7 +52,7 @@ fn places(driver: Driver) -> Result<(), Error> {
 }
 
 /// What could not be waited for, unmapped or freed stays, and what it lies in.
-const LEFT: Left = Left {
+const LEFTOVER: Leftover = Leftover {
     functions: &[],
     differs: |before, now| Live {
         allocations: now.allocations,
@@ -67,29 +67,29 @@ const LEFT: Left = Left {
     },
 };
 
-const TOUR: Tour = Tour {
-    walk: places,
+const SCENARIO: Scenario = Scenario {
+    run: places,
     at_least: 150,
     answers: &[
         STUB,
         UNKNOWN_ATTRIBUTE,
-        devices_behind(20),
+        devices_after(20),
         WHO_REACHES,
         CAPTURES,
         NOT_READY,
         FREED_LATER,
     ],
-    left: &[LEFT],
+    leftovers: &[LEFTOVER],
 };
 
 #[apply(case)]
 fn every_call_of_placing_and_taking_fails_once(env: &Environment) -> Result<()> {
-    sweep::in_parts(env, TOUR)
+    sweep::in_parts(env, SCENARIO)
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
-    sweep::every_pair_fails(env, TOUR)
+    sweep::every_pair_fails(env, SCENARIO)
 }
 
 #[apply(case)]

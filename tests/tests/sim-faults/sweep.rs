@@ -13,9 +13,9 @@ use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::suite::{self, Suite};
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_BOUND, NOT_FREED, NOT_READY, NOT_WAITED_FOR, STUB, UNKNOWN_ADDRESS,
-    UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_behind,
+    UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
 };
-use cuda_mem_tests::sweep::{self, Answer, Tour, When};
+use cuda_mem_tests::sweep::{self, Answer, Scenario, When};
 
 /// With two devices.
 pub(crate) const PAIRS: Suite = Suite::made_of("sweep-of-two-devices", |test| {
@@ -120,7 +120,7 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
     let pool = MemoryPool::builder(&device).build()?;
     device.set_current_pool(&pool)?;
     device.current_pool()?;
-    // What ends below has nothing outstanding then, so that every walk makes the same calls.
+    // What ends below has nothing outstanding then, so that every run makes the same calls.
     context.synchronize()
 }
 
@@ -194,21 +194,21 @@ const RESOURCES: &[Answer] = &[
     TRIAL,
     CAPTURES,
     WHO_REACHES,
-    devices_behind(0),
+    devices_after(0),
 ];
 
-const OF_RESOURCES: Tour = Tour {
-    walk: resources,
+const OF_RESOURCES: Scenario = Scenario {
+    run: resources,
     at_least: 100,
     answers: RESOURCES,
-    left: &[NOT_WAITED_FOR, NOT_FREED],
+    leftovers: &[NOT_WAITED_FOR, NOT_FREED],
 };
 
-const OF_ONE_DEVICE: Tour = Tour {
-    walk: everything,
+const OF_ONE_DEVICE: Scenario = Scenario {
+    run: everything,
     at_least: 250,
     answers: CORE,
-    left: &[NOT_BOUND],
+    leftovers: &[NOT_BOUND],
 };
 
 #[apply(case)]
@@ -250,12 +250,12 @@ mod pairs {
 
     #[apply(case_staged)]
     fn every_call_between_devices_fails_once(env: &Environment) -> Result<()> {
-        let tour = Tour {
-            walk: two_devices,
+        let scenario = Scenario {
+            run: two_devices,
             at_least: 60,
             answers: CORE,
-            left: &[],
+            leftovers: &[],
         };
-        sweep::in_parts(env, tour)
+        sweep::in_parts(env, scenario)
     }
 }

@@ -10,8 +10,8 @@ use cuda_mem::{
     Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
 };
 use cuda_mem_tests::environment::{Environment, sim_path};
-use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_behind};
-use cuda_mem_tests::sweep::{self, Answer, Tour};
+use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_after};
+use cuda_mem_tests::sweep::{self, Answer, Scenario};
 
 /// Everything of virtual memory, in one go.
 fn memory(driver: Driver) -> Result<(), Error> {
@@ -85,35 +85,35 @@ fn places(driver: Driver) -> Result<(), Error> {
     captured.map(drop)
 }
 
-const ANSWERS: &[Answer] = &[STUB, CAPTURES, devices_behind(5), NOT_READY];
+const ANSWERS: &[Answer] = &[STUB, CAPTURES, devices_after(5), NOT_READY];
 
-const fn tour(walk: fn(Driver) -> Result<(), Error>) -> Tour {
-    Tour {
-        walk,
+const fn scenario(run: fn(Driver) -> Result<(), Error>) -> Scenario {
+    Scenario {
+        run,
         at_least: 60,
         answers: ANSWERS,
-        left: &[MAPPED_MEMORY],
+        leftovers: &[MAPPED_MEMORY],
     }
 }
 
 #[apply(case)]
 fn every_call_of_virtual_memory_fails_once(env: &Environment) -> Result<()> {
-    sweep::in_parts(env, tour(memory))
+    sweep::in_parts(env, scenario(memory))
 }
 
 #[apply(case)]
 fn every_call_of_several_places_fails_once(env: &Environment) -> Result<()> {
-    sweep::in_parts(env, tour(places))
+    sweep::in_parts(env, scenario(places))
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_of_virtual_memory_fails(env: &Environment) -> Result<()> {
-    sweep::every_pair_fails(env, tour(memory))
+    sweep::every_pair_fails(env, scenario(memory))
 }
 
 #[apply(case)]
 fn a_sample_of_pairs_of_calls_of_several_places_fails(env: &Environment) -> Result<()> {
-    sweep::every_pair_fails(env, tour(places))
+    sweep::every_pair_fails(env, scenario(places))
 }
 
 /// A buffer of two parts, with other bytes in each.
