@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         // The simulator counts for the whole process.
         Suite::of("sim_machines::counts").sim_only().serial(),
         versions::CONTRACT,
+        versions::RESOURCES,
         versions::BESIDE,
         fallback::CONFORMANCE,
         watchdog::HUNG,
