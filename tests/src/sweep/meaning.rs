@@ -93,12 +93,6 @@ pub const fn devices_after(calls: usize) -> Answer {
     }
 }
 
-/// A buffer whose free is refused is freed later.
-pub const FREED_LATER: Answer = Answer {
-    functions: &["cuMemFreeAsync"],
-    when: INVALID,
-};
-
 /// A use that could not be ordered after a launch is ordered before the next one.
 pub const ORDERED_LATER: Answer = always(&["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"]);
 
@@ -215,7 +209,9 @@ mod tests {
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
         let of = |answer: Answer, index, function| answer.matches(index, function, invalid);
         assert!(of(STUB, 0, "cuDriverGetVersion") && !of(STUB, 1, "cuDriverGetVersion"));
-        assert!(of(FREED_LATER, 9, "cuMemFreeAsync") && !of(NOT_READY, 9, "cuStreamQuery"));
+        assert!(
+            of(UNKNOWN_ADDRESS, 9, "cuPointerGetAttribute") && !of(NOT_READY, 9, "cuStreamQuery")
+        );
         assert!(of(devices_after(5), 6, "cuDeviceGet") && !of(devices_after(5), 5, "cuDeviceGet"));
         assert!(!of(CAPTURES, 9, "cuMemFreeAsync"));
         let before = Live::default();

@@ -6,7 +6,7 @@ use cuda_mem::sys::CUresult;
 use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
-    CAPTURES, FREED_LATER, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
+    CAPTURES, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
 };
 use cuda_mem_tests::sweep::{self, Leftover, Scenario};
 use cuda_sim::Live;
@@ -77,7 +77,6 @@ const SCENARIO: Scenario = Scenario {
         WHO_REACHES,
         CAPTURES,
         NOT_READY,
-        FREED_LATER,
     ],
     leftovers: &[LEFTOVER],
 };
