@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Context, CudaVersion, Device, Driver, Error, ErrorKind, MemoryPool, Stream};
+use cuda_mem::{
+    Context, CudaVersion, Device, Driver, Error, ErrorKind, HandleTypes, MemoryPool, Stream,
+};
 use cuda_sim::control::Control;
 
 /// Which driver the tests run on.
@@ -197,6 +199,24 @@ impl Environment {
     /// As the driver answers.
     pub fn pool(&self) -> Result<MemoryPool> {
         Ok(MemoryPool::builder(&self.device()?).build()?)
+    }
+
+    /// A new pool that can be exported as a descriptor. When closed it is destroyed, not kept as a spare.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] if there are no such pools.
+    pub fn shareable_pool(&self) -> Result<MemoryPool> {
+        // Earlier drivers do not list the types of handles (R2).
+        self.need(11, 3)?;
+        let device = self.device()?;
+        let types = device.capabilities()?.pool_handle_types;
+        if !types.contains(HandleTypes::POSIX_FILE_DESCRIPTOR) {
+            return Err(Skip("no pools that can be exported as descriptors".to_owned()).into());
+        }
+        Ok(MemoryPool::builder(&device)
+            .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .build()?)
     }
 }
 

@@ -13,20 +13,6 @@ use crate::environment::{Environment, Skip};
 use crate::hold::hold;
 use crate::two::{go, two_processes, wait};
 
-/// A pool that can be exported, or the reason why there is none.
-pub(super) fn shared_pool(env: &Environment) -> Result<MemoryPool> {
-    // Earlier drivers do not say what kinds of handle there are (R2).
-    env.need(11, 3)?;
-    let device = env.device()?;
-    let types = device.capabilities()?.pool_handle_types;
-    if !types.contains(HandleTypes::POSIX_FILE_DESCRIPTOR) {
-        return Err(Skip("no pools that can be exported as descriptors".to_owned()).into());
-    }
-    Ok(MemoryPool::builder(&device)
-        .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
-        .build()?)
-}
-
 /// Imports the next pool and the next buffer that come.
 pub(super) fn receive(
     env: &Environment,
@@ -56,7 +42,7 @@ fn two_processes_read_and_write_one_buffer(env: &Environment) -> Result<()> {
         env,
         "ipc::two_processes_read_and_write_one_buffer",
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             other.channel.lend(&mut buffer)?.wait()?;
@@ -85,7 +71,7 @@ fn imported_memory_is_described_and_not_handed_out(env: &Environment) -> Result<
         env,
         "ipc::imported_memory_is_described_and_not_handed_out",
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             Ok(other.channel.lend(&mut buffer)?.wait()?)
@@ -110,7 +96,7 @@ fn two_imports_of_one_buffer_share_a_mapping(env: &Environment) -> Result<()> {
         env,
         "ipc::two_imports_of_one_buffer_share_a_mapping",
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             let mut buffer = pool.alloc_from(&stream, &[0_u32; 1000])?;
             for _ in 0..2 {
                 other.channel.send_pool(&pool)?;
@@ -149,7 +135,7 @@ fn an_import_may_follow_the_end_of_another(env: &Environment) -> Result<()> {
         env,
         "ipc::an_import_may_follow_the_end_of_another",
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             let buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             other.channel.send_pool(&pool)?;
             other.channel.send_buffer(&buffer)?;
@@ -189,7 +175,7 @@ fn an_event_orders_two_processes(env: &Environment) -> Result<()> {
         env,
         "ipc::an_event_orders_two_processes",
         |env, other| {
-            let (pool, context) = (shared_pool(env)?, env.context()?);
+            let (pool, context) = (env.shareable_pool()?, env.context()?);
             let (stream, event) = (context.stream()?, context.interprocess_event()?);
             let mut buffer = pool.alloc_zeroed::<u32>(&stream, 1000)?;
             other.channel.send_pool(&pool)?;
@@ -253,7 +239,7 @@ fn an_event_is_opened_by_others_only(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn what_was_not_made_to_be_shared_is_refused(env: &Environment) -> Result<()> {
-    let (plain, shared, stream) = (env.pool()?, shared_pool(env)?, env.stream()?);
+    let (plain, shared, stream) = (env.pool()?, env.shareable_pool()?, env.stream()?);
     ensure!(kind(plain.export_fd()) == Some(ErrorKind::InvalidValue));
     ensure!(kind(shared.export_fabric()) == Some(ErrorKind::InvalidValue));
     let private = plain.alloc::<u8>(&stream, 100)?;
@@ -322,7 +308,7 @@ fn foreign_descriptors_are_refused_and_kept(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_pool_is_imported_where_it_was_exported(env: &Environment) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let descriptor = pool.export_fd()?;
     // SAFETY: no pointers.
     let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFD) };
@@ -344,7 +330,7 @@ fn a_pool_is_imported_where_it_was_exported(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_wrong_description_of_a_buffer_is_refused(env: &Environment) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
     let shared = buffer.export()?;
@@ -368,7 +354,7 @@ fn a_wrong_description_of_a_buffer_is_refused(env: &Environment) -> Result<()> {
     let view = unsafe { imported.import::<u32>(&stream, &shared) }?;
     ensure!(view.to_vec()? == [1; 100]);
     // A token of another pool, and zeroes: a driver was measured to refuse both.
-    let other = shared_pool(env)?;
+    let other = env.shareable_pool()?;
     drop(other.export_fd()?);
     let theirs = other.alloc::<u32>(&stream, 100)?.export()?;
     // SAFETY: measured to be refused.
@@ -386,7 +372,7 @@ fn a_wrong_description_of_a_buffer_is_refused(env: &Environment) -> Result<()> {
 fn sharing_leaves_no_descriptor_open(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let round = || -> Result<()> {
-        let pool = shared_pool(env)?;
+        let pool = env.shareable_pool()?;
         let imported = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
         let again = ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
         let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
@@ -418,7 +404,7 @@ fn sharing_leaves_no_descriptor_open(env: &Environment) -> Result<()> {
 fn memory_is_given_back_after_it_was_shared(env: &Environment) -> Result<()> {
     let (_calm, device) = (env.shared(), env.device()?);
     let stream = env.stream()?;
-    shared_pool(env)?;
+    env.shareable_pool()?;
     let pool = MemoryPool::builder(&device)
         .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
         .release_threshold(ReleaseThreshold::Bytes(0))

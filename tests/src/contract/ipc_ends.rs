@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Channel, ErrorKind, Listener, Peers};
 
-use super::ipc::{receive, shared_pool};
+use super::ipc::receive;
 use crate::environment::{Environment, Skip};
 use crate::forks::ends_well;
 use crate::hold::hold;
@@ -41,7 +41,7 @@ fn the_exporter_may_die(env: &Environment) -> Result<()> {
             Ok(stream.synchronize()?)
         },
         |env, channel| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             let lent = channel.lend(&mut buffer)?;
@@ -71,7 +71,7 @@ fn the_exporter_may_die_before_anything_is_imported(env: &Environment) -> Result
             Ok(())
         },
         |env, channel| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             channel.send_pool(&pool)?;
             let buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             channel.send_buffer(&buffer)?;
@@ -90,7 +90,7 @@ fn importer_dies(
         env,
         name,
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             let lent = other.channel.lend(&mut buffer)?;
@@ -163,7 +163,7 @@ fn dropping_a_lent_buffer_waits_for_its_return(env: &Environment) -> Result<()> 
         env,
         "ipc_ends::dropping_a_lent_buffer_waits_for_its_return",
         |env, other| {
-            let (pool, stream) = (shared_pool(env)?, env.stream()?);
+            let (pool, stream) = (env.shareable_pool()?, env.stream()?);
             other.channel.send_pool(&pool)?;
             let mut buffer = pool.alloc_from(&stream, &[7_u32; 1000])?;
             drop(other.channel.lend(&mut buffer)?);
@@ -214,7 +214,7 @@ fn an_event_outlives_the_process_that_recorded_it(env: &Environment) -> Result<(
 
 #[apply(case_alone)]
 fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
-    let (pool, context) = (shared_pool(env)?, env.context()?);
+    let (pool, context) = (env.shareable_pool()?, env.context()?);
     let (stream, event) = (context.stream()?, context.interprocess_event()?);
     let imported = cuda_mem::ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
@@ -299,7 +299,7 @@ fn what_was_not_expected_is_refused(env: &Environment) -> Result<()> {
     let invalid = |error: cuda_mem::Error| error.kind() == ErrorKind::InvalidValue;
     here.send(b"anything", &[])?;
     ensure!(there.receive_pool(&device).is_err_and(invalid));
-    let pool = shared_pool(env)?;
+    let pool = env.shareable_pool()?;
     here.send_pool(&pool)?;
     // SAFETY: no event is sent, and what is no event is not opened.
     let event = unsafe { there.receive_event(&env.context()?) };

@@ -8,12 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{Channel, DeviceBuffer, ErrorKind};
 
-use super::ipc::shared_pool;
 use crate::environment::Environment;
 
 #[apply(case)]
 fn word_of_one_buffer_is_not_taken_for_that_of_another(env: &Environment) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
     let imported = there.receive_pool(&env.device()?)?;
@@ -57,7 +56,7 @@ fn four_threads_wait(
     env: &Environment,
     steps: impl FnOnce(Channel, Vec<Option<DeviceBuffer<u8>>>, &Ends) -> Result<()>,
 ) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
     let imported = there.receive_pool(&env.device()?)?;
@@ -116,7 +115,7 @@ fn several_threads_wait_and_the_channel_is_closed(env: &Environment) -> Result<(
 
 #[apply(case)]
 fn a_return_that_cannot_be_sent_ends_the_wait(env: &Environment) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
     let imported = there.receive_pool(&env.device()?)?;
@@ -149,7 +148,7 @@ fn a_return_that_cannot_be_sent_ends_the_wait(env: &Environment) -> Result<()> {
 
 #[apply(case)]
 fn a_buffer_is_given_back_with_its_last_view_only(env: &Environment) -> Result<()> {
-    let (pool, stream) = (shared_pool(env)?, env.stream()?);
+    let (pool, stream) = (env.shareable_pool()?, env.stream()?);
     let (here, there) = Channel::pair()?;
     here.send_pool(&pool)?;
     let imported = there.receive_pool(&env.device()?)?;

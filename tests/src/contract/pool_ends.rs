@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{MemoryPool, ReleaseThreshold, ReusePolicy};
 
-use super::ipc::shared_pool;
 use crate::environment::Environment;
 use crate::hold::hold;
 
@@ -15,7 +14,7 @@ fn wait_for_a_wait(env: &Environment) -> Result<()> {
     let before = cuda_mem::drop_counts().waiting;
     while cuda_mem::drop_counts().waiting <= before {
         thread::sleep(Duration::from_millis(1));
-        shared_pool(env)?.close()?;
+        env.shareable_pool()?.close()?;
     }
     Ok(())
 }
@@ -60,7 +59,7 @@ fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(env: &Environme
 
 #[apply(case_alone)]
 fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(env: &Environment) -> Result<()> {
-    let pool = || shared_pool(env);
+    let pool = || env.shareable_pool();
     end_beside_a_wait(env, pool, |pool| {
         let before = cuda_mem::drop_counts().waiting;
         drop(pool);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, ErrorKind, HandleTypes, MemoryPool};
+use cuda_mem::{Driver, ErrorKind, MemoryPool};
 use cuda_mem_tests::environment::{Environment, sim_path};
 
 #[apply(case)]
@@ -35,16 +35,9 @@ fn a_buffer_that_another_stream_could_not_free_is_as_before(env: &Environment) -
     Ok(())
 }
 
-/// Closing it destroys it, where another would be kept.
-fn shareable_pool(env: &Environment) -> Result<MemoryPool> {
-    let builder = MemoryPool::builder(&env.device()?);
-    let builder = builder.handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
-    Ok(builder.build()?)
-}
-
 #[apply(case)]
 fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
-    let (pool, stream, control) = (shareable_pool(env)?, env.stream()?, env.control()?);
+    let (pool, stream, control) = (env.shareable_pool()?, env.stream()?, env.control()?);
     control.fail_without_effect("cuMemPoolDestroy", 1, CUresult::CUDA_ERROR_INVALID_VALUE);
     let Err(failed) = pool.close() else {
         bail!("the failure was lost");
@@ -61,7 +54,7 @@ fn a_pool_that_could_not_be_closed_comes_back(env: &Environment) -> Result<()> {
 /// could free what somebody else has got since.
 #[apply(case)]
 fn what_may_be_released_is_not_released_again(env: &Environment) -> Result<()> {
-    let (pool, stream, control) = (shareable_pool(env)?, env.stream()?, env.control()?);
+    let (pool, stream, control) = (env.shareable_pool()?, env.stream()?, env.control()?);
     control.reset();
     let first = pool.alloc::<u8>(&stream, 1000)?;
     let address = first.as_raw();

@@ -112,7 +112,11 @@ fn cuda_12_0_has_no_maximum_size(_: &Environment) -> Result<()> {
 /// Old drivers are loaded all the same, and what they lack is a typed error or a skip.
 #[apply(case)]
 fn memory_without_pools_needs_little(_: &Environment) -> Result<()> {
-    only_misses_of(11_020, &[&BESIDE], &["11.3", "11.4", "12.0", "12.2", "13.0"])?;
+    only_misses_of(
+        11_020,
+        &[&BESIDE],
+        &["11.3", "11.4", "12.0", "12.2", "13.0"],
+    )?;
     only_misses_of(12_000, &[&BESIDE], &["12.2", "13.0"])
 }
 
