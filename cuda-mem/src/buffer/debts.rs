@@ -19,6 +19,23 @@ pub(super) struct Debt {
 #[expect(clippy::box_collection, reason = "it is in every buffer")]
 pub(super) struct Debts(Option<Box<Vec<Debt>>>);
 
+/// Only the look is made where a buffer ends: the loop over a list stays out of line.
+impl Drop for Debts {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(list) = self.0.take() {
+            drop_list(list);
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[expect(clippy::box_collection, reason = "what `Debts` has")]
+fn drop_list(list: Box<Vec<Debt>>) {
+    drop(list);
+}
+
 impl Debts {
     pub(super) fn push(&mut self, debt: Debt) {
         self.0.get_or_insert_default().push(debt);
