@@ -1,4 +1,4 @@
-//! Allocating and freeing.
+//! Operations that allocate and free memory.
 
 use std::alloc::Layout;
 use std::sync::Arc;
@@ -9,78 +9,78 @@ use cuda_mem::{
     MemoryResource as _, Stream,
 };
 
-use super::Sabotage;
 use super::content::Content;
-use super::graphs::GraphValue;
-use super::site::Site;
+use super::fixture::Mistake;
+use super::graph_value::GraphValue;
+use super::resource::ModelResource;
+use super::state::{Local, State, VALUES, pick};
 use super::step::{End, Make};
 use super::value::{EDGE, Kind, LONG, Raw, Value};
-use super::world::{Local, VALUES, World, pick};
 
-/// Addresses of a buffer that grows.
+/// Bytes of addresses that a growable buffer reserves.
 const GROWABLE_BYTES: u64 = 4 << 20;
 
 /// Where memory comes from, and how.
 struct Origin<'s> {
-    site: Option<&'s Arc<Site>>,
+    resource: Option<&'s Arc<ModelResource>>,
     stream: Stream,
     owner: Option<usize>,
     words: usize,
 }
 
-impl World<'_> {
-    /// Allocates; answers whether there is a new value now, which is the last one then.
+impl State<'_> {
+    /// Allocates, and returns whether there is a new value. It is the last one.
     pub(super) fn alloc(
         &mut self,
         local: &Local,
-        (site, slot): (u8, u8),
+        (resource, slot): (u8, u8),
         words: usize,
         make: Make,
     ) -> Result<bool> {
         if self.values.len() >= VALUES {
             return Ok(false);
         }
-        let Some(site) = self.site(site) else {
+        let Some(resource) = self.resource(resource) else {
             return Ok(false);
         };
         let Some(slot) = pick(slot, self.slots.len()).map(|place| &self.slots[place]) else {
             return Ok(false);
         };
         let (stream, stream_name, owner) = (slot.stream.clone(), slot.name, slot.owner);
-        if self.is_elsewhere(owner) {
-            return self.refused_elsewhere(&site, &stream, words.max(1));
+        if self.is_foreign(owner) {
+            return self.refused_foreign(&resource, &stream, words.max(1));
         }
-        // Whose numbers count it.
+        // The resource that counts it.
         let scope = local.scopes.last().map(|scope| &scope.1);
         let counts = match make {
             Make::Vec(true) => scope,
             Make::Current | Make::Managed | Make::Growable => None,
-            _ => Some(&site),
+            _ => Some(&resource),
         };
         let make = match make {
-            Make::Plain if !site.is_plain_pool => Make::Uninit,
-            // A block that is given back by hand cannot wait for another thread's stream.
+            Make::Plain if !resource.is_plain_pool => Make::Uninit,
+            // The free of a raw block cannot wait for the per-thread stream of another thread.
             Make::Raw(_) if owner.is_some() => Make::Uninit,
             make => make,
         };
         if matches!(make, Make::From | Make::Scalar) {
-            self.let_go();
+            self.release_held();
         }
         let word = self.word();
         let origin = Origin {
-            site: counts,
+            resource: counts,
             stream,
             owner,
             words,
         };
-        let made = self.make(&site, &origin, make, word);
+        let made = self.allocate(&resource, &origin, make, word);
         let (kind, content) = match made {
             Ok(made) => made,
             Err(error) => {
                 return self.refused(&origin, make, &error).map(|()| false);
             }
         };
-        self.keep(&origin, kind, content, stream_name)?;
+        self.insert(&origin, kind, content, stream_name)?;
         if matches!(
             make,
             Make::Uninit | Make::Plain | Make::Raw(_) | Make::Current
@@ -90,42 +90,42 @@ impl World<'_> {
         Ok(true)
     }
 
-    fn make(
+    fn allocate(
         &self,
-        site: &Site,
+        resource: &ModelResource,
         origin: &Origin<'_>,
         make: Make,
         word: u32,
     ) -> cuda_mem::Result<(Kind, Content)> {
-        let (resource, stream, words) = (&site.resource, &origin.stream, origin.words);
+        let (handle, stream, words) = (&resource.handle, &origin.stream, origin.words);
         let unknown = Content::whole(words, None);
         let zero = Content::whole(words, Some(0));
         let pattern = Content::whole(words, Some(word));
-        let pool = site.pool.as_ref();
+        let pool = resource.pool.as_ref();
         Ok(match (make, pool) {
             (Make::Plain, Some(pool)) => (Kind::Plain(pool.alloc(stream, words)?), unknown),
             (Make::Uninit | Make::Plain, _) => {
-                (Kind::Buffer(resource.alloc(stream, words)?), unknown)
+                (Kind::Buffer(handle.alloc(stream, words)?), unknown)
             }
-            (Make::Zeroed, _) => (Kind::Buffer(resource.alloc_zeroed(stream, words)?), zero),
+            (Make::Zeroed, _) => (Kind::Buffer(handle.alloc_zeroed(stream, words)?), zero),
             (Make::From, _) => {
-                let buffer = resource.alloc_from(stream, &vec![word; words])?;
+                let buffer = handle.alloc_from(stream, &vec![word; words])?;
                 (Kind::Buffer(buffer), pattern)
             }
             (Make::Vec(true), _) => (Kind::Vec(DeviceVec::zeroed(stream, words)?), zero),
             (Make::Vec(false), _) => {
-                let vec = DeviceVec::uninit_in(resource, stream, words)?;
+                let vec = DeviceVec::uninit_in(handle, stream, words)?;
                 (Kind::Vec(vec), unknown)
             }
             (Make::Scalar, _) => {
-                let scalar = DeviceScalar::new_in(resource, stream, word)?;
+                let scalar = DeviceScalar::new_in(handle, stream, word)?;
                 (Kind::Scalar(scalar), Content::whole(1, Some(word)))
             }
             (Make::Raw(alignment), _) => {
                 let bytes = words.max(1) * 4;
                 let layout = Layout::from_size_align(bytes, alignment);
                 let layout = layout.unwrap_or(Layout::new::<u32>());
-                let raw = Raw::new(resource, stream, layout)?;
+                let raw = Raw::new(handle, stream, layout)?;
                 let content = Content::whole(raw.view.len(), None);
                 (Kind::Raw(raw), content)
             }
@@ -138,7 +138,7 @@ impl World<'_> {
             (Make::Growable, _) => {
                 let words = words.min(LONG);
                 let bytes = (words * 4).max(1) as u64;
-                let device = self.ground.device;
+                let device = self.fixture.device;
                 let memory = MappedMemory::builder(&device).reserve(GROWABLE_BYTES);
                 let buffer = memory.map(bytes)?.into_buffer(stream, words)?;
                 (Kind::Growable(buffer), Content::whole(words, None))
@@ -146,11 +146,11 @@ impl World<'_> {
         })
     }
 
-    /// Memory was refused: that has to be for a reason.
+    /// Memory was refused, which must have a reason.
     fn refused(&mut self, origin: &Origin<'_>, make: Make, error: &Error) -> Result<()> {
-        let site = origin.site.context("nothing limits it")?;
+        let resource = origin.resource.context("nothing limits it")?;
         if let Make::Raw(alignment) = make
-            && alignment > site.alignment
+            && alignment > resource.alignment
             && error.kind() == ErrorKind::InvalidValue
         {
             return Ok(());
@@ -160,31 +160,36 @@ impl World<'_> {
             Make::Raw(_) => origin.words.max(1),
             _ => origin.words,
         };
-        site.allowed(words * 4, Some(error), self.alone)?;
+        resource.allowed(words * 4, Some(error), self.alone)?;
         self.tally.refused += 1;
-        self.say(format!(
+        self.log(format!(
             "{words} words of resource {} are refused",
-            site.name
+            resource.name
         ));
         Ok(())
     }
 
-    /// Another thread's own stream cannot be used here.
-    fn refused_elsewhere(&mut self, site: &Site, stream: &Stream, words: usize) -> Result<bool> {
-        self.tally.elsewhere += 1;
-        let Err(error) = site.resource.alloc::<u32>(stream, words) else {
-            bail!("{site:?} gave memory on {stream}, which is another thread's");
+    /// The per-thread stream of another thread cannot be used here.
+    fn refused_foreign(
+        &mut self,
+        resource: &ModelResource,
+        stream: &Stream,
+        words: usize,
+    ) -> Result<bool> {
+        self.tally.foreign += 1;
+        let Err(error) = resource.handle.alloc::<u32>(stream, words) else {
+            bail!("{resource:?} gave memory on {stream} of another thread");
         };
-        let is_full = error.kind() == ErrorKind::OutOfMemory && site.may_refuse();
+        let is_full = error.kind() == ErrorKind::OutOfMemory && resource.may_refuse();
         ensure!(
             error.kind() == ErrorKind::InvalidValue || is_full,
-            "{site:?} on another thread's own stream: {error}"
+            "{resource:?} on a stream of another thread: {error}"
         );
         Ok(false)
     }
 
-    /// Takes a new value in, if it is right.
-    fn keep(
+    /// Checks a new value, and adds it.
+    fn insert(
         &mut self,
         origin: &Origin<'_>,
         kind: Kind,
@@ -199,27 +204,31 @@ impl World<'_> {
             counted: 0,
             owner: origin.owner,
             waits: false,
-            may_refuse: origin.site.is_some_and(|site| site.may_refuse()),
+            may_refuse: origin
+                .resource
+                .is_some_and(|resource| resource.may_refuse()),
         };
         value.waits = match value.kind {
             Kind::Managed(_) | Kind::Growable(_) => true,
-            _ => origin.site.is_some_and(|site| site.waits),
+            _ => origin.resource.is_some_and(|resource| resource.waits),
         };
         let (start, bytes) = (value.address(), value.bytes() as u64);
-        self.say(format!(
+        self.log(format!(
             "{value} of {} in stream {stream_name}, at {start:#x}",
-            origin.site.map_or("no resource".to_owned(), |site| format!(
-                "resource {}",
-                site.name
-            ))
+            origin
+                .resource
+                .map_or("no resource".to_owned(), |resource| format!(
+                    "resource {}",
+                    resource.name
+                ))
         ));
         self.tally.blocks += 1;
-        if let Some(site) = origin.site {
-            site.allowed(bytes as usize, None, self.alone)?;
-            value.count = Some(site.live.clone());
+        if let Some(resource) = origin.resource {
+            resource.allowed(bytes as usize, None, self.alone)?;
+            value.count = Some(resource.live.clone());
         }
         value.recount();
-        // One that grows has addresses before it has memory.
+        // A growable buffer has addresses before it has memory.
         let has_address = match &value.kind {
             Kind::Growable(_) => bytes > 0,
             _ => start != 0,
@@ -232,16 +241,16 @@ impl World<'_> {
             start.is_multiple_of(alignment as u64) && has_address == (bytes > 0),
             "{value} at {start:#x}"
         );
-        self.check_apart(&value)?;
+        self.check_overlap(&value)?;
         self.values.push(value);
-        if self.ground.sabotage == Some(Sabotage::Byte) {
-            self.spoil()?;
+        if self.fixture.mistake == Some(Mistake::Byte) {
+            self.overwrite_other()?;
         }
         Ok(())
     }
 
-    /// No other value has a byte of it.
-    fn check_apart(&self, value: &Value) -> Result<()> {
+    /// Checks that no other value has a byte of it.
+    fn check_overlap(&self, value: &Value) -> Result<()> {
         let (start, bytes) = (value.address(), value.bytes() as u64);
         let graphs = self.graphs.iter().flat_map(GraphValue::all_values);
         for other in self.values.iter().chain(graphs) {
@@ -254,31 +263,73 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Frees a value, in one of the ways that there are.
+    pub(super) fn duplicate(
+        &mut self,
+        local: &Local,
+        from: u8,
+        (resource, stream): (u8, u8),
+    ) -> Result<()> {
+        let Some(from) = self.usable(from)? else {
+            return Ok(());
+        };
+        let value = &self.values[from];
+        if let Kind::Vec(vec) = &value.kind {
+            let clone = match vec.try_clone() {
+                Err(error) if value.may_refuse && error.kind() == ErrorKind::OutOfMemory => {
+                    self.tally.refused += 1;
+                    return Ok(());
+                }
+                clone => clone?,
+            };
+            let mut clone = Value {
+                name: 0,
+                kind: Kind::Vec(clone),
+                content: value.content.clone(),
+                count: value.count.clone(),
+                counted: 0,
+                owner: value.owner,
+                waits: value.waits,
+                may_refuse: value.may_refuse,
+            };
+            clone.recount();
+            clone.name = self.name();
+            let line = format!("{clone} is a clone of {}", self.values[from]);
+            self.log(line);
+            self.values.push(clone);
+            return Ok(());
+        }
+        let words = value.len();
+        if self.alloc(local, (resource, stream), words, Make::Uninit)? {
+            self.copy_between(self.values.len() - 1, from)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a value.
     pub(super) fn end(&mut self, value: u8, how: End) -> Result<()> {
         let Some(place) = pick(value, self.values.len()) else {
             return Ok(());
         };
         let mut value = self.values.swap_remove(place);
-        let elsewhere = self.is_elsewhere(value.owner);
+        let foreign = self.is_foreign(value.owner);
         let how = match how {
-            End::FreeOn(_) | End::FreeAfter(_) if elsewhere => End::Free,
+            End::FreeOn(_) | End::FreeAfter(_) if foreign => End::Free,
             how => how,
         };
-        if elsewhere || value.waits || matches!(how, End::FreeSync) {
-            self.let_go();
+        if foreign || value.waits || matches!(how, End::FreeSync) {
+            self.release_held();
         }
-        if elsewhere {
-            self.tally.elsewhere += 1;
+        if foreign {
+            self.tally.foreign += 1;
         } else {
-            self.note(&mut value)?;
+            self.copy_freed(&mut value)?;
         }
         let (name, other) = match how {
             End::FreeOn(slot) | End::FreeAfter(slot) => self.named(slot)?,
             _ => (0, value.stream()),
         };
         let (words, text, word) = (value.len(), value.to_string(), self.word());
-        self.say(match how {
+        self.log(match how {
             End::Drop => format!("drop {value}"),
             End::Free => format!("free {value}"),
             End::FreeOn(_) => format!("free {value} on stream {name}"),
@@ -291,21 +342,12 @@ impl World<'_> {
             value.settle()?;
             other.wait_for(value.buffer().stream())?;
             let words = words.min(EDGE);
-            // SAFETY: the memory is live, the other stream waits for its own, and the free comes after this.
+            // SAFETY: the memory is live, the other stream waits for its own, and the free is ordered after this.
             let mut there =
                 unsafe { DeviceBuffer::<u32>::borrow_raw(&other, value.address(), words, ()) };
             there.fill(word)?;
         }
         free(value, how, &other).with_context(|| text)
-    }
-
-    /// Copies aside what a value holds.
-    pub(super) fn note(&mut self, value: &mut Value) -> Result<()> {
-        value.settle()?;
-        let what = (value.name, &value.content);
-        let noted = self.witness.note(&self.ground.log, value.buffer(), what)?;
-        self.tally.checked += noted;
-        Ok(())
     }
 }
 
@@ -317,7 +359,7 @@ fn free(mut value: Value, how: End, other: &Stream) -> Result<()> {
             let (address, stream) = (raw.view.as_raw(), raw.view.stream().clone());
             let (resource, layout) = (raw.resource.clone(), raw.layout);
             drop(raw);
-            // SAFETY: this resource returned the address for this layout, and only the other stream uses it.
+            // SAFETY: the resource returned the address for this layout, and only the other stream still uses it.
             unsafe { resource.deallocate_after(address, layout, &stream, &[other]) }?;
             None
         }
@@ -355,15 +397,4 @@ fn free(mut value: Value, how: End, other: &Stream) -> Result<()> {
         count.take(counted);
     }
     Ok(())
-}
-
-impl Value {
-    /// Drops the memory, and keeps only what it was.
-    pub(super) fn let_drop(self) {
-        let (count, counted) = (self.count, self.counted);
-        drop(self.kind);
-        if let Some(count) = count {
-            count.take(counted);
-        }
-    }
 }

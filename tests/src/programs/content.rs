@@ -1,4 +1,4 @@
-//! What memory holds, as the model has it.
+//! The expected contents of memory.
 
 use anyhow::{Result, ensure};
 
@@ -13,7 +13,7 @@ impl Content {
         content
     }
 
-    /// Of which only some parts of one length are written, which begin here.
+    /// Only parts of length `part` are written, which begin at `starts`.
     pub(super) fn parts(len: usize, starts: &[usize], part: usize, word: u32) -> Self {
         let mut content = Self::default();
         for start in starts {
@@ -34,7 +34,7 @@ impl Content {
         self.0.iter().map(|run| run.0).sum()
     }
 
-    /// New words, if there are any, are this one.
+    /// New words, if any, are `word`.
     pub(super) fn resize(&mut self, len: usize, word: Option<u32>) {
         let mut left = len;
         for run in &mut self.0 {
@@ -53,7 +53,7 @@ impl Content {
         *self = Self::whole(self.len(), None);
     }
 
-    /// So many words from `first` on.
+    /// `len` words from `first` on.
     pub(super) fn part(&self, first: usize, len: usize) -> Self {
         let (mut part, mut at) = (Self::default(), 0);
         for (run, word) in &self.0 {
@@ -64,7 +64,7 @@ impl Content {
         part
     }
 
-    /// Whether these are the words.
+    /// Checks that these are the words.
     pub(super) fn check(&self, found: &[u32]) -> Result<()> {
         ensure!(
             found.len() == self.len(),

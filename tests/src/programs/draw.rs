@@ -1,4 +1,4 @@
-//! How programs are drawn.
+//! How programs are drawn at random.
 
 use cuda_mem::{CaptureMode, ReleaseThreshold, ReusePolicy, SleepContents};
 use proptest::collection::vec;
@@ -6,14 +6,14 @@ use proptest::prelude::*;
 use proptest::strategy::Union;
 
 use super::step::{
-    Adaptor, ArenaSpec, Base, End, GraphStep, Lend, Make, Move, NewStream, Phrase, Program, Record,
-    Resize, Scratch, SiteSpec, Step,
+    Adaptor, ArenaSpec, Base, Burst, End, GraphStep, Lend, Make, Move, NewStream, Program, Record,
+    Resize, ResourceSpec, Scratch, Step,
 };
 
-/// How long programs are.
+/// The length of programs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    pub(super) phrases: usize,
+    pub(super) bursts: usize,
     pub(super) threads: u8,
 }
 
@@ -62,7 +62,7 @@ fn arena() -> impl Strategy<Value = ArenaSpec> {
     )
 }
 
-fn site() -> impl Strategy<Value = SiteSpec> {
+fn resource() -> impl Strategy<Value = ResourceSpec> {
     let pool = (policy(), threshold(), max()).prop_map(|(policy, threshold, max)| Base::Pool {
         policy,
         threshold,
@@ -88,10 +88,10 @@ fn site() -> impl Strategy<Value = SiteSpec> {
         Just(Adaptor::Recovery),
         Just(Adaptor::Prefetch),
     ];
-    (base, vec(adaptor, 0..4)).prop_map(|(base, adaptors)| SiteSpec { base, adaptors })
+    (base, vec(adaptor, 0..4)).prop_map(|(base, adaptors)| ResourceSpec { base, adaptors })
 }
 
-/// Sizes that come again and again, as in most programs: else no two values would be of one length.
+/// Common sizes, as in most programs: otherwise no two values would have the same length.
 const POPULAR: [usize; 4] = [1, 64, 100, 4096];
 
 /// Elements of four bytes: most blocks are small, some take a page of an arena, a few make anything grow.
@@ -106,7 +106,7 @@ fn words() -> BoxedStrategy<usize> {
     .boxed()
 }
 
-/// More than what has a limit gives.
+/// Sizes that exceed the limits.
 fn large_words() -> BoxedStrategy<usize> {
     prop_oneof![1 => words(), 2 => 1_000_000_usize..2_000_000].boxed()
 }
@@ -207,16 +207,20 @@ fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
         1 => Just(NewStream::PerThread),
     ];
     let alloc =
-        (number(), number(), words.clone(), make()).prop_map(|(site, stream, words, make)| {
+        (number(), number(), words.clone(), make()).prop_map(|(resource, stream, words, make)| {
             Step::Alloc {
-                site,
+                resource,
                 stream,
                 words,
                 make,
             }
         });
     let clone = (number(), number(), number());
-    let clone = clone.prop_map(|(from, site, stream)| Step::Clone { from, site, stream });
+    let clone = clone.prop_map(|(from, resource, stream)| Step::Clone {
+        from,
+        resource,
+        stream,
+    });
     let keep = prop_oneof![2 => Just(0), 1 => 0_u64..64 << 20];
     let tune = (number(), policy(), threshold()).prop_map(|(s, p, t)| Step::Tune(s, p, t));
     let sleep = (number(), contents, proptest::option::of(number()));
@@ -259,7 +263,7 @@ fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
         (1, pair().prop_map(|(v, s)| Step::LendHost(v, s)).boxed()),
         (1, number().prop_map(Step::TakeHost).boxed()),
         (6, number().prop_map(Step::Hold).boxed()),
-        (2, Just(Step::LetGo).boxed()),
+        (2, Just(Step::ReleaseHeld).boxed()),
         (2, pair().prop_map(|(a, b)| Step::Wait(a, b)).boxed()),
         (1, pair().prop_map(|(e, s)| Step::RecordEvent(e, s)).boxed()),
         (1, pair().prop_map(|(s, e)| Step::WaitEvent(s, e)).boxed()),
@@ -268,8 +272,8 @@ fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
         (1, Just(Step::SynchroniseAll).boxed()),
         (3, stream.prop_map(Step::NewStream).boxed()),
         (2, number().prop_map(Step::DropStream).boxed()),
-        (2, site().prop_map(Step::NewSite).boxed()),
-        (1, number().prop_map(Step::DropSite).boxed()),
+        (2, resource().prop_map(Step::NewResource).boxed()),
+        (1, number().prop_map(Step::DropResource).boxed()),
         (
             3,
             (number(), keep).prop_map(|(s, k)| Step::Trim(s, k)).boxed(),
@@ -285,12 +289,12 @@ fn step(words: &BoxedStrategy<usize>) -> impl Strategy<Value = Step> + use<> {
 
 /// Programs of this shape.
 pub(super) fn program(shape: Shape) -> impl Strategy<Value = Program> {
-    // Most operations are of a thread that went before: another one has to be woken.
+    // Most operations run on the thread of the one before: waking another one costs time.
     let of = |words| {
-        let phrase = (0..shape.threads, vec(step(&words), 1..8));
-        let phrase = phrase.prop_map(|(thread, steps)| Phrase { thread, steps });
-        (vec(site(), 1..3), vec(phrase, 1..shape.phrases))
+        let burst = (0..shape.threads, vec(step(&words), 1..8));
+        let burst = burst.prop_map(|(thread, steps)| Burst { thread, steps });
+        (vec(resource(), 1..3), vec(burst, 1..shape.bursts))
     };
     let all = prop_oneof![19 => of(words()), 1 => of(large_words())];
-    all.prop_map(|(sites, phrases)| Program { sites, phrases })
+    all.prop_map(|(resources, bursts)| Program { resources, bursts })
 }

@@ -1,12 +1,12 @@
-//! What random programs have found, each as short as it can be.
+//! Bugs that random programs have found, each as a short test.
 
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::{Arena, MemoryPool, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
 
-/// The thread may have ended, and a handle of its stream may be left: nobody can ask the stream any more, so waits for
-/// the context have to show that its memory is done. The first trim takes what the stream kept for itself.
+/// Once its thread has ended, a per-thread stream cannot be queried, even if a handle is left: waits for the context
+/// have to show that its work is done. The first trim takes what the arena kept for the stream.
 ///
 /// # Errors
 ///

@@ -1,101 +1,24 @@
-//! Captures, and the graphs that come of them.
+//! Operations that capture streams and launch graphs.
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{
-    Adopted, Capture, CapturePool, DeviceBuffer, ErrorKind, GraphBuffer, GraphExec, Instantiate,
-    Left, Stream,
+    Adopted, Capture, CapturePool, DeviceBuffer, ErrorKind, GraphBuffer, Instantiate, Left, Stream,
 };
 
 use super::content::Content;
-use super::site::{Count, Site, is_of};
+use super::graph_value::{Effect, GraphValue, Persistent, SCRATCH};
+use super::resource::ModelResource;
+use super::state::{State, pick};
 use super::step::{GraphStep, Record, Scratch};
 use super::value::{Kind, LONG, Value};
-use super::world::{World, pick};
 
-/// So many there are at most.
+/// Maximum number of graphs.
 const GRAPHS: usize = 4;
 
-/// Words of scratch memory where a graph has no buffer.
-const SCRATCH: usize = 100;
-
-/// What a launch does.
-#[derive(Clone, Copy, Debug)]
-struct Effect {
-    /// The scratch memory holds this, or what the first buffer holds.
-    word: Option<u32>,
-    /// It is copied to this buffer.
-    target: Option<usize>,
-    /// And is filled with this in the end.
-    last: u32,
-}
-
-/// Memory that a launch leaves.
-#[derive(Debug)]
-struct Rest {
-    left: Left<u32>,
-    content: Content,
-    /// The resource of which it is. Without one it is the graph's own, and not there before the first launch nor after
-    /// it was freed.
-    count: Option<Arc<Count>>,
-    is_there: bool,
-}
-
-impl Rest {
-    fn is_own(&self) -> bool {
-        self.count.is_none()
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct GraphValue {
-    name: usize,
-    exec: GraphExec,
-    /// The memory is the graph's; the values only show it.
-    adopted: Vec<(Adopted<u32>, Value)>,
-    effect: Effect,
-    rest: Option<Rest>,
-    auto_free: bool,
-}
-
-impl GraphValue {
-    pub(super) fn all_values(&self) -> impl Iterator<Item = &Value> {
-        self.adopted.iter().map(|adopted| &adopted.1)
-    }
-
-    /// The memory of this resource has lost what it held.
-    pub(super) fn forget(&mut self, count: &Arc<Count>) {
-        for (_, value) in &mut self.adopted {
-            value.forget(count);
-        }
-        if let Some(rest) = &mut self.rest
-            && is_of(rest.count.as_ref(), count)
-        {
-            rest.content.forget();
-        }
-    }
-
-    fn launched(&mut self) {
-        let Effect { word, target, last } = self.effect;
-        let first = self.adopted.first();
-        let held = match (word, first) {
-            (None, Some((_, first))) => first.content.clone(),
-            (word, Some((_, first))) => Content::whole(first.content.len(), word),
-            (word, None) => Content::whole(SCRATCH, word),
-        };
-        if let Some(target) = target {
-            self.adopted[target].1.content = held.clone();
-        }
-        if let Some(rest) = &mut self.rest {
-            rest.content = Content::whole(held.len(), Some(last));
-            rest.is_there = true;
-        }
-    }
-}
-
-/// What a capture is made with.
-struct Parts {
+/// What a capture takes.
+struct Input {
     len: usize,
     pool: Option<CapturePool>,
     buffers: Vec<DeviceBuffer<u32>>,
@@ -104,8 +27,8 @@ struct Parts {
 
 type Recorded = (Vec<Adopted<u32>>, Option<Left<u32>>);
 
-impl World<'_> {
-    /// A value that a graph can have: of this length, if one is given.
+impl State<'_> {
+    /// A value that a graph can adopt, of length `len` if given.
     fn adoptable(&self, wanted: u8, len: Option<usize>) -> Option<usize> {
         let fits = |place: &usize| {
             let value = &self.values[*place];
@@ -117,13 +40,17 @@ impl World<'_> {
         pick(wanted, all.len()).map(|place| all[place])
     }
 
-    fn capture_pool(&self, wanted: u8) -> Result<Option<(CapturePool, Arc<Site>)>> {
-        let free: Vec<_> = self.sites.iter().filter(|site| site.is_free).collect();
-        let Some(site) = pick(wanted, free.len()).map(|place| free[place]) else {
+    fn capture_pool(&self, wanted: u8) -> Result<Option<(CapturePool, Arc<ModelResource>)>> {
+        let free: Vec<_> = self
+            .resources
+            .iter()
+            .filter(|resource| resource.is_free)
+            .collect();
+        let Some(resource) = pick(wanted, free.len()).map(|place| free[place]) else {
             return Ok(None);
         };
-        let pool = site.capture_pool()?;
-        Ok(pool.map(|pool| (pool, Arc::clone(site))))
+        let pool = resource.capture_pool()?;
+        Ok(pool.map(|pool| (pool, Arc::clone(resource))))
     }
 
     pub(super) fn record(&mut self, record: &Record) -> Result<()> {
@@ -137,14 +64,16 @@ impl World<'_> {
             return Ok(());
         };
         let (stream_name, stream) = (slot.name, slot.stream.clone());
-        self.let_go();
+        self.release_held();
         let found = match record.scratch {
             Scratch::Graph => None,
             Scratch::Pool(wanted) | Scratch::PoolAlone(wanted) => self.capture_pool(wanted)?,
         };
-        let (pool, site) = found.unzip();
-        let may_refuse = site.as_ref().is_some_and(|site| site.may_refuse());
-        let count = site.map(|site| Arc::clone(&site.live));
+        let (pool, resource) = found.unzip();
+        let may_refuse = resource
+            .as_ref()
+            .is_some_and(|resource| resource.may_refuse());
+        let count = resource.map(|resource| Arc::clone(&resource.live));
         let (mut shadows, mut buffers) = (Vec::new(), Vec::new());
         for wanted in record.adopt.into_iter().flatten() {
             let len = shadows.first().map(Value::len);
@@ -161,13 +90,13 @@ impl World<'_> {
             self.values.push(raw);
         }
         if let Some(value) = &mut dropped
-            && !self.is_elsewhere(value.owner)
+            && !self.is_foreign(value.owner)
         {
-            self.note(value)?;
+            self.copy_freed(value)?;
         }
         let name = self.name();
         let texts: Vec<String> = shadows.iter().map(ToString::to_string).collect();
-        self.say(format!(
+        self.log(format!(
             "graph {name} of stream {stream_name} with {texts:?}, dropping {:?}: {record:?}",
             dropped.as_ref().map(ToString::to_string)
         ));
@@ -178,35 +107,35 @@ impl World<'_> {
             target: shadows.len().checked_sub(1),
             last: self.word(),
         };
-        let parts = Parts {
+        let input = Input {
             len: shadows.first().map_or(SCRATCH, Value::len),
             pool,
             buffers,
             dropped,
         };
-        let waits = parts.dropped.as_ref().map(|value| value.owner);
-        let waits = waits.is_some_and(|owner| self.is_elsewhere(owner));
-        let resource = self.site(0).map(|site| site.resource.clone());
+        let waits = input.dropped.as_ref().map(|value| value.owner);
+        let waits = waits.is_some_and(|owner| self.is_foreign(owner));
+        let handle = self.resource(0).map(|resource| resource.handle.clone());
         let mut provoked = Ok(());
         let recorded = stream.capture(record.mode, |capture| {
-            if let Some(resource) = resource.filter(|_| record.provoke) {
+            if let Some(handle) = handle.filter(|_| record.provoke) {
                 let stream = capture.stream();
-                provoked = refuses(&resource.alloc::<u32>(stream, 10))
-                    .and_then(|()| refuses(&stream.synchronize()))
-                    .and_then(|()| refuses(&stream.is_done()));
+                provoked = check_refused(&handle.alloc::<u32>(stream, 10))
+                    .and_then(|()| check_refused(&stream.synchronize()))
+                    .and_then(|()| check_refused(&stream.is_done()));
             }
-            recording(capture, record, effect, parts)
+            record_work(capture, record, effect, input)
         });
         provoked.context("in a capture")?;
         if waits {
-            // Nothing in a capture can wait for another thread's own stream: the free comes with the next wait.
-            self.ground.context.synchronize()?;
+            // A capture cannot wait for the stream of another thread: the next wait for the context frees it.
+            self.fixture.context.synchronize()?;
         }
         let (graph, (adopted, left)) = match recorded {
-            // The buffers went with the capture.
+            // The capture has dropped the buffers.
             Err(error) if may_refuse && error.kind() == ErrorKind::OutOfMemory => {
                 self.tally.refused += 1;
-                shadows.into_iter().for_each(Value::let_drop);
+                shadows.into_iter().for_each(Value::discard);
                 return Ok(());
             }
             recorded => recorded?,
@@ -216,9 +145,9 @@ impl World<'_> {
         } else {
             Instantiate::Plain
         };
-        let rest = left.map(|left| Rest {
+        let persistent = left.map(|left| Persistent {
             content: Content::whole(left.len(), None),
-            left,
+            handle: left,
             is_there: count.is_some(),
             count,
         });
@@ -227,7 +156,7 @@ impl World<'_> {
             exec: graph.instantiate(kind).map_err(|failed| failed.error)?,
             adopted: adopted.into_iter().zip(shadows).collect(),
             effect,
-            rest,
+            persistent,
             auto_free: record.auto_free,
         });
         if record.launch {
@@ -241,10 +170,10 @@ impl World<'_> {
             return Ok(());
         };
         let name = self.graphs[place].name;
-        self.say(format!("graph {name}: {step:?}"));
+        self.log(format!("graph {name}: {step:?}"));
         match step {
             GraphStep::Launch(slot) => {
-                let Some(stream) = self.launching(slot) else {
+                let Some(stream) = self.launch_stream(slot) else {
                     return Ok(());
                 };
                 let is_launched = self.graphs[place].launch(&stream)?;
@@ -252,13 +181,13 @@ impl World<'_> {
                 Ok(())
             }
             GraphStep::Upload(slot) => {
-                if let Some(stream) = self.launching(slot) {
+                if let Some(stream) = self.launch_stream(slot) {
                     self.graphs[place].exec.upload(&stream)?;
                 }
                 Ok(())
             }
             GraphStep::Read => {
-                self.let_go();
+                self.release_held();
                 self.tally.checked += 1;
                 self.graphs[place].read()
             }
@@ -272,19 +201,19 @@ impl World<'_> {
                 Ok(())
             }
             GraphStep::ReadLeft => {
-                self.let_go();
+                self.release_held();
                 self.graphs[place].read_left()
             }
             GraphStep::FreeLeft => {
                 let graph = &mut self.graphs[place];
                 graph.exec.free_left()?;
-                if let Some(rest) = graph.rest.as_mut().filter(|rest| rest.is_own()) {
-                    rest.is_there = false;
+                if let Some(left) = graph.persistent.as_mut().filter(|left| left.is_own()) {
+                    left.is_there = false;
                 }
                 Ok(())
             }
             GraphStep::TakeApart => {
-                self.let_go();
+                self.release_held();
                 let mut graph = self.graphs.swap_remove(place);
                 if graph.adopted.is_empty() {
                     return Ok(());
@@ -296,21 +225,21 @@ impl World<'_> {
                     _ => Kind::Buffer(buffer),
                 };
                 self.values.push(value);
-                graph.adopted.into_iter().for_each(|it| it.1.let_drop());
+                graph.adopted.into_iter().for_each(|it| it.1.discard());
                 Ok(())
             }
             GraphStep::Drop => {
-                self.let_go();
+                self.release_held();
                 let graph = self.graphs.swap_remove(place);
                 drop(graph.exec);
-                graph.adopted.into_iter().for_each(|it| it.1.let_drop());
+                graph.adopted.into_iter().for_each(|it| it.1.discard());
                 Ok(())
             }
         }
     }
 
-    /// A stream that is no thread's own: what a launch leaves is used in it, on any thread.
-    fn launching(&self, wanted: u8) -> Option<Stream> {
+    /// A stream to launch in. It is no per-thread stream: any thread may use the memory that stays allocated.
+    fn launch_stream(&self, wanted: u8) -> Option<Stream> {
         let all: Vec<_> = self
             .slots
             .iter()
@@ -320,65 +249,19 @@ impl World<'_> {
     }
 }
 
-impl GraphValue {
-    /// Says whether it was launched, and not refused for what it had left.
-    fn launch(&mut self, stream: &Stream) -> Result<bool> {
-        let rest = self.rest.as_ref();
-        let is_left = rest.is_some_and(|rest| rest.is_own() && rest.is_there);
-        match self.exec.launch(stream) {
-            Ok(()) => ensure!(!is_left || self.auto_free, "launched over what it had left"),
-            Err(error) if error.kind() == ErrorKind::StillAllocated && is_left => {
-                ensure!(!self.auto_free, "{error}");
-                return Ok(false);
-            }
-            Err(error) => return Err(error.into()),
-        }
-        self.launched();
-        Ok(true)
-    }
-
-    fn read(&self) -> Result<()> {
-        for (adopted, value) in &self.adopted {
-            let found = self.exec.buffer(adopted)?.to_vec()?;
-            value
-                .content
-                .check(&found)
-                .with_context(|| format!("{value} in graph {}", self.name))?;
-        }
-        Ok(())
-    }
-
-    fn read_left(&mut self) -> Result<()> {
-        let Some(rest) = &self.rest else {
-            return Ok(());
-        };
-        match self.exec.left(&rest.left) {
-            Ok(left) => {
-                ensure!(rest.is_there, "memory that is not there is shown");
-                let found = left.to_vec()?;
-                rest.content
-                    .check(&found)
-                    .with_context(|| format!("left by graph {}", self.name))
-            }
-            Err(error) if error.kind() == ErrorKind::InvalidValue && !rest.is_there => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// What is recorded.
-fn recording(
+/// Records the work of a graph.
+fn record_work(
     capture: &Capture,
     record: &Record,
     effect: Effect,
-    parts: Parts,
+    input: Input,
 ) -> cuda_mem::Result<Recorded> {
-    let Parts {
+    let Input {
         len,
         pool,
         buffers,
         dropped,
-    } = parts;
+    } = input;
     let adopted: Vec<_> = buffers.into_iter().map(|it| capture.adopt(it)).collect();
     let is_alone = matches!(record.scratch, Scratch::PoolAlone(_));
     let new = || -> cuda_mem::Result<GraphBuffer<'_, u32>> {
@@ -391,7 +274,7 @@ fn recording(
     let mut scratch = match new() {
         Ok(scratch) => scratch,
         Err(error) => {
-            dropped.into_iter().for_each(Value::let_drop);
+            dropped.into_iter().for_each(Value::discard);
             return Err(error);
         }
     };
@@ -401,7 +284,7 @@ fn recording(
         (None, None) => {}
     }
     if let Some(value) = dropped {
-        value.let_drop();
+        value.discard();
     }
     if let Some(target) = effect.target {
         if record.through {
@@ -414,14 +297,14 @@ fn recording(
         }
     }
     scratch.fill(effect.last)?;
-    // Memory that graphs share holds what the last one of them wrote.
+    // Memory shared by graphs holds what the last launch of any of them wrote.
     let keeps = record.leave && (pool.is_none() || is_alone);
     let left = keeps.then(|| scratch.leave());
     Ok((adopted, left))
 }
 
-/// A captured stream is refused to everything else.
-fn refuses<T>(answer: &cuda_mem::Result<T>) -> Result<()> {
+/// Checks that a use of a captured stream was refused.
+fn check_refused<T>(answer: &cuda_mem::Result<T>) -> Result<()> {
     let kind = answer.as_ref().err().map(cuda_mem::Error::kind);
     ensure!(
         kind == Some(ErrorKind::Capturing),
@@ -431,15 +314,15 @@ fn refuses<T>(answer: &cuda_mem::Result<T>) -> Result<()> {
     Ok(())
 }
 
-/// The buffer of a value, and a value that only shows it.
+/// The buffer of a value, and a value that only describes it.
 fn shadow(mut value: Value) -> Result<(Value, DeviceBuffer<u32>)> {
     let (stream, address, len) = (value.stream(), value.address(), value.len());
-    // SAFETY: it is asked for its address and length only, which stay what they are.
+    // SAFETY: only its address and length are used, which do not change.
     let view = unsafe { DeviceBuffer::borrow_raw(&stream, address, len, ()) };
     let (kind, buffer) = match value.kind {
         Kind::Plain(buffer) => (Kind::Plain(view), buffer),
         Kind::Buffer(buffer) => (Kind::Buffer(view), buffer),
-        other => anyhow::bail!("a graph cannot have a {}", other.word()),
+        other => bail!("a graph cannot adopt a {}", other.word()),
     };
     value.kind = kind;
     Ok((value, buffer))

@@ -1,25 +1,45 @@
 //! Random programs over the public interface: resources and adaptors, buffers and containers, loans, moves, streams
 //! that come and go, captures and graphs, on several threads, with work in the streams.
 //!
-//! The model is what every value holds and how many bytes each resource has given; what it allows is sound on every
-//! driver, so the same programs run on the simulator and on a GPU. On the simulator the order sanitizer looks on, and
+//! The model knows the contents of every value and the bytes allocated from each resource. It holds on every driver, so
+//! the same programs run on the simulator and on a GPU. On the simulator the order sanitizer checks them too, and
 //! nothing may be left over.
+//!
+//! A file uses only files of the rows above its own:
+//!
+//! | files | what they have |
+//! |---|---|
+//! | `step`, `content`, `count`, `eventually` | operations, contents of memory, counts of bytes |
+//! | `draw`, `tally`, `freed`, `value` | how programs are drawn, statistics, checks of freed memory, values |
+//! | `fixture`, `resource`, `graph_value` | what programs share, models of resources and graphs |
+//! | `state` | a running program |
+//! | `streams`, `contents`, `resources` | operations, as methods of the state |
+//! | `loans`, `moves`, `blocks`, `graphs` | operations that use those |
+//! | `operations`, `workers`, `execution` | the choice of the method, threads, a whole program |
 
 mod blocks;
 mod content;
 mod contents;
+mod count;
 mod draw;
+mod eventually;
+mod execution;
 mod findings;
+mod fixture;
+mod freed;
+mod graph_value;
 mod graphs;
-mod play;
-mod site;
+mod loans;
+mod moves;
+mod operations;
+mod resource;
+mod resources;
+mod state;
 mod step;
 mod streams;
 mod tally;
-mod team;
 mod value;
-mod witness;
-mod world;
+mod workers;
 
 use std::cell::{Cell, RefCell};
 
@@ -31,36 +51,27 @@ use crate::environment::{Backend, Environment};
 use crate::settings::{self, PROGRAMS, SEED};
 use crate::watchdog;
 use draw::Shape;
-use play::{Mode, play};
+use execution::{Mode, execute};
+use fixture::{Fixture, Mistake};
 use step::Program;
 use tally::Tally;
-use world::Ground;
 
 /// Upper bounds of most programs.
 const USUAL: Shape = Shape {
-    phrases: 14,
+    bursts: 14,
     threads: 3,
 };
-/// Phrases of programs whose threads run freely: they meet after a phrase of each.
+/// Bursts of programs whose threads run freely: a barrier follows a burst of each thread.
 const FREE: usize = 40;
 /// And of long ones.
 const LONG: usize = 150;
 
-/// How often a failing program is run again, to make it shorter.
+/// How often a failing program is run again to shrink it.
 const SHRINKS: u32 = 3000;
 /// And for how long.
 const SHRINKING_MS: u32 = 60_000;
 
-/// A mistake that programs make on purpose, to see that it is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sabotage {
-    /// A word of memory is overwritten.
-    Byte,
-    /// A stream uses memory without waiting for it.
-    Order,
-}
-
-/// The generator that costs least in a build without optimisation. Neighbouring seeds have nothing in common.
+/// The cheapest generator in a build without optimisation. Neighbouring seeds give unrelated numbers.
 fn rng(seed: u64) -> TestRng {
     let mix = |mut word: u64| {
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -78,9 +89,9 @@ fn rng(seed: u64) -> TestRng {
     TestRng::from_seed(RngAlgorithm::XorShift, &bytes)
 }
 
-/// The program of this number; if it fails, the shortest one that does, step by step.
+/// Runs the program of this number. If it fails, the error has the steps of the shortest program that fails.
 fn run_one(
-    ground: &Ground,
+    fixture: &Fixture,
     programs: &impl Strategy<Value = Program>,
     (mode, threads): (Mode, usize),
     seed: u64,
@@ -97,13 +108,13 @@ fn run_one(
     let mut runner = TestRunner::new_with_rng(config, rng(seed));
     let outcome = runner.run(programs, |program| {
         runs.set(runs.get() + 1);
-        // Each run of a program that fails may take long.
+        // Each run of a failing program may take long.
         watchdog::next_part();
-        match play(ground, &program, mode, threads) {
+        match execute(fixture, &program, mode, threads) {
             Ok(done) => *tally.borrow_mut() = done,
             Err(reason) => {
-                if runs.get() == 1 && ground.sabotage.is_none() {
-                    // A shorter one may fail for another reason.
+                if runs.get() == 1 && fixture.mistake.is_none() {
+                    // The shortest one may fail for another reason.
                     eprintln!("program {seed} fails: {reason}");
                 }
                 return Err(TestCaseError::fail(reason));
@@ -114,11 +125,7 @@ fn run_one(
     match outcome {
         Ok(()) => Ok(tally.into_inner()),
         Err(TestError::Fail(reason, program)) => {
-            let steps: usize = program
-                .phrases
-                .iter()
-                .map(|phrase| phrase.steps.len())
-                .sum();
+            let steps: usize = program.bursts.iter().map(|burst| burst.steps.len()).sum();
             bail!(
                 "program {SEED}={seed} {PROGRAMS}=1{} failed; made shorter in {} runs, to {steps} steps: {reason}",
                 settings::said_threads(),
@@ -135,18 +142,18 @@ fn run(mode: Mode, default: u64) -> Result<()> {
     let long = settings::threads()?;
     let threads = long.unwrap_or(u64::from(USUAL.threads)).clamp(1, 64) as u8;
     let shape = Shape {
-        phrases: match (long, mode) {
+        bursts: match (long, mode) {
             (Some(_), _) => LONG,
-            (None, Mode::InTurns) => USUAL.phrases,
+            (None, Mode::InTurns) => USUAL.bursts,
             (None, Mode::Freely) => FREE,
         },
         threads,
     };
     let (programs, threads) = (draw::program(shape), usize::from(threads));
-    let ground = Ground::new(env, threads, None)?;
+    let fixture = Fixture::new(env, threads, None)?;
     let mut sum = Tally::default();
     let ran = settings::each(default, |seed| {
-        sum.add(&run_one(&ground, &programs, (mode, threads), seed)?);
+        sum.add(&run_one(&fixture, &programs, (mode, threads), seed)?);
         Ok(())
     })?;
     println!(
@@ -167,7 +174,7 @@ fn default_count(env: &Environment, sim: u64, gpu: u64) -> u64 {
     }
 }
 
-/// Programs whose threads take turns: one that fails nearly always fails again, and is made shorter.
+/// Programs whose threads take turns: a failing one nearly always fails again, and can be shrunk.
 ///
 /// # Errors
 ///
@@ -177,7 +184,7 @@ pub fn programs_in_turns_hold_what_they_wrote(env: &Environment) -> Result<()> {
     run(Mode::InTurns, default_count(env, 600, 400))
 }
 
-/// Programs whose threads run concurrently, and meet now and then.
+/// Programs whose threads run concurrently between barriers.
 ///
 /// # Errors
 ///
@@ -187,10 +194,10 @@ pub fn programs_of_free_threads_hold_what_they_wrote(env: &Environment) -> Resul
     run(Mode::Freely, default_count(env, 300, 200))
 }
 
-/// Runs programs with a mistake until one fails, and looks whether it was made short.
-fn find(env: &Environment, sabotage: Sabotage, words: &[&str], most: usize) -> Result<()> {
+/// Runs programs with a mistake until one fails, and checks that it was shrunk.
+fn find(env: &Environment, mistake: Mistake, words: &[&str], most: usize) -> Result<()> {
     env.control()?;
-    let ground = Ground::new(Environment::get()?, 1, Some(sabotage))?;
+    let fixture = Fixture::new(Environment::get()?, 1, Some(mistake))?;
     let shape = Shape {
         threads: 1,
         ..USUAL
@@ -198,7 +205,7 @@ fn find(env: &Environment, sabotage: Sabotage, words: &[&str], most: usize) -> R
     let programs = draw::program(shape);
     let failed = (1..=100).find_map(|seed| {
         watchdog::next_part();
-        let outcome = run_one(&ground, &programs, (Mode::InTurns, 1), seed);
+        let outcome = run_one(&fixture, &programs, (Mode::InTurns, 1), seed);
         outcome.err().map(|error| format!("{error:#}"))
     });
     let text = failed.context("the mistake was not found in a hundred programs")?;
@@ -215,7 +222,7 @@ fn find(env: &Environment, sabotage: Sabotage, words: &[&str], most: usize) -> R
 /// If it is not.
 #[apply(case_of_sim)]
 pub fn a_word_that_is_overwritten_is_found(env: &Environment) -> Result<()> {
-    find(env, Sabotage::Byte, &["0xbad", SEED, "made shorter"], 12)
+    find(env, Mistake::Byte, &["0xbad", SEED, "made shorter"], 12)
 }
 
 /// # Errors
@@ -223,5 +230,5 @@ pub fn a_word_that_is_overwritten_is_found(env: &Environment) -> Result<()> {
 /// If it is not.
 #[apply(case_of_sim)]
 pub fn a_wait_that_is_left_out_is_found(env: &Environment) -> Result<()> {
-    find(env, Sabotage::Order, &["out of order", SEED, "lend"], 14)
+    find(env, Mistake::Order, &["out of order", SEED, "lend"], 14)
 }

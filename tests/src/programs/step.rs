@@ -1,14 +1,14 @@
 //! The operations of a program.
 //!
-//! An operation names streams, resources and values by any small number; what it means is that number modulo what is
-//! there, counted from the newest. So every part of a program is a program too, and a failing one can be shrunk:
-//! to fewer operations, on fewer threads, with smaller sizes.
+//! An operation names streams, resources and values by any small number, modulo their count, from the newest on. So
+//! every part of a program is a program too, and a failing one can be shrunk: to fewer operations, on fewer threads,
+//! with smaller sizes.
 
 use std::fmt;
 
 use cuda_mem::{CaptureMode, ReleaseThreshold, ReusePolicy, SleepContents};
 
-/// What a resource is made of.
+/// The base of a resource.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Base {
     DefaultPool,
@@ -33,8 +33,8 @@ pub(super) struct ArenaSpec {
     pub(super) threshold: ReleaseThreshold,
     pub(super) initial: u64,
     pub(super) background: bool,
-    /// The order sanitizer is told of the blocks. Else the arena may sleep, and give memory to graphs: there the
-    /// sanitizer would take physical memory that goes, and graphs' use of addresses, for errors.
+    /// The order sanitizer knows the blocks. Otherwise the arena may sleep and give memory to graphs, which the
+    /// sanitizer would report: physical memory disappears, and graphs use addresses.
     pub(super) annotated: bool,
 }
 
@@ -51,9 +51,9 @@ pub(super) enum Adaptor {
     Prefetch,
 }
 
-/// A resource: adaptors, the outermost first, over a base.
+/// A resource: adaptors over a base, the outermost first.
 #[derive(Clone, Debug)]
-pub(super) struct SiteSpec {
+pub(super) struct ResourceSpec {
     pub(super) base: Base,
     pub(super) adaptors: Vec<Adaptor>,
 }
@@ -64,14 +64,14 @@ pub(super) enum Make {
     Uninit,
     Zeroed,
     From,
-    /// From the pool itself, so that the address can be taken out of the buffer; else as `Uninit`.
+    /// From a pool without adaptors, so that the buffer can be turned into an address; otherwise as `Uninit`.
     Plain,
-    /// A vector, from the resource that is current on the thread if `true`.
+    /// A vector; if `true`, from the current resource of the thread.
     Vec(bool),
     Scalar,
-    /// With an alignment that only some resources know.
+    /// With an alignment that only some resources support.
     Raw(usize),
-    /// Of the current pool of the device, whatever the resource.
+    /// From the current pool of the device, whatever the resource.
     Current,
     /// Managed memory for host and device, whatever the resource.
     Managed,
@@ -89,7 +89,7 @@ pub(super) enum Lend {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Move {
     SetStream,
-    /// Out of the buffer and into a new one.
+    /// Through the address, into a new buffer.
     Raw,
 }
 
@@ -110,7 +110,7 @@ pub(super) enum End {
     Drop,
     Free,
     FreeOn(u8),
-    /// After work in another stream that the buffer's own does not wait for.
+    /// After work in another stream, without a wait of the buffer's own stream.
     FreeAfter(u8),
     FreeSync,
 }
@@ -119,7 +119,7 @@ pub(super) enum End {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scratch {
     Graph,
-    /// Of an arena's capture pool: shared with other graphs, or alone.
+    /// From an arena's capture pool: shared with other graphs, or not.
     Pool(u8),
     PoolAlone(u8),
 }
@@ -129,11 +129,11 @@ pub(super) struct Record {
     pub(super) stream: u8,
     pub(super) mode: CaptureMode,
     pub(super) scratch: Scratch,
-    /// Up to two buffers are given to the graph.
+    /// The graph adopts up to two buffers.
     pub(super) adopt: [Option<u8>; 2],
     /// The graph is launched at once.
     pub(super) launch: bool,
-    /// The scratch memory gets the first one's content instead of a pattern.
+    /// The scratch memory gets the contents of the first buffer instead of a pattern.
     pub(super) copy_in: bool,
     /// Through a second piece of scratch memory.
     pub(super) through: bool,
@@ -167,7 +167,7 @@ pub(super) enum NewStream {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Alloc {
-        site: u8,
+        resource: u8,
         stream: u8,
         words: usize,
         make: Make,
@@ -182,7 +182,7 @@ pub(super) enum Step {
     },
     Clone {
         from: u8,
-        site: u8,
+        resource: u8,
         stream: u8,
     },
     Lend(u8, u8, Lend),
@@ -192,7 +192,7 @@ pub(super) enum Step {
     LendHost(u8, u8),
     TakeHost(u8),
     Hold(u8),
-    LetGo,
+    ReleaseHeld,
     Wait(u8, u8),
     RecordEvent(u8, u8),
     WaitEvent(u8, u8),
@@ -201,11 +201,11 @@ pub(super) enum Step {
     SynchroniseAll,
     NewStream(NewStream),
     DropStream(u8),
-    NewSite(SiteSpec),
-    DropSite(u8),
+    NewResource(ResourceSpec),
+    DropResource(u8),
     Trim(u8, u64),
     Tune(u8, ReusePolicy, ReleaseThreshold),
-    /// Asleep, a value may be freed.
+    /// A value may be freed while the arena sleeps.
     Sleep(u8, SleepContents, Option<u8>),
     /// The resource is current on the thread from now on.
     Scope(u8),
@@ -229,7 +229,7 @@ impl Step {
             Self::Move(_, _, how) => Some(how),
             Self::Resize(_, _, how) => Some(how),
             Self::NewStream(kind) => Some(kind),
-            Self::NewSite(spec) => Some(&spec.base),
+            Self::NewResource(spec) => Some(&spec.base),
             Self::Sleep(_, contents, _) => Some(contents),
             Self::Record(record) => Some(&record.scratch),
             Self::Graph(_, step) => Some(step),
@@ -242,16 +242,16 @@ impl Step {
     }
 }
 
-/// Operations of one thread, one after the other.
+/// Consecutive operations of one thread.
 #[derive(Clone, Debug)]
-pub(super) struct Phrase {
+pub(super) struct Burst {
     pub(super) thread: u8,
     pub(super) steps: Vec<Step>,
 }
 
-/// A program: the resources that it begins with, and what its threads do.
+/// A program: its first resources, and the operations of its threads.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    pub(super) sites: Vec<SiteSpec>,
-    pub(super) phrases: Vec<Phrase>,
+    pub(super) resources: Vec<ResourceSpec>,
+    pub(super) bursts: Vec<Burst>,
 }

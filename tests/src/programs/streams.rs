@@ -1,49 +1,19 @@
-//! Streams that come and go, are held, and wait for each other.
+//! Operations on streams and events.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use cuda_mem::Stream;
+use anyhow::{Result, bail};
 
-use super::step::{NewStream, Step};
-use super::world::{World, pick};
+use super::state::{State, pick};
+use super::step::Step;
 use crate::hold::hold_for;
 
-/// So many there are at most.
-const STREAMS: usize = 6;
-
-/// A stream is held no longer than this.
+/// How long a stream is held at most.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Where other threads may wait for it, and nobody knows that they do.
+/// The same if other threads may wait for the stream.
 const LITTLE_PATIENCE: Duration = Duration::from_micros(200);
 
-#[derive(Clone, Debug)]
-pub(super) struct Slot {
-    pub(super) name: usize,
-    pub(super) stream: Stream,
-    /// The thread whose own stream it is.
-    pub(super) owner: Option<usize>,
-    is_legacy: bool,
-}
-
-impl Slot {
-    pub(super) fn can_be_captured(&self) -> bool {
-        !self.is_legacy && self.owner.is_none()
-    }
-}
-
-impl World<'_> {
-    /// A stream that this thread may use.
-    pub(super) fn slot(&self, wanted: u8) -> Result<&Slot> {
-        let usable: Vec<&Slot> = self
-            .slots
-            .iter()
-            .filter(|slot| !self.is_elsewhere(slot.owner))
-            .collect();
-        let place = pick(wanted, usable.len()).context("no stream is left")?;
-        Ok(usable[place])
-    }
-
+impl State<'_> {
     pub(super) fn perform_on_streams(&mut self, step: &Step) -> Result<()> {
         match *step {
             Step::NewStream(kind) => self.new_stream(kind),
@@ -52,7 +22,7 @@ impl World<'_> {
                     && let Some(place) = pick(slot, self.slots.len() - 2)
                 {
                     let slot = self.slots.remove(place + 2);
-                    self.say(format!("drop stream {}", slot.name));
+                    self.log(format!("drop stream {}", slot.name));
                 }
                 Ok(())
             }
@@ -63,90 +33,53 @@ impl World<'_> {
                     LITTLE_PATIENCE
                 };
                 let (name, stream) = self.named(slot)?;
-                self.say(format!("hold stream {name}"));
+                self.log(format!("hold stream {name}"));
                 self.held.push(hold_for(&stream, patience)?);
                 Ok(())
             }
-            Step::LetGo => {
+            Step::ReleaseHeld => {
                 if !self.held.is_empty() {
-                    self.say("let held streams go");
-                    self.let_go();
+                    self.log("release held streams");
+                    self.release_held();
                 }
                 Ok(())
             }
             Step::Wait(later, earlier) => {
                 let (later, earlier) = (self.named(later)?, self.named(earlier)?);
-                self.say(format!("stream {} waits for {}", later.0, earlier.0));
+                self.log(format!("stream {} waits for {}", later.0, earlier.0));
                 Ok(later.1.wait_for(&earlier.1)?)
             }
             Step::RecordEvent(event, slot) => {
                 let (name, stream) = self.named(slot)?;
                 let event = usize::from(event % 2);
-                self.say(format!("record event {event} in stream {name}"));
+                self.log(format!("record event {event} in stream {name}"));
                 Ok(self.events[event].record(&stream)?)
             }
             Step::WaitEvent(slot, event) => {
                 let (name, stream) = self.named(slot)?;
                 let event = usize::from(event % 2);
-                self.say(format!("stream {name} waits for event {event}"));
+                self.log(format!("stream {name} waits for event {event}"));
                 Ok(stream.wait_event(&self.events[event])?)
             }
             Step::Query(slot) => {
                 let (name, stream) = self.named(slot)?;
                 let is_done = stream.is_done()?;
-                self.say(format!("stream {name} is done: {is_done}"));
+                self.log(format!("stream {name} is done: {is_done}"));
                 self.events[0].is_done()?;
                 Ok(())
             }
             Step::Synchronise(slot) => {
-                self.let_go();
+                self.release_held();
                 let (name, stream) = self.named(slot)?;
-                self.say(format!("synchronise stream {name}"));
+                self.log(format!("synchronise stream {name}"));
                 Ok(stream.synchronize()?)
             }
             Step::SynchroniseAll => {
-                self.let_go();
-                self.say("synchronise the context");
-                Ok(self.ground.context.synchronize()?)
+                self.release_held();
+                self.log("synchronise the context");
+                Ok(self.fixture.context.synchronize()?)
             }
-            _ => bail!("{step:?} is none about streams"),
+            _ => bail!("{step:?} is not an operation on streams"),
         }
-    }
-
-    /// Streams that other threads may use too.
-    pub(super) fn shared_slots(&self) -> Vec<Slot> {
-        let all = self.slots.iter().filter(|slot| slot.owner.is_none());
-        all.cloned().collect()
-    }
-
-    /// A stream that this thread may use, and its name.
-    pub(super) fn named(&self, slot: u8) -> Result<(usize, Stream)> {
-        let slot = self.slot(slot)?;
-        Ok((slot.name, slot.stream.clone()))
-    }
-
-    pub(super) fn new_stream(&mut self, kind: NewStream) -> Result<()> {
-        if self.slots.len() >= STREAMS {
-            return Ok(());
-        }
-        let context = &self.ground.context;
-        let (stream, owner, word) = match kind {
-            NewStream::Own => (context.stream()?, None, "new"),
-            NewStream::Legacy => (context.legacy_stream(), None, "the legacy one"),
-            NewStream::PerThread => {
-                let own = context.per_thread_stream();
-                self.had_own_streams = true;
-                (own, Some(self.me), "the thread's own")
-            }
-        };
-        let name = self.name();
-        self.say(format!("stream {name}: {word}"));
-        self.slots.push(Slot {
-            name,
-            stream,
-            owner,
-            is_legacy: matches!(kind, NewStream::Legacy),
-        });
-        Ok(())
     }
 }

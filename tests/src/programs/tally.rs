@@ -1,4 +1,4 @@
-//! What programs did, so that it shows what they never came to.
+//! Counts of what programs did, to find operations that never happen.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::step::Step;
 
-/// A kind of operation that was drawn so often was done once at least.
+/// A kind of operation drawn this often must have been done at least once.
 const OFTEN: u64 = 30;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,17 +30,17 @@ pub(super) struct Tally {
     pub(super) pairs: u64,
     /// Copies between two values.
     pub(super) copies: u64,
-    pub(super) elsewhere: u64,
+    pub(super) foreign: u64,
     pub(super) sleeps: u64,
     pub(super) moved: u64,
 }
 
 impl Tally {
-    /// A step told of what it did, or found nothing to be done.
-    pub(super) fn count(&mut self, step: &Step, has_told: bool) {
+    /// Counts a step. `was_done` is false if it found nothing to do.
+    pub(super) fn count(&mut self, step: &Step, was_done: bool) {
         let count = self.steps.entry(step.kind()).or_default();
         count.drawn += 1;
-        count.done += u64::from(has_told);
+        count.done += u64::from(was_done);
     }
 
     pub(super) fn add(&mut self, other: &Self) {
@@ -56,12 +56,12 @@ impl Tally {
         self.captures += other.captures;
         self.pairs += other.pairs;
         self.copies += other.copies;
-        self.elsewhere += other.elsewhere;
+        self.foreign += other.foreign;
         self.sleeps += other.sleeps;
         self.moved += other.moved;
     }
 
-    /// Programs that never come to something show nothing of it.
+    /// Checks that every kind of operation was done.
     pub(super) fn check(&self) -> Result<()> {
         for (kind, count) in &self.steps {
             ensure!(
@@ -77,12 +77,12 @@ impl Tally {
             self.captures,
             self.pairs,
             self.copies,
-            self.elsewhere,
+            self.foreign,
             self.moved,
         ];
         ensure!(
             all.iter().all(|count| *count > 0),
-            "some way was never taken: {self}"
+            "some count is zero: {self}"
         );
         Ok(())
     }
@@ -95,7 +95,7 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{drawn} steps of {} kinds, {done} of them done; {} blocks, {} refused, {} moved; {} copies; {} captures, {} of \
-             two buffers, {} launches; {} sleeps; {} uses of another thread's own stream; {} places compared",
+             two buffers, {} launches; {} sleeps; {} uses of another thread's stream; {} places compared",
             self.steps.len(),
             self.blocks,
             self.refused,
@@ -105,7 +105,7 @@ impl fmt::Display for Tally {
             self.pairs,
             self.launches,
             self.sleeps,
-            self.elsewhere,
+            self.foreign,
             self.checked
         )
     }

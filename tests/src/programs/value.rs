@@ -1,4 +1,4 @@
-//! The values of a program: everything that has memory.
+//! The values of a program: everything that owns memory.
 
 use std::alloc::Layout;
 use std::fmt;
@@ -11,18 +11,19 @@ use cuda_mem::{
 };
 
 use super::content::Content;
-use super::site::{Count, is_of};
+use super::count::{Count, is_of};
+use super::step::Resize;
 
-/// Of longer memory, only this many words at the start, in the middle and at the end are written and read.
+/// In longer memory, only [`EDGE`] words at the start, in the middle and at the end are written and read.
 pub(super) const LONG: usize = 16 << 10;
 pub(super) const EDGE: usize = 256;
 
-/// Where the parts of long memory begin that are written and read.
+/// Where the parts of long memory begin.
 pub(super) fn edges_of(len: usize) -> [usize; 3] {
     [0, (len - EDGE) / 2, len - EDGE]
 }
 
-/// Memory that was taken from a resource by hand.
+/// Memory allocated through the functions of a resource.
 #[derive(Debug)]
 pub(super) struct Raw {
     pub(super) view: DeviceBuffer<u32>,
@@ -33,7 +34,7 @@ pub(super) struct Raw {
 #[derive(Debug)]
 pub(super) enum Kind {
     Buffer(DeviceBuffer<u32>),
-    /// Of a pool itself: its address may be taken out of it.
+    /// Of a pool without adaptors: it can be turned into an address.
     Plain(DeviceBuffer<u32>),
     Vec(DeviceVec<u32>),
     Scalar(DeviceScalar<u32>),
@@ -42,7 +43,7 @@ pub(super) enum Kind {
     Raw(Raw),
 }
 
-/// Calls a function that all of them have.
+/// Calls a function of any kind of buffer.
 macro_rules! on_buffer {
     ($kind:expr, $buffer:ident => $call:expr) => {
         match $kind {
@@ -71,16 +72,16 @@ impl Kind {
     }
 }
 
-/// Memory and what is known of it.
+/// Memory, and what the model knows about it.
 #[derive(Debug)]
 pub(super) struct Value {
     pub(super) name: usize,
     pub(super) kind: Kind,
     pub(super) content: Content,
-    /// What counts its bytes, and how many these are.
+    /// The count of its resource, and the bytes counted there.
     pub(super) count: Option<Arc<Count>>,
     pub(super) counted: usize,
-    /// The thread whose own stream it is on.
+    /// The thread, if it is in a per-thread stream.
     pub(super) owner: Option<usize>,
     /// Its free waits for its stream.
     pub(super) waits: bool,
@@ -105,7 +106,7 @@ impl Value {
         on_buffer!(&self.kind, buffer => buffer)
     }
 
-    /// The memory of this resource has lost what it held.
+    /// The memory of this resource has lost its contents.
     pub(super) fn forget(&mut self, count: &Arc<Count>) {
         if is_of(self.count.as_ref(), count) {
             self.content.forget();
@@ -132,14 +133,14 @@ impl Value {
         self.len() > LONG
     }
 
-    /// Both ends and the middle, if it is long: parts that are used in the order of the value's stream.
+    /// Both ends and the middle of long memory, used in the value's stream.
     fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 3]> {
         self.settle()?;
         let (stream, address, len) = (self.stream(), self.address(), self.len());
         Ok(edges_of(len).map(|first| {
             let address = address + 4 * first as u64;
-            // SAFETY: a part of live memory, used in its stream while nobody else can use the value; borrowed
-            // memory is not freed.
+            // SAFETY: a part of live memory, used in its stream while the value is borrowed mutably; borrowed memory is
+            // not freed.
             unsafe { DeviceBuffer::borrow_raw(&stream, address, EDGE, ()) }
         }))
     }
@@ -172,7 +173,7 @@ impl Value {
         Ok(())
     }
 
-    /// Looks at it.
+    /// Checks the contents.
     pub(super) fn check(&mut self) -> Result<()> {
         let len = self.len();
         if self.is_long() {
@@ -188,7 +189,7 @@ impl Value {
         self.content.check(&found)
     }
 
-    /// The bytes that its resource counts for it.
+    /// The bytes that its resource counts.
     pub(super) fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Vec(vec) => vec.capacity() * 4,
@@ -197,7 +198,7 @@ impl Value {
         }
     }
 
-    /// It has more memory now, or less.
+    /// Updates the count after a change of size.
     pub(super) fn recount(&mut self) {
         let bytes = self.bytes();
         if let Some(count) = &self.count {
@@ -206,17 +207,82 @@ impl Value {
         }
         self.counted = bytes;
     }
+
+    pub(super) fn resize(
+        &mut self,
+        (words, word): (usize, u32),
+        how: Resize,
+        source: Option<&Self>,
+    ) -> cuda_mem::Result<()> {
+        let content = &mut self.content;
+        let (before, more) = (content.len(), words.min(300));
+        match (&mut self.kind, how) {
+            (Kind::Vec(vec), Resize::Value) => {
+                vec.resize(words, word)?;
+                content.resize(words, Some(word));
+            }
+            (Kind::Vec(vec), Resize::Zeroed) => {
+                vec.resize_zeroed(words)?;
+                content.resize(words, Some(0));
+            }
+            (Kind::Vec(vec), Resize::Uninit) => {
+                vec.resize_uninit(words)?;
+                content.resize(words, None);
+            }
+            (Kind::Vec(vec), Resize::Extend) => {
+                vec.extend_from_slice(&vec![word; more])?;
+                content.resize(before + more, Some(word));
+            }
+            (Kind::Vec(vec), Resize::ExtendFromBuffer(_)) => {
+                // A vector that is to be extended by itself is left as it is.
+                if let Some(source) = source.filter(|source| source.len() <= LONG) {
+                    vec.extend_from_buffer(source.buffer())?;
+                    content.append(&source.content);
+                }
+            }
+            (Kind::Vec(vec), Resize::Truncate) => {
+                vec.truncate(words);
+                content.resize(before.min(words), None);
+            }
+            (Kind::Vec(vec), Resize::Shrink) => vec.shrink_to_fit()?,
+            (Kind::Vec(vec), Resize::Reserve) => vec.reserve(words)?,
+            (Kind::Growable(buffer), Resize::Value | Resize::Zeroed) => {
+                buffer.resize_zeroed(words)?;
+                content.resize(words, Some(0));
+            }
+            (Kind::Growable(buffer), Resize::Uninit | Resize::Truncate) => {
+                buffer.resize_uninit(words)?;
+                content.resize(words, None);
+            }
+            (Kind::Growable(buffer), Resize::Extend) => {
+                buffer.extend_from_slice(&vec![word; more])?;
+                content.resize(before + more, Some(word));
+            }
+            (Kind::Growable(buffer), Resize::Shrink) => buffer.shrink_to_fit()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Drops the memory, and updates the count.
+    pub(super) fn discard(self) {
+        let (count, counted) = (self.count, self.counted);
+        drop(self.kind);
+        if let Some(count) = count {
+            count.take(counted);
+        }
+    }
 }
 
 impl Raw {
-    /// Takes memory from a resource by hand.
+    /// Allocates from a resource.
     pub(super) fn new(
         resource: &Resource,
         stream: &Stream,
         layout: Layout,
     ) -> cuda_mem::Result<Self> {
         let address = resource.allocate(layout, stream)?;
-        // SAFETY: the memory is of this size, aligned and usable in this stream, and is given back below only.
+        // SAFETY: the memory has this size and alignment, is usable in this stream, and is freed only below.
         let view = unsafe { DeviceBuffer::borrow_raw(stream, address, layout.size() / 4, ()) };
         Ok(Self {
             view,
@@ -225,7 +291,7 @@ impl Raw {
         })
     }
 
-    /// Gives it back.
+    /// Frees it.
     pub(super) fn free(self) -> cuda_mem::Result<()> {
         let Self {
             mut view,
@@ -235,13 +301,12 @@ impl Raw {
         view.settle()?;
         let (address, stream) = (view.as_raw(), view.stream().clone());
         drop(view);
-        // SAFETY: the address comes from this resource for this layout, and nobody uses it any more: the stream
-        // waits for all that did.
+        // SAFETY: the address comes from this resource for this layout, and the stream waits for all its uses.
         unsafe { resource.deallocate(address, layout, &stream) }
     }
 }
 
-/// Pinned memory that a stream has, and what it will hold.
+/// Pinned memory lent to a stream, and its expected contents.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) loan: HostLoan<PinnedBuffer<u32>>,

@@ -1,7 +1,7 @@
-//! Resources as programs stack them, and their numbers.
+//! The model of a resource: its adaptors, limits and counts.
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,43 +12,16 @@ use cuda_mem::{
     StatisticsAdaptor, TrackingAdaptor,
 };
 
-use super::play::eventually;
-use super::step::{Adaptor, ArenaSpec, Base, SiteSpec};
+use super::count::Count;
+use super::eventually::eventually;
+use super::step::{Adaptor, ArenaSpec, Base, ResourceSpec};
 use crate::annotated::Annotated;
 use crate::environment::Environment;
 
-/// Drivers round the size of a pool up to this.
+/// Drivers round the size of a pool up to a multiple of this.
 const POOL_STEP: u64 = 32 << 20;
 
-/// What is allocated from a resource, as the model has it.
-#[derive(Debug, Default)]
-pub(super) struct Count {
-    pub(super) bytes: AtomicI64,
-    pub(super) blocks: AtomicI64,
-}
-
-impl Count {
-    pub(super) fn add(&self, bytes: usize) {
-        if bytes > 0 {
-            self.bytes.fetch_add(bytes as i64, Ordering::Relaxed);
-            self.blocks.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    pub(super) fn take(&self, bytes: usize) {
-        if bytes > 0 {
-            self.bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
-            self.blocks.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Whether memory that is counted here, if anywhere, is of this resource.
-pub(super) fn is_of(memory: Option<&Arc<Count>>, count: &Arc<Count>) -> bool {
-    memory.is_some_and(|memory| Arc::ptr_eq(memory, count))
-}
-
-/// An adaptor that counts, and whether it hears of sizes as they are asked for.
+/// An adaptor that counts, and whether it counts sizes before rounding.
 #[derive(Debug)]
 struct Level {
     counts: Counts,
@@ -63,41 +36,41 @@ enum Counts {
 }
 
 /// A resource of a program.
-pub(super) struct Site {
+pub(super) struct ModelResource {
     pub(super) name: usize,
-    pub(super) resource: Resource,
+    pub(super) handle: Resource,
     pub(super) pool: Option<MemoryPool>,
     pub(super) arena: Option<Arena>,
     /// Graphs may have memory of the arena, and it may sleep.
     pub(super) is_free: bool,
-    /// Its frees wait for the stream.
+    /// Its frees wait for the stream on the host.
     pub(super) waits: bool,
-    /// A block of it is the driver's own, whose address can be taken out of a buffer.
+    /// It is a pool without adaptors, whose buffers can be turned into addresses.
     pub(super) is_plain_pool: bool,
-    /// The largest alignment that it knows.
+    /// The largest alignment that it supports.
     pub(super) alignment: usize,
     pub(super) live: Arc<Count>,
     levels: Vec<Level>,
     has_limit: bool,
     max: Option<u64>,
-    /// Bytes that captures have and graphs keep are the arena's too, and the model does not know how many.
+    /// Captures and graphs take memory of the arena that the model does not count.
     capture_pool: Mutex<Option<CapturePool>>,
     has_own_thread: bool,
     described: String,
 }
 
-impl fmt::Debug for Site {
+impl fmt::Debug for ModelResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "resource {}: {}", self.name, self.described)
     }
 }
 
-impl Site {
-    pub(super) fn new(env: &'static Environment, name: usize, spec: &SiteSpec) -> Result<Self> {
+impl ModelResource {
+    pub(super) fn new(env: &'static Environment, name: usize, spec: &ResourceSpec) -> Result<Self> {
         let device = env.device()?;
         let (mut pool, mut arena, mut is_free) = (None, None, false);
         let mut max = None;
-        let mut resource = match spec.base {
+        let mut handle = match spec.base {
             Base::DefaultPool => Resource::new(device.default_pool()?),
             Base::Pool {
                 policy,
@@ -146,21 +119,21 @@ impl Site {
         for (place, adaptor) in spec.adaptors.iter().enumerate().rev() {
             let above = &spec.adaptors[..place];
             let is_exact = !above.iter().any(|it| matches!(it, Adaptor::Aligned(_)));
-            let (over, counts) = adapt(*adaptor, resource)?;
-            resource = over;
+            let (over, counts) = adapt(*adaptor, handle)?;
+            handle = over;
             levels.extend(counts.map(|counts| Level { counts, is_exact }));
         }
         levels.reverse();
         let aligned = |adaptor: &Adaptor| matches!(adaptor, Adaptor::Aligned(_));
         Ok(Self {
             name,
-            resource,
+            handle,
             is_plain_pool: spec.adaptors.is_empty() && pool.is_some(),
             pool,
             arena,
             is_free,
             waits: matches!(spec.base, Base::Direct | Base::Pinned | Base::Managed),
-            // An aligned adaptor takes any alignment, and asks for no more than the usual one.
+            // An aligned adaptor takes any alignment.
             alignment: if spec.adaptors.iter().any(aligned) {
                 usize::MAX
             } else {
@@ -190,7 +163,7 @@ impl Site {
         self.captures().is_some()
     }
 
-    /// The pool for graphs, which is made when it is first asked for.
+    /// The pool for graphs, made on first use.
     pub(super) fn capture_pool(&self) -> Result<Option<CapturePool>> {
         let Some(arena) = self.arena.as_ref().filter(|_| self.is_free) else {
             return Ok(None);
@@ -202,12 +175,12 @@ impl Site {
         Ok(captures.clone())
     }
 
-    /// Whether the resource may have said that memory is out.
+    /// Whether the resource may run out of memory.
     pub(super) fn may_refuse(&self) -> bool {
         self.has_limit || self.max.is_some()
     }
 
-    /// An allocation ended so: whether that can be. `Ok(false)` if memory was refused.
+    /// Checks the outcome of an allocation. Returns `false` if memory was refused.
     pub(super) fn allowed(
         &self,
         bytes: usize,
@@ -237,7 +210,7 @@ impl Site {
         Ok(answer.is_none())
     }
 
-    /// Whether the numbers of everything that counts are those of the model. Nothing may be going on.
+    /// Checks all counts against the model. No other thread may use the resource.
     pub(super) fn check(&self) -> Result<()> {
         self.check_all().with_context(|| format!("{self:?}"))
     }
@@ -290,7 +263,7 @@ impl Site {
         }
         if let Some(arena) = &self.arena {
             let check = || self.check_arena(arena, bytes as u64, blocks as u64);
-            // While its own thread takes up what others freed, the numbers do not fit for a moment.
+            // While its background thread takes over freed blocks, the numbers may differ.
             if self.has_own_thread && eventually(|| Ok(check().is_ok()))? {
                 return Ok(());
             }
@@ -310,7 +283,7 @@ impl Site {
             right && stats.live >= bytes,
             "{bytes} bytes in {blocks} blocks are allocated: {stats}"
         );
-        // Its own thread may be at work between the two readings.
+        // Its background thread may run between the two readings.
         if !self.has_own_thread {
             let space = arena.free_space();
             ensure!(space.largest <= space.bytes, "{space:?}");
@@ -327,18 +300,17 @@ impl Site {
         Ok(())
     }
 
-    /// Nothing is allocated any more, and everything that was submitted is done.
+    /// Checks that nothing is left. All memory is freed, and all streams are idle.
     ///
-    /// Memory that was used in the own stream of a thread comes back one wait later: an arena looks through what such a
-    /// stream kept when it is trimmed, and only a wait after that shows that it is done, because no other thread can ask
-    /// the stream.
+    /// Memory used in a per-thread stream comes back one wait later: a trim finds what the arena kept for the stream, but
+    /// no other thread can query the stream, so only the next wait for the context shows that its work is done.
     pub(super) fn check_end(&self, device: &Device, one_wait_later: bool) -> Result<()> {
         self.check()?;
         if self.captures().take().is_some() {
-            // Its memory is used in a stream of its own.
+            // Its memory is used in a separate stream.
             device.primary_context()?.synchronize()?;
         }
-        self.resource.trim_to(0)?;
+        self.handle.trim_to(0)?;
         if let Some(pool) = &self.pool {
             let stats = pool.stats()?;
             let left = (stats.used.current, stats.reserved.current);
@@ -350,9 +322,9 @@ impl Site {
                 (stats.live_blocks, stats.live, stats.asleep) == (0, 0, 0),
                 "{self:?} is left with {stats}"
             );
-            // Its own thread may have had some of it in hand.
+            // Its background thread may hold some of it.
             let is_empty = eventually(|| {
-                self.resource.trim_to(0)?;
+                self.handle.trim_to(0)?;
                 if one_wait_later {
                     device.primary_context()?.synchronize()?;
                 }
@@ -415,7 +387,7 @@ fn adapt(adaptor: Adaptor, upstream: Resource) -> Result<(Resource, Option<Count
         Adaptor::FailureCallback => {
             let refusals = AtomicU64::new(0);
             let callback = move |_: u64, _: &Error| {
-                // Every other time it is worth another try.
+                // Retries every other time.
                 refusals.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
             };
             (

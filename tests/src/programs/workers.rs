@@ -1,4 +1,4 @@
-//! The threads of a program, each with what stays on it.
+//! The threads of a program.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,67 +7,67 @@ use std::thread::Scope;
 
 use anyhow::{Context as _, Result, anyhow};
 
+use super::state::{Local, State};
 use super::step::Step;
-use super::world::{Local, World};
 
-/// What a thread is to do, and what with.
+/// Steps for a thread, and the state to run them on.
 struct Job<'w> {
-    world: World<'w>,
+    state: State<'w>,
     steps: Vec<Step>,
 }
 
-type Done<'w> = (World<'w>, Result<()>);
+type Done<'w> = (State<'w>, Result<()>);
 
 struct Worker<'w> {
     jobs: Sender<Job<'w>>,
     done: Receiver<Done<'w>>,
 }
 
-/// Threads that are started when they are first needed. The caller is the first one.
-pub(super) struct Team<'scope, 'env, 'w> {
+/// Threads, started on first use. The caller is the first one.
+pub(super) struct Workers<'scope, 'env, 'w> {
     scope: &'scope Scope<'scope, 'env>,
     own: Local,
-    workers: Vec<Option<Worker<'w>>>,
+    others: Vec<Option<Worker<'w>>>,
 }
 
-impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
+impl<'scope, 'w: 'scope> Workers<'scope, '_, 'w> {
     pub(super) fn new<'env>(
         scope: &'scope Scope<'scope, 'env>,
         threads: usize,
-    ) -> Team<'scope, 'env, 'w> {
-        Team {
+    ) -> Workers<'scope, 'env, 'w> {
+        Workers {
             scope,
             own: Local::default(),
-            workers: (1..threads).map(|_| None).collect(),
+            others: (1..threads).map(|_| None).collect(),
         }
     }
 
-    /// The thread does the steps while the caller waits.
+    /// Runs the steps on a thread, while the caller waits.
     pub(super) fn run(
         &mut self,
         thread: usize,
-        mut world: World<'w>,
+        mut state: State<'w>,
         steps: &[Step],
     ) -> Result<Done<'w>> {
         if thread == 0 {
-            let end = perform(0, &mut world, &mut self.own, steps);
-            return Ok((world, end));
+            let end = perform(0, &mut state, &mut self.own, steps);
+            return Ok((state, end));
         }
-        self.begin(thread, world, steps)?;
+        self.begin(thread, state, steps)?;
         self.end(thread)
     }
 
-    /// Each thread does its steps, all at a time: the first world is the first thread's.
+    /// Runs the steps of all threads concurrently. The first state is that of the first thread.
     pub(super) fn run_all(
         &mut self,
-        worlds: Vec<World<'w>>,
+        states: Vec<State<'w>>,
         steps: &[Vec<Step>],
     ) -> Result<Vec<Done<'w>>> {
-        let mut worlds = worlds.into_iter();
-        let mut first = worlds.next().context("no world")?;
+        let mut states = states.into_iter();
+        let mut first = states.next().context("no state")?;
         let others = 1..steps.len();
-        for (thread, world) in others.clone().zip(worlds) {
-            self.begin(thread, world, &steps[thread])?;
+        for (thread, state) in others.clone().zip(states) {
+            self.begin(thread, state, &steps[thread])?;
         }
         let end = perform(0, &mut first, &mut self.own, &steps[0]);
         let mut all = vec![(first, end)];
@@ -77,17 +77,17 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
         Ok(all)
     }
 
-    fn begin(&mut self, thread: usize, world: World<'w>, steps: &[Step]) -> Result<()> {
+    fn begin(&mut self, thread: usize, state: State<'w>, steps: &[Step]) -> Result<()> {
         let scope = self.scope;
-        let slot = self.workers.get_mut(thread - 1).context("no such thread")?;
+        let slot = self.others.get_mut(thread - 1).context("no such thread")?;
         let worker = slot.get_or_insert_with(|| {
             let (jobs, next) = channel::<Job<'w>>();
             let (finished, done) = channel();
             scope.spawn(move || {
                 let mut local = Local::default();
-                for Job { mut world, steps } in next {
-                    let end = perform(thread, &mut world, &mut local, &steps);
-                    if finished.send((world, end)).is_err() {
+                for Job { mut state, steps } in next {
+                    let end = perform(thread, &mut state, &mut local, &steps);
+                    if finished.send((state, end)).is_err() {
                         break;
                     }
                 }
@@ -95,14 +95,12 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
             Worker { jobs, done }
         });
         let steps = steps.to_vec();
-        let sent = worker.jobs.send(Job { world, steps });
+        let sent = worker.jobs.send(Job { state, steps });
         sent.map_err(|_| anyhow!("thread {thread} has ended"))
     }
 
     fn end(&mut self, thread: usize) -> Result<Done<'w>> {
-        let worker = self.workers[thread - 1]
-            .as_ref()
-            .context("no such thread")?;
+        let worker = self.others[thread - 1].as_ref().context("no such thread")?;
         worker
             .done
             .recv()
@@ -110,10 +108,10 @@ impl<'scope, 'w: 'scope> Team<'scope, '_, 'w> {
     }
 }
 
-fn perform(thread: usize, world: &mut World<'_>, local: &mut Local, steps: &[Step]) -> Result<()> {
-    world.me = thread;
+fn perform(thread: usize, state: &mut State<'_>, local: &mut Local, steps: &[Step]) -> Result<()> {
+    state.thread = thread;
     steps.iter().try_for_each(|step| {
-        let done = catch_unwind(AssertUnwindSafe(|| world.step(local, step)));
+        let done = catch_unwind(AssertUnwindSafe(|| state.step(local, step)));
         done.unwrap_or_else(|panic| Err(anyhow!("a panic: {}", words(&*panic))))
             .with_context(|| format!("{step:?} on thread {thread}"))
     })
