@@ -1,4 +1,4 @@
-//! Holding a stream: a host function in it that does not return until it is let go.
+//! Holding a stream: a host function in it that does not return until it is released.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::Stream;
 use cuda_mem::sys::CUresult;
 
-/// What is submitted to the stream from now on runs only after this is dropped.
+/// Work submitted to the stream runs only after this is dropped.
 #[derive(Debug)]
 pub struct Held {
-    /// Closing it lets the stream go.
+    /// Closing it releases the stream.
     _open: Sender<()>,
 }
 
-/// Holds `stream`, which has reached this point when the call returns.
+/// Holds `stream`, which has reached this point on return.
 ///
 /// # Errors
 ///
@@ -26,16 +26,16 @@ pub fn hold(stream: &Stream) -> Result<Held> {
     Ok(held)
 }
 
-/// Holds `stream` once it gets there, and for no longer than this: some operations wait on the host for streams that they do
-/// not name, and a program must come to its end whatever it does. Does not wait until the stream has got there, which may
-/// wait for another stream that is held.
+/// Holds `stream` once it reaches this point, and no longer than `patience`: some operations wait on the host for
+/// streams that they do not name, and a program must end in any case. Returns without waiting for the stream, which
+/// may itself wait for a held one.
 pub(crate) fn hold_for(stream: &Stream, patience: Duration) -> Result<Held> {
     // A default stream's context has to be current (R8).
     let _current = stream.context().bind()?;
     Ok(submit(stream, Some(patience))?.0)
 }
 
-/// Also returns what tells that the stream has got there.
+/// Also returns a channel that tells when the stream has reached this point.
 fn submit(stream: &Stream, patience: Option<Duration>) -> Result<(Held, Receiver<()>)> {
     struct Gate {
         reached: Sender<()>,
@@ -45,9 +45,9 @@ fn submit(stream: &Stream, patience: Option<Duration>) -> Result<(Held, Receiver
     unsafe extern "C" fn wait(gate: *mut c_void) {
         // SAFETY: the pointer is the box leaked below, and the driver calls this once.
         let gate = unsafe { Box::from_raw(gate.cast::<Gate>()) };
-        // The test may have given up already; then there is nobody to tell.
+        // The test may have given up already.
         let _ = gate.reached.send(());
-        // Ends with an error when the sender is dropped, or the time is up: these are the signals.
+        // Ends with an error when the sender is dropped, or the time is up.
         let _ = match gate.patience {
             Some(patience) => gate.open.recv_timeout(patience).is_ok(),
             None => gate.open.recv().is_ok(),

@@ -1,8 +1,7 @@
-//! Ends a test program that hangs: names the tests that have not ended, prints the stacks of all threads, and fails. Of one
-//! that is ended by a fault it prints the stack of the thread that had it.
+//! Ends a test program that hangs: names the running tests, prints the stacks of all threads, and fails. After a fault
+//! it prints the stack of the thread that caused it.
 //!
-//! Programs of unit tests, whose harness says nothing of when a test begins, are watched as a whole
-//! ([`watch_program!`]).
+//! Programs of unit tests, whose harness does not say when a test begins, are watched as a whole ([`watch_program!`]).
 
 #[doc(hidden)]
 pub use ctor;
@@ -15,23 +14,23 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So many seconds, in place of the usual ones: for slow machines.
+/// The patience in seconds, for slow machines.
 pub const PATIENCE: &str = "CUDA_MEM_TEST_PATIENCE";
 
-/// Longer than any test takes that does not hang, a whole program within a test included.
+/// Longer than any test that does not hang, including tests that run a whole program.
 const USUAL: Duration = Duration::from_secs(180);
-/// The end comes even if saying why hangs.
-const LAST: libc::c_uint = 30;
-/// How often it is looked.
-const LOOK: Duration = Duration::from_millis(200);
-/// How long one thread may take to print its stack. It may have been interrupted where nothing can be printed.
-const A_STACK: Duration = Duration::from_secs(2);
-/// After so many threads that do not answer the others are not asked: they may all wait for the same lock.
-const SILENT: u32 = 3;
-/// What the program ends with, as after a panic.
+/// Seconds until the program ends even if printing hangs.
+const LAST_ALARM: libc::c_uint = 30;
+/// How often the tests are checked.
+const INTERVAL: Duration = Duration::from_millis(200);
+/// How long a thread may take to print its stack. It may have been interrupted where it cannot print.
+const STACK_LIMIT: Duration = Duration::from_secs(2);
+/// After this many threads without an answer the others are not asked: all may wait for the same lock.
+const MAX_SILENT: u32 = 3;
+/// The exit code, as after a panic.
 const HUNG: libc::c_int = 101;
 
-/// A test that runs.
+/// A running test.
 struct Running {
     number: u64,
     name: &'static str,
@@ -39,7 +38,7 @@ struct Running {
 }
 
 thread_local! {
-    /// The number of the test that runs on this thread.
+    /// The number of the test on this thread.
     static OWN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -49,7 +48,7 @@ fn running() -> MutexGuard<'static, Vec<Running>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A test is watched until this is dropped.
+/// Watches a test until it is dropped.
 #[derive(Debug)]
 pub struct Watched {
     number: u64,
@@ -69,7 +68,7 @@ pub fn patience() -> Duration {
     told.map_or(USUAL, Duration::from_secs)
 }
 
-/// Watches a test that begins now. All tests of a program have the same patience.
+/// Watches a test that begins now. The patience must be the same for all tests of a program.
 #[must_use]
 pub fn watch(name: &'static str, patience: Duration) -> Watched {
     static WATCH: Once = Once::new();
@@ -82,21 +81,21 @@ pub fn watch(name: &'static str, patience: Duration) -> Watched {
         began: Instant::now(),
     });
     WATCH.call_once(|| {
-        say_where_it_faults();
-        thread::spawn(move || look(patience));
+        print_stack_of_faults();
+        thread::spawn(move || check(patience));
     });
     Watched { number }
 }
 
-/// Watches all that this program does, from now on. For [`watch_program!`].
+/// Watches this program from now on. For [`watch_program!`].
 #[doc(hidden)]
 pub fn watch_this_program() {
     std::mem::forget(watch("the program", patience()));
 }
 
-/// Watches the program of unit tests that this stands in: all of them together have the patience of one.
+/// Watches the program of unit tests that contains it: all tests together have the patience of one.
 ///
-/// Not under Miri, which wants all threads to end.
+/// Not under Miri, where all threads have to end.
 #[macro_export]
 macro_rules! watch_program {
     () => {
@@ -110,7 +109,7 @@ macro_rules! watch_program {
     };
 }
 
-/// The test that runs, if it is the only one.
+/// The running test, if there is only one.
 #[must_use]
 pub fn only_one() -> Option<&'static str> {
     match running().as_slice() {
@@ -119,7 +118,7 @@ pub fn only_one() -> Option<&'static str> {
     }
 }
 
-/// The test that runs on this thread consists of many parts, and has come to the next one. The patience is for each.
+/// Restarts the patience of the test on this thread: it consists of parts, and begins the next one.
 pub fn next_part() {
     let (now, own) = (Instant::now(), OWN.get());
     let mut running = running();
@@ -128,9 +127,9 @@ pub fn next_part() {
     }
 }
 
-fn look(patience: Duration) {
+fn check(patience: Duration) {
     loop {
-        thread::sleep(LOOK);
+        thread::sleep(INTERVAL);
         let hung: Vec<_> = running()
             .iter()
             .filter(|test| test.began.elapsed() > patience)
@@ -144,7 +143,7 @@ fn look(patience: Duration) {
 
 fn end(hung: &[&str], patience: Duration) -> ! {
     // SAFETY: no memory is passed.
-    unsafe { libc::alarm(LAST) };
+    unsafe { libc::alarm(LAST_ALARM) };
     let names = hung.join(", ");
     print(&format!(
         "\nno end after {} s: {names}\n",
@@ -152,11 +151,11 @@ fn end(hung: &[&str], patience: Duration) -> ! {
     ));
     print_stacks();
     end_children(std::process::id());
-    // SAFETY: nothing is to be run any more; what would be may hang too.
+    // SAFETY: no exit handler must run, because it may hang too.
     unsafe { libc::_exit(HUNG) }
 }
 
-/// Takes no lock: a thread that hangs may have that of the standard error stream.
+/// Takes no lock: a hanging thread may hold the one of the standard error stream.
 fn print(text: &str) {
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
@@ -171,27 +170,27 @@ fn print(text: &str) {
 
 static IS_PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// On the thread whose stack it is. Memory is allocated and a lock of the standard library taken, which a signal handler
-/// should not: if the thread was in the middle of that it hangs here, and maybe the others too.
+/// Runs on the thread whose stack it prints. It allocates memory and takes a lock of the standard library, which a
+/// signal handler should not do: a thread interrupted while doing the same hangs here, and may block others.
 extern "C" fn print_own_stack(_: libc::c_int) {
     print(&Backtrace::force_capture().to_string());
     IS_PRINTED.store(true, Ordering::Release);
 }
 
-/// As [`print_own_stack`], where memory that is not there was touched, or a library gave up.
+/// As [`print_own_stack`], after an invalid access or an abort.
 extern "C" fn print_fault(signal: libc::c_int) {
     // SAFETY: no memory is passed.
-    unsafe { libc::alarm(LAST) };
+    unsafe { libc::alarm(LAST_ALARM) };
     print(&format!("\nsignal {signal}\n"));
     print_own_stack(signal);
-    // It comes once this handler returns, and ends the program. What faulted might succeed now: what was printed has taken
-    // memory, maybe just there.
+    // The signal is delivered when this handler returns, and ends the program. A retry of the access might succeed:
+    // printing has allocated memory, perhaps at that address.
     // SAFETY: no memory is passed.
     unsafe { libc::raise(signal) };
 }
 
-/// The signal ends the program all the same.
-fn say_where_it_faults() {
+/// The signal still ends the program.
+fn print_stack_of_faults() {
     let handler: extern "C" fn(libc::c_int) = print_fault;
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT] {
         // SAFETY: all zero is a valid value: no flags, no mask.
@@ -199,7 +198,7 @@ fn say_where_it_faults() {
         action.sa_sigaction = handler as libc::sighandler_t;
         // The second one ends the program.
         action.sa_flags = libc::SA_RESETHAND;
-        // SAFETY: the handler has the signature of one, and nobody wants to know what was there.
+        // SAFETY: the handler has the required signature, and the old action is not asked for.
         unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
     }
 }
@@ -207,7 +206,7 @@ fn say_where_it_faults() {
 fn print_stacks() {
     let mut silent = 0;
     let handler: extern "C" fn(libc::c_int) = print_own_stack;
-    // SAFETY: the handler has the signature of one; the program ends soon.
+    // SAFETY: the handler has the required signature; the program ends soon.
     unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
     // SAFETY: no memory is passed.
     let own = unsafe { libc::syscall(libc::SYS_gettid) };
@@ -227,7 +226,7 @@ fn print_stacks() {
         if thread == own {
             continue;
         }
-        if silent >= SILENT {
+        if silent >= MAX_SILENT {
             print("the others are not asked\n");
             break;
         }
@@ -238,7 +237,7 @@ fn print_stacks() {
         let sent = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGUSR2) };
         let began = Instant::now();
         while sent == 0 && !IS_PRINTED.load(Ordering::Acquire) {
-            if began.elapsed() > A_STACK {
+            if began.elapsed() > STACK_LIMIT {
                 print("it does not answer\n");
                 silent += 1;
                 break;
@@ -248,7 +247,7 @@ fn print_stacks() {
     }
 }
 
-/// Ends the processes that this one started, and those that they did.
+/// Kills the children of a process, and their descendants.
 pub fn end_children(parent: u32) {
     let mut all = children_of(parent);
     let mut next = 0;
