@@ -4,13 +4,13 @@ use anyhow::{Result, bail, ensure};
 use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
 
 use crate::environment::Environment;
-use crate::suite;
+use crate::own_process;
 
 mod simulated {
     use super::*;
 
     fn in_a_child(what: &str, knob: (&str, &str), test: &str) -> Result<()> {
-        let output = suite::command(what)?
+        let output = own_process::command(what)?
             .env("CUDA_MEM_TEST_BACKEND", "sim")
             .env("CUDA_SIM_DEVICES", "2")
             .env_remove("CUDA_VISIBLE_DEVICES")

@@ -25,6 +25,7 @@ pub mod host;
 pub mod ledger;
 pub mod managed;
 pub mod modules;
+pub mod own_process;
 pub mod peers;
 pub mod placement;
 pub mod programs;

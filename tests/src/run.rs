@@ -1,44 +1,112 @@
-//! Running test bodies: on which driver, how many, which were skipped and why.
+//! Runs the suites of a program, and says on which driver, how many tests ran, which were skipped and why.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
-use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::io::{self, Write as _};
-use std::path::Path;
-use std::process::{Command, ExitCode, Output, Stdio};
+use std::io::Write as _;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result};
 use cuda_mem::sys::CudaVersion;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use crate::case::{Kind, Test};
 use crate::environment::{Backend, Environment, Skip};
-use crate::suite::{self, Suite};
+use crate::own_process::{self, SUITE};
+use crate::suite::Suite;
 use crate::{two, untouched, watchdog};
 
-/// Set in the process that runs one test alone.
-const ALONE: &str = "CUDA_MEM_TEST_ALONE";
-
-/// Names a file: each test then runs in a process of its own on the simulator, and a line of the file
-/// says which driver functions it called. `cargo xtask coverage` reads it.
+/// Names a file. Each test then runs in a process of its own on the simulator, and adds a line with the driver
+/// functions that it called. `cargo xtask coverage` reads it.
 const CALLS: &str = "CUDA_MEM_TEST_CALLS";
 
-/// So many tests run at a time on a GPU. Where there are many streams, making another one may wait for those that
-/// tests hold, and keep everybody from the driver meanwhile (R176).
-const AT_A_TIME: usize = 8;
+/// Tests that run concurrently on a GPU. With many streams, creating another one may wait for those that tests hold,
+/// and block all calls of the driver meanwhile (R176).
+const MAX_GPU_TESTS: usize = 8;
 
-/// Runs the tests of a suite as the command line asks, and says on what.
+/// Runs the suites of a program that the command line asks for, each in a process of its own if there are several.
 #[must_use]
-pub fn main(suite: &Suite) -> ExitCode {
+pub fn main(suites: &[Suite]) -> ExitCode {
+    if let Ok(name) = std::env::var(SUITE) {
+        return match suites.iter().find(|suite| suite.name == name) {
+            Some(suite) => here(suite),
+            None => {
+                eprintln!("{SUITE} is {name:?}, which is no suite of this program");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let arguments = Arguments::from_args();
+    let asked: Vec<_> = suites
+        .iter()
+        .filter(|suite| suite.is_asked_for(&arguments))
+        .collect();
+    match asked[..] {
+        // It prints that there is nothing to run.
+        [] => suites.first().map_or(ExitCode::SUCCESS, here),
+        [suite] if suite.variable.is_none() => here(suite),
+        _ => in_processes(&asked),
+    }
+}
+
+/// The exit code for the outcome of a child process.
+#[must_use]
+pub fn exit_code(outcome: Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the suite in this process.
+fn here(wanted: &Suite) -> ExitCode {
+    own_process::set_suite(wanted.name);
+    suite(wanted)
+}
+
+fn in_processes(suites: &[&Suite]) -> ExitCode {
+    let failed: Vec<_> = suites
+        .iter()
+        .filter_map(|suite| match succeeds_in_process(suite) {
+            Ok(true) => None,
+            Ok(false) => Some(suite.name.to_owned()),
+            Err(error) => Some(format!("{}: {error:#}", suite.name)),
+        })
+        .collect();
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!(
+        "{} of {} suites failed: {}",
+        failed.len(),
+        suites.len(),
+        failed.join(", ")
+    );
+    ExitCode::FAILURE
+}
+
+/// Whether the suite succeeds in a process of its own.
+fn succeeds_in_process(suite: &Suite) -> Result<bool> {
+    let mut command = own_process::command(suite.name)?;
+    command
+        .args(std::env::args_os().skip(1))
+        .envs(suite.variable);
+    let status = command.status().context("could not be started")?;
+    Ok(status.success())
+}
+
+/// Runs the tests of a suite that the command line asks for.
+#[must_use]
+pub fn suite(suite: &Suite) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let calls = std::env::var_os(CALLS);
     if calls.is_some() {
         // Each test has a process of its own then.
-        arguments.test_threads = Some(at_a_time());
+        arguments.test_threads = Some(own_process::max_processes());
     } else if suite.serial {
         arguments.test_threads = Some(1);
     }
@@ -56,10 +124,10 @@ pub fn main(suite: &Suite) -> ExitCode {
     };
     if env.backend == Backend::Gpu {
         let most = arguments.test_threads.unwrap_or_else(cores);
-        arguments.test_threads = Some(most.min(AT_A_TIME));
+        arguments.test_threads = Some(most.min(MAX_GPU_TESTS));
     }
     let (tests, is_enough) = chosen_tests(suite, env);
-    // It asks the driver, which the tests did not.
+    // This calls the driver, and is no call of a test.
     if !arguments.list && calls.is_none() {
         announce(suite, env);
     }
@@ -81,7 +149,7 @@ pub fn main(suite: &Suite) -> ExitCode {
         eprintln!("{} destructors failed", drops.failures);
         return ExitCode::FAILURE;
     }
-    // A real driver would not say anything. Before 11.3 none tells when a pool can end.
+    // Before 11.3, a driver does not say when a pool can be destroyed.
     if let Ok(control) = env.control()
         && env.driver.version() >= CudaVersion::new(11, 3)
         && control.report_count() > 0
@@ -96,7 +164,7 @@ pub fn main(suite: &Suite) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// Those of the suite that run on this driver, and whether it has the devices that they need.
+/// The tests of the suite that run on this driver, and whether it has enough devices.
 fn chosen_tests(suite: &Suite, env: &Environment) -> (Vec<Test>, bool) {
     // The other process of a test, which may have been started by another suite.
     if let Some(test) = two::other() {
@@ -131,14 +199,17 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
     let name = test.name();
     Trial::ignorable_test(name, move || {
         let calls = std::env::var_os(CALLS);
-        let is_child = std::env::var_os(ALONE).is_some();
-        if !is_child && is_claimed(name).map_err(|error| Failed::from(error.to_string()))? {
+        let is_child = own_process::is_alone();
+        if !is_child
+            && own_process::is_claimed(name).map_err(|error| Failed::from(error.to_string()))?
+        {
             return Ok(Completion::ignored_with("another program runs it"));
         }
-        let share = if is_child { SAYS } else { 1.0 };
-        let _watched = watchdog::watch(name, watchdog::patience().mul_f64(share));
+        let _watched = watchdog::watch(name, own_process::patience());
         let outcome = match calls {
-            _ if !is_child && (test.alone || calls.is_some()) => spawn(name, None).map(drop),
+            _ if !is_child && (test.alone || calls.is_some()) => {
+                own_process::run_alone(name, None).map(drop)
+            }
             Some(file) => {
                 (test.body)(env).and_then(|()| write_calls(env, test.short_name(), &file))
             }
@@ -161,10 +232,10 @@ fn trial(env: &'static Environment, test: Test, untouched: bool) -> Trial {
     })
 }
 
-/// Set by bodies whose calls depend on how threads meet.
+/// Set by bodies whose calls depend on the timing of threads.
 static IS_BY_CHANCE: AtomicBool = AtomicBool::new(false);
 
-/// For a body of several threads: what it calls depends on how they meet, so it does not count as a test of a function.
+/// For a body whose calls depend on the timing of threads: it does not count as a test of a function.
 pub(crate) fn calls_by_chance() {
     IS_BY_CHANCE.store(true, Ordering::Relaxed);
 }
@@ -191,216 +262,4 @@ fn write_calls(env: &Environment, name: &str, file: &OsStr) -> Result<()> {
 /// `CUDA_MEM_TEST_REQUIRE_GPU=1` turns every skip on a GPU into a failure.
 fn gpu_required() -> bool {
     std::env::var_os("CUDA_MEM_TEST_REQUIRE_GPU").is_some_and(|value| value == "1")
-}
-
-/// The reason for which a program of one test skipped it, from what it printed.
-pub(crate) fn skip_in(text: &str) -> Option<Skip> {
-    let reason = text
-        .lines()
-        .find_map(|line| line.split_once("... ignored"))?;
-    let reason = reason.1.trim_start_matches([',', ' ', '(']);
-    Some(Skip(reason.trim_end_matches(')').to_owned()))
-}
-
-/// A program of one test says itself what hangs in it, after so much of the patience.
-const SAYS: f64 = 0.6;
-/// If it does not, its parent ends it.
-const ENDED: f64 = 0.8;
-
-/// What a process printed and how it ended. One that takes longer is ended, with those that it started.
-///
-/// # Errors
-///
-/// If it cannot be started, or takes longer.
-pub fn output_within(command: &mut Command, patience: Duration) -> Result<Output> {
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    // Read at once: what hangs may have more to say than fits into the system's pipe.
-    let stdout = child.stdout.take().map(reader);
-    let stderr = child.stderr.take().map(reader);
-    let began = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
-        }
-        if began.elapsed() > patience {
-            watchdog::end_children(child.id());
-            child.kill()?;
-            child.wait()?;
-            break None;
-        }
-        thread::sleep(Duration::from_millis(2));
-    };
-    let (stdout, stderr) = (text(stdout)?, text(stderr)?);
-    let Some(status) = status else {
-        let said = String::from_utf8_lossy(&stdout);
-        let errors = String::from_utf8_lossy(&stderr);
-        bail!("no end after {} s:\n{said}\n{errors}", patience.as_secs());
-    };
-    Ok(Output {
-        status,
-        stdout,
-        stderr,
-    })
-}
-
-type Reader = thread::JoinHandle<io::Result<Vec<u8>>>;
-
-fn reader(mut pipe: impl io::Read + Send + 'static) -> Reader {
-    thread::spawn(move || {
-        let mut text = Vec::new();
-        pipe.read_to_end(&mut text)?;
-        Ok(text)
-    })
-}
-
-fn text(reader: Option<Reader>) -> Result<Vec<u8>> {
-    let Some(reader) = reader else {
-        return Ok(Vec::new());
-    };
-    let text = reader.join();
-    Ok(text.map_err(|_| anyhow!("a thread panicked"))??)
-}
-
-/// The part of a long test that a process runs, as `1/4`.
-const PART: &str = "CUDA_MEM_TEST_PART";
-
-/// Parts of a long test, and the one that this process runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    number: usize,
-    of: usize,
-}
-
-impl Part {
-    /// All there is.
-    const WHOLE: Self = Self { number: 0, of: 1 };
-
-    /// Of this process.
-    #[must_use]
-    pub fn own() -> Self {
-        let part = std::env::var(PART).ok();
-        part.and_then(|text| {
-            let (number, of) = text.split_once('/')?;
-            let (number, of) = (number.parse().ok()?, of.parse().ok()?);
-            (number < of).then_some(Self { number, of })
-        })
-        .unwrap_or(Self::WHOLE)
-    }
-
-    /// Whether the item of this index belongs to the part.
-    #[must_use]
-    pub fn has(self, index: usize) -> bool {
-        index % self.of == self.number
-    }
-
-    /// As many as there are to be.
-    fn all() -> impl Iterator<Item = Self> {
-        let of = at_a_time();
-        (0..of).map(move |number| Self { number, of })
-    }
-}
-
-/// Processes that share a long test: one for each processor, and four at most.
-#[must_use]
-pub fn at_a_time() -> usize {
-    cores().min(4)
-}
-
-/// Names a folder, for programs that share the same tests: each runs those that no other one has claimed there.
-pub const CLAIMS: &str = "CUDA_MEM_TEST_CLAIMS";
-
-/// Whether another program runs the test.
-fn is_claimed(name: &str) -> Result<bool> {
-    let Some(folder) = std::env::var_os(CLAIMS) else {
-        return Ok(false);
-    };
-    let claim = Path::new(&folder).join(name);
-    match OpenOptions::new().write(true).create_new(true).open(claim) {
-        Ok(_) => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(true),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Runs the parts of the one test that runs in this program now, each in a process of its own and all at a time; `part` is
-/// run where this is such a process already.
-///
-/// # Errors
-///
-/// Those of the parts.
-pub fn in_parts(part: impl FnOnce() -> Result<()>) -> Result<()> {
-    if std::env::var_os(ALONE).is_some() {
-        return part();
-    }
-    let name = watchdog::only_one().context("several tests at a time")?;
-    thread::scope(|scope| {
-        let parts: Vec<_> = Part::all()
-            .map(|part| scope.spawn(move || spawn(name, Some(part))))
-            .collect();
-        let ends = parts.into_iter().map(|part| {
-            let end = part.join();
-            end.map_err(|_| anyhow!("a thread panicked"))?
-        });
-        let (mut texts, mut failed) = (Vec::new(), Vec::new());
-        for end in ends {
-            match end {
-                Ok(text) => texts.push(text),
-                Err(error) => failed.push(error),
-            }
-        }
-        // A part that failed says more than one that was skipped.
-        failed.sort_by_key(|error| error.is::<Skip>());
-        if let Some(error) = failed.into_iter().next() {
-            return Err(error);
-        }
-        let whole: BTreeSet<_> = texts.iter().filter_map(|text| parted(text)).collect();
-        ensure!(
-            whole.len() <= 1,
-            "the parts are not of one whole: {whole:?}"
-        );
-        Ok(())
-    })
-}
-
-/// Begins what a part says of the whole.
-const WHOLE: &str = "a part of ";
-
-/// For a body in parts: what it divides, which must be the same in all of them.
-pub(crate) fn divides(whole: &impl Hash) {
-    let mut hasher = DefaultHasher::new();
-    whole.hash(&mut hasher);
-    println!("{WHOLE}{:016x}", hasher.finish());
-}
-
-fn parted(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once(WHOLE)?;
-    rest.lines().next()
-}
-
-/// Runs one test of this program, or a part of it, in a process of its own, and returns what it printed. One that hangs is
-/// ended.
-fn spawn(name: &str, part: Option<Part>) -> Result<String> {
-    let mut command = suite::again()?;
-    command
-        .args(["--exact", name, "--nocapture"])
-        .env(ALONE, "1");
-    if let Some(part) = part {
-        command.env(PART, format!("{}/{}", part.number, part.of));
-    }
-    let patience = watchdog::patience().mul_f64(ENDED);
-    let output = output_within(&mut command, patience).context("in its own process")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    if let Some(skip) = skip_in(&text) {
-        return Err(skip.into());
-    }
-    ensure!(
-        output.status.success() && text.contains("1 passed"),
-        "in its own process, {}:\n{text}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(text.into_owned())
 }

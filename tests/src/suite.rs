@@ -1,22 +1,13 @@
-//! Suites: tests that run in one process, and how. A test program has several, and runs each in a process of its own.
+//! Suites: tests that run in one process, and how.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use std::sync::OnceLock;
-
-use anyhow::{Context as _, Result};
 use libtest_mimic::Arguments;
 
 use crate::case::{self, Kind, Test};
-use crate::run;
-
-/// Names the suite that a process runs. Without it, it runs all that are asked for.
-pub const SUITE: &str = "CUDA_MEM_TEST_SUITE";
 
 /// Tests that run in one process.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// Its name, which is that of its module unless it says otherwise.
+    /// Its name, usually that of its module.
     pub name: &'static str,
     holds: Option<fn(&Test) -> bool>,
     is_staged: bool,
@@ -54,7 +45,7 @@ impl Suite {
         }
     }
 
-    /// It runs only where a test starts a process for it.
+    /// It runs only if a test starts a process for it.
     #[must_use]
     pub const fn staged(self) -> Self {
         Self {
@@ -72,7 +63,7 @@ impl Suite {
         }
     }
 
-    /// One test at a time: they look at what the whole process does, or would wait for each other.
+    /// One test at a time: the tests look at the whole process, or would wait for each other.
     #[must_use]
     pub const fn serial(self) -> Self {
         Self {
@@ -81,7 +72,7 @@ impl Suite {
         }
     }
 
-    /// Destructors are made to fail, so that one that did is no finding.
+    /// Destructors are made to fail, so their failures are ignored.
     #[must_use]
     pub const fn drops_fail(self) -> Self {
         Self {
@@ -90,7 +81,7 @@ impl Suite {
         }
     }
 
-    /// On the simulator, whatever `CUDA_MEM_TEST_BACKEND` says: nothing else can show it.
+    /// It runs on the simulator, whatever `CUDA_MEM_TEST_BACKEND` says.
     #[must_use]
     pub const fn sim_only(self) -> Self {
         Self {
@@ -108,7 +99,7 @@ impl Suite {
         }
     }
 
-    /// Where there are fewer devices it says so, and runs nothing.
+    /// With fewer devices it runs nothing, and says so.
     #[must_use]
     pub const fn devices(self, least: u32) -> Self {
         Self {
@@ -128,7 +119,7 @@ impl Suite {
         all
     }
 
-    fn is_asked_for(&self, arguments: &Arguments) -> bool {
+    pub(crate) fn is_asked_for(&self, arguments: &Arguments) -> bool {
         let matches = |name: &str, filter: &str| {
             if arguments.exact {
                 name == filter
@@ -144,117 +135,6 @@ impl Suite {
                     && !arguments.skip.iter().any(|skip| matches(name, skip))
             })
     }
-}
-
-/// Of this process.
-static OWN: OnceLock<&str> = OnceLock::new();
-
-/// This program once more, to run the suite of this name.
-///
-/// # Errors
-///
-/// If the program does not know where it lies.
-pub fn command(name: &str) -> Result<Command> {
-    let program = std::env::current_exe().context("where this program lies")?;
-    let mut command = Command::new(program);
-    command.env(SUITE, name);
-    Ok(command)
-}
-
-/// This program once more, for tests of the suite that it runs.
-pub(crate) fn again() -> Result<Command> {
-    command(OWN.get().copied().unwrap_or_default())
-}
-
-/// The example of this name, as cargo leaves it, or as it lies beside this program in a bundle.
-///
-/// # Errors
-///
-/// If there is none.
-pub fn example(name: &str) -> Result<PathBuf> {
-    let here = std::env::current_exe()?;
-    let folder = here.parent().context("the program lies nowhere")?;
-    let places = [
-        folder.join(format!("example-{name}")),
-        folder.join("../examples").join(name),
-    ];
-    let found = places.into_iter().find(|path| path.is_file());
-    found.with_context(|| {
-        format!("the example {name} was not built; `cargo test --workspace` builds it")
-    })
-}
-
-/// Runs the suites of a program that the command line asks for, each in a process of its own if there are several.
-#[must_use]
-pub fn main(suites: &[Suite]) -> ExitCode {
-    if let Ok(name) = std::env::var(SUITE) {
-        return match suites.iter().find(|suite| suite.name == name) {
-            Some(suite) => own(suite),
-            None => {
-                eprintln!("{SUITE} is {name:?}, which is no suite of this program");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    let arguments = Arguments::from_args();
-    let asked: Vec<_> = suites
-        .iter()
-        .filter(|suite| suite.is_asked_for(&arguments))
-        .collect();
-    match asked[..] {
-        // Says that there is nothing to do.
-        [] => suites.first().map_or(ExitCode::SUCCESS, own),
-        [suite] if suite.variable.is_none() => own(suite),
-        _ => each(&asked),
-    }
-}
-
-/// The exit code of a process that played a part for another one.
-#[must_use]
-pub fn ended(played: Result<()>) -> ExitCode {
-    match played {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn own(suite: &Suite) -> ExitCode {
-    let _ = OWN.set(suite.name);
-    run::main(suite)
-}
-
-fn each(suites: &[&Suite]) -> ExitCode {
-    let failed: Vec<_> = suites
-        .iter()
-        .filter_map(|suite| match process(suite) {
-            Ok(true) => None,
-            Ok(false) => Some(suite.name.to_owned()),
-            Err(error) => Some(format!("{}: {error:#}", suite.name)),
-        })
-        .collect();
-    if failed.is_empty() {
-        return ExitCode::SUCCESS;
-    }
-    eprintln!(
-        "{} of {} suites failed: {}",
-        failed.len(),
-        suites.len(),
-        failed.join(", ")
-    );
-    ExitCode::FAILURE
-}
-
-/// Whether it succeeds in a process of its own.
-fn process(suite: &Suite) -> Result<bool> {
-    let mut command = command(suite.name)?;
-    command
-        .args(std::env::args_os().skip(1))
-        .envs(suite.variable);
-    let status = command.status().context("could not be started")?;
-    Ok(status.success())
 }
 
 #[cfg(test)]

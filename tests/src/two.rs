@@ -1,4 +1,4 @@
-//! Tests of two processes: the test program starts itself once more for the other one.
+//! Tests of two processes: the test program starts itself again for the second one.
 
 use std::cell::{Cell, RefCell};
 use std::io::Read as _;
@@ -11,26 +11,25 @@ use cuda_mem::Channel;
 
 use crate::case::{self, Test};
 use crate::environment::{Environment, Skip};
-use crate::run::skip_in;
-use crate::suite;
+use crate::own_process::{again_alone, skip_in};
 
 /// Set in the other process.
 const OTHER: &str = "CUDA_MEM_TEST_OTHER";
 
-/// A process that takes longer is given up, as hung.
+/// A process that takes longer counts as hung, and is killed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The other process of a test, as the first one sees it.
+/// The second process of a test, as seen from the first.
 #[derive(Debug)]
 pub struct Other {
-    /// To its [`Channel`].
+    /// The channel to it.
     pub channel: Channel,
     child: RefCell<Child>,
     is_gone: Cell<bool>,
 }
 
 impl Other {
-    /// Waits until it says so.
+    /// Waits for its [`go`].
     ///
     /// # Errors
     ///
@@ -39,16 +38,16 @@ impl Other {
         wait(&self.channel)
     }
 
-    /// Lets it go on.
+    /// Ends its [`wait`].
     ///
     /// # Errors
     ///
-    /// If it is gone.
+    /// If it has ended.
     pub fn go(&self) -> Result<()> {
         go(&self.channel)
     }
 
-    /// Kills it where it is, and waits until it is gone.
+    /// Kills it, and waits for its end.
     ///
     /// # Errors
     ///
@@ -61,7 +60,7 @@ impl Other {
         Ok(())
     }
 
-    /// Its end, which must be a good one.
+    /// Waits for its end, which must be a success.
     fn finish(&self) -> Result<()> {
         if self.is_gone.get() {
             return Ok(());
@@ -100,7 +99,7 @@ impl Other {
 impl Drop for Other {
     fn drop(&mut self) {
         if !self.is_gone.get() {
-            // The test has failed already; nothing may stay behind.
+            // The test has already failed; the process must not outlive it.
             let _ = self.kill();
         }
     }
@@ -116,27 +115,27 @@ fn named(name: &str) -> Option<Test> {
     all.find(|test| test.short_name() == name)
 }
 
-/// Waits until the process at the other end says so.
+/// Waits for [`go`] at the other end of the channel.
 ///
 /// # Errors
 ///
-/// If it is gone, or sent something else.
+/// If the other process has ended, or sent something else.
 pub fn wait(channel: &Channel) -> Result<()> {
     ensure!(channel.receive()?.bytes == b"go", "something else came");
     Ok(())
 }
 
-/// Lets the process at the other end go on.
+/// Ends the [`wait`] at the other end of the channel.
 ///
 /// # Errors
 ///
-/// If it is gone.
+/// If the other process has ended.
 pub fn go(channel: &Channel) -> Result<()> {
     Ok(channel.send(b"go", &[])?)
 }
 
-/// Runs `first` here and `second` in another process, with a channel between the two. `name` is the short one
-/// of the test which calls this, and calls nothing else.
+/// Runs `first` here and `second` in another process, with a channel between them. `name` is the short name of the
+/// calling test, which must do nothing else.
 ///
 /// # Errors
 ///
@@ -156,7 +155,7 @@ pub fn two_processes(
         .stdin(OwnedFd::from(theirs))
         .spawn()
         .context("could not start the other process")?;
-    // What it prints is little, and fits into the pipes until it is read.
+    // Its output is short, and fits into the pipes until it is read.
     let _ = child.stdin.take();
     let mut other = Other {
         channel,
@@ -164,7 +163,7 @@ pub fn two_processes(
         is_gone: Cell::new(false),
     };
     let outcome = first(env, &other);
-    // The other end of its channel is closed: it does not wait any more.
+    // This closes the channel, so that the other process stops waiting.
     let (closed, _) = Channel::pair()?;
     drop(std::mem::replace(&mut other.channel, closed));
     let end = other.finish();
@@ -176,14 +175,12 @@ pub fn two_processes(
     }
 }
 
-/// This program once more, for one test in the role of the other process.
+/// This program again, as the second process of a test.
 fn command(name: &str) -> Result<Command> {
     named(name).with_context(|| format!("no test is called {name}"))?;
-    let mut command = suite::again()?;
+    let mut command = again_alone()?;
     command
-        .arg("--nocapture")
         .env(OTHER, name)
-        .env("CUDA_MEM_TEST_ALONE", "1")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     Ok(command)

@@ -6,7 +6,7 @@ use std::thread;
 use anyhow::{Result, anyhow, ensure};
 
 use crate::environment::{DEVICE, Environment};
-use crate::{run, suite, untouched};
+use crate::{own_process, untouched};
 
 #[apply(case_of_sim)]
 fn other_devices_stay_untouched(_: &Environment) -> Result<()> {
@@ -15,14 +15,14 @@ fn other_devices_stay_untouched(_: &Environment) -> Result<()> {
     let mut texts = String::new();
     let claims = folder.path().join("claims");
     std::fs::create_dir(&claims)?;
-    let programs = (0..run::at_a_time()).map(|_| {
-        let mut command = suite::command(untouched::SUITE)?;
+    let programs = (0..own_process::max_processes()).map(|_| {
+        let mut command = own_process::command(untouched::SUITE)?;
         command
             .env(DEVICE, "last")
             .env("CUDA_MEM_TEST_BACKEND", "sim")
             .env("CUDA_SIM_DEVICES", "8")
             .env(untouched::CALLED, &calls)
-            .env(run::CLAIMS, &claims)
+            .env(own_process::CLAIMS, &claims)
             .env_remove("CUDA_VISIBLE_DEVICES");
         Ok(thread::spawn(move || command.output()))
     });

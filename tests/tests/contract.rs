@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use cuda_mem_tests::case::Kind;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::{untouched, visible};
 
 /// What the page of coverage counts: of all that is written once, with two devices.
@@ -18,10 +19,10 @@ const COVERAGE: Suite = Suite::made_of("coverage", |test| match test.kind {
 .staged();
 
 fn main() -> ExitCode {
-    if let Some(code) = visible::play() {
+    if let Some(code) = visible::as_child() {
         return code;
     }
-    suite::main(&[
+    run::main(&[
         Suite::of("contract"),
         // Freeing memory that is no pool's holds up every other call of the process until the device is idle (R96): a
         // test that holds a stream beside it would wait for ever.

@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::{self, CUresult, SYMBOLS};
 use cuda_mem::{ErrorKind, Nvml};
 use cuda_mem_tests::environment::{Backend, Environment, Skip};
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 
 fn need_gpu(env: &Environment) -> Result<()> {
     match env.backend {
@@ -178,5 +179,5 @@ fn nvml_and_the_driver_mean_the_same_devices(env: &Environment) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    suite::main(&[Suite::of("hardware")])
+    run::main(&[Suite::of("hardware")])
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::{Ledger, LedgerLevel};
 
 use crate::environment::Environment;
-use crate::suite;
+use crate::own_process;
 
 const LEVEL: &str = "CUDA_MEM_LEDGER";
 /// Says in the other process that it is the one.
@@ -12,7 +12,7 @@ const CHILD: &str = "CUDA_MEM_TEST_LEDGER_CHILD";
 
 /// What a process with this level says on its standard error stream.
 fn said_at(level: &str, test: &str) -> Result<String> {
-    let output = suite::again()?
+    let output = own_process::again()?
         .args(["--exact", test, "--nocapture"])
         .env(LEVEL, level)
         .env(CHILD, level)

@@ -11,7 +11,7 @@ use cuda_mem::{Driver, DropCounts, Error, MemoryPool};
 use cuda_sim::control::Control;
 
 use crate::environment::{Environment, sim_path};
-use crate::run::{self, Part};
+use crate::own_process::{self, Part};
 use crate::watchdog;
 pub use meaning::{Answer, Leftover, When};
 pub use pairs::every_pair_fails;
@@ -100,7 +100,7 @@ pub fn every_call_fails_once(env: &Environment, scenario: Scenario) -> Result<us
 ///
 /// As [`every_call_fails_once`].
 pub fn in_parts(env: &Environment, scenario: Scenario) -> Result<()> {
-    run::in_parts(|| every_call_fails_once(env, scenario).map(drop))
+    own_process::in_parts(|| every_call_fails_once(env, scenario).map(drop))
 }
 
 /// The calls of a run without failures.
@@ -118,7 +118,7 @@ fn logged(env: &Environment, scenario: Scenario) -> Result<Vec<String>> {
     clear_current_context(env)?;
     release_deferred(env)?;
     // Parts that log other calls do not fit together.
-    run::divides(&log);
+    own_process::print_whole(&log);
     Ok(log)
 }
 

@@ -10,7 +10,7 @@ use super::{
     load_and_run, logged, only, run_with,
 };
 use crate::environment::Environment;
-use crate::run::{self, Part};
+use crate::own_process::{self, Part};
 use crate::watchdog;
 
 /// The stride: every N-th pair is tried.
@@ -39,7 +39,7 @@ fn every() -> Result<usize> {
 /// The first pair for which something else happens.
 pub fn every_pair_fails(env: &Environment, scenario: Scenario) -> Result<()> {
     let every = every()?;
-    run::in_parts(|| some_fail(env, scenario, every))
+    own_process::in_parts(|| some_fail(env, scenario, every))
 }
 
 fn some_fail(env: &Environment, scenario: Scenario, every: usize) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What is played in a process of its own. Only the main thread runs there, so that it may change the
+//! What runs in a process of its own. Only the main thread runs there, so that it may change the
 //! environment.
 
 use std::process::{ExitCode, Termination as _};
@@ -6,25 +6,25 @@ use std::process::{ExitCode, Termination as _};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Driver, Error, ErrorKind, Selector, Uuid, Visibility, sys};
 
-use super::{SCENE, VARIABLE};
+use super::{SCENARIO, VARIABLE};
 
-/// Plays the scene that this process was started for, if it was. To be called first in `main`.
+/// Runs the scenario that this process was started for, if it was. To be called first in `main`.
 #[must_use]
-pub fn play() -> Option<ExitCode> {
-    let scene = std::env::var(SCENE).ok()?;
-    if scene == "main" {
+pub fn as_child() -> Option<ExitCode> {
+    let scenario = std::env::var(SCENARIO).ok()?;
+    if scenario == "main" {
         // As after a `main` that returns this.
         return Some(program().report());
     }
-    let played = match &*scene {
+    let outcome = match &*scenario {
         "devices" => devices(),
         "changed" => changed(),
         "set" => set(),
         "second" => second(),
         "none" => none(),
-        other => Err(anyhow::anyhow!("no scene {other:?}")),
+        other => Err(anyhow::anyhow!("no scenario {other:?}")),
     };
-    Some(match played {
+    Some(match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

@@ -15,14 +15,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice, sys};
 
 use crate::environment::{Backend, Environment, Skip, sim_path};
-use crate::{run, suite};
+use crate::own_process;
 
-pub use child::play;
+pub use child::as_child;
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Names what is played in a child.
-const SCENE: &str = "CUDA_MEM_TEST_VISIBLE";
+/// Names what a child runs.
+const SCENARIO: &str = "CUDA_MEM_TEST_VISIBLE";
 
 /// The number of the last device, for a child that has none yet.
 const LAST: &str = "CUDA_MEM_TEST_VISIBLE_LAST";
@@ -50,19 +50,19 @@ impl Machine {
         }
     }
 
-    /// What a child prints that plays this scene with this value; an error if it fails.
-    fn play(self, scene: &str, value: Option<&str>) -> Result<String> {
-        self.play_on(scene, value, 0)
+    /// The output of a child that runs this scenario with this value; an error if it fails.
+    fn run(self, scenario: &str, value: Option<&str>) -> Result<String> {
+        self.run_after(scenario, value, 0)
     }
 
-    /// The child is told that so many devices come before the last one.
-    fn play_on(self, scene: &str, value: Option<&str>, last: usize) -> Result<String> {
-        let output = self.start(scene, value, last)?;
+    /// The same with `last`, the number of devices before the last one.
+    fn run_after(self, scenario: &str, value: Option<&str>, last: usize) -> Result<String> {
+        let output = self.start(scenario, value, last)?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
-            "{scene} with {value:?}: {}\n{text}{errors}",
+            "{scenario} with {value:?}: {}\n{text}{errors}",
             output.status
         );
         Ok(text)
@@ -80,10 +80,10 @@ impl Machine {
         Ok(text)
     }
 
-    fn start(self, scene: &str, value: Option<&str>, last: usize) -> Result<Output> {
-        let mut command = suite::command("visible")?;
+    fn start(self, scenario: &str, value: Option<&str>, last: usize) -> Result<Output> {
+        let mut command = own_process::command("visible")?;
         command
-            .env(SCENE, scene)
+            .env(SCENARIO, scenario)
             .env(LAST, last.to_string())
             .envs(self.knobs.iter().copied());
         match value {
@@ -93,13 +93,13 @@ impl Machine {
         if self.backend == Backend::Sim {
             command.env(sys::LIBRARY_VARIABLE, sim_path()?);
         }
-        run::output_within(&mut command, PATIENCE)
-            .with_context(|| format!("{scene} with {value:?}"))
+        own_process::output_within(&mut command, PATIENCE)
+            .with_context(|| format!("{scenario} with {value:?}"))
     }
 
     /// The devices that a driver shows to a process with this value, by the digits of their UUIDs.
     fn shown(self, value: Option<&str>) -> Result<Vec<String>> {
-        let text = self.play("devices", value)?;
+        let text = self.run("devices", value)?;
         // Without this line the child has not come to its end.
         let end = text.lines().last().context("a child printed nothing")?;
         let devices = text.lines().filter_map(|line| line.strip_prefix("device "));
@@ -243,7 +243,7 @@ fn places(shown: &[String], machine: &[Identity]) -> Vec<String> {
 ///
 /// If it is not so.
 fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
-    let text = machine.play("changed", Some("0"))?;
+    let text = machine.run("changed", Some("0"))?;
     ensure!(
         text.contains(
             "when the driver was initialised, CUDA_VISIBLE_DEVICES=0; now CUDA_VISIBLE_DEVICES is empty"
@@ -261,7 +261,7 @@ fn a_change_after_the_start_is_told(machine: Machine) -> Result<()> {
 fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machine) -> Result<()> {
     let all = machine.devices()?;
     let last = all.last().context("no device")?;
-    let text = machine.play_on("set", None, all.len() - 1)?;
+    let text = machine.run_after("set", None, all.len() - 1)?;
     let digits = last.uuid().trim_start_matches("GPU-");
     ensure!(text.lines().any(|line| line == digits), "{text}");
     Ok(())
@@ -273,7 +273,7 @@ fn devices_are_chosen_before_the_driver_starts_and_not_after(machine: Machine) -
 ///
 /// If that is not noticed.
 fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Result<()> {
-    let text = machine.play("second", Some("0"))?;
+    let text = machine.run("second", Some("0"))?;
     ensure!(
         text.contains("the driver shows 1 devices, and CUDA_VISIBLE_DEVICES=-1 leaves at most 0"),
         "{text}"
@@ -287,7 +287,7 @@ fn who_initialised_the_driver_before_us_is_noticed(machine: Machine) -> Result<(
 ///
 /// If it is not.
 fn a_driver_without_devices_was_tried_all_the_same(machine: Machine) -> Result<()> {
-    let text = machine.play("none", Some("-1"))?;
+    let text = machine.run("none", Some("-1"))?;
     ensure!(text.contains("before the first use of CUDA"), "{text}");
     Ok(())
 }

@@ -9,11 +9,12 @@ mod ends;
 
 use std::process::ExitCode;
 
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 
 fn main() -> ExitCode {
-    if let Some(played) = ends::as_child() {
-        return suite::ended(played);
+    if let Some(outcome) = ends::as_child() {
+        return run::exit_code(outcome);
     }
-    suite::main(&[Suite::of("processes")])
+    run::main(&[Suite::of("processes")])
 }

@@ -17,11 +17,12 @@ mod vmm;
 
 use std::process::ExitCode;
 
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 
 fn main() -> ExitCode {
     // One at a time: what fails fails for the whole process.
-    suite::main(&[
+    run::main(&[
         Suite::of("sim_faults")
             .serial()
             .drops_fail()

@@ -8,7 +8,8 @@ use cuda_mem::{
     PlacementKind, PlacementRequest,
 };
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::own_process;
+use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, NOT_WAITED_FOR, STUB, UNKNOWN_ATTRIBUTE};
 use cuda_mem_tests::sweep::{self, Scenario};
 
@@ -126,7 +127,7 @@ fn a_buffer_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> 
 
 #[apply(case)]
 fn without_concurrent_access_the_host_is_refused(_: &Environment) -> Result<()> {
-    let output = suite::command(REFUSED.name)?
+    let output = own_process::command(REFUSED.name)?
         .env("CUDA_SIM_DRIVER_MODEL", "wddm")
         .env("CUDA_SIM_DEVICES", "2")
         .env_remove("CUDA_VISIBLE_DEVICES")

@@ -10,7 +10,8 @@ use cuda_mem::{
     PrefetchAdaptor, ReleaseThreshold, Resource, ReusePolicy, Stream, Support, TrackingAdaptor,
 };
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::own_process;
+use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_BOUND, NOT_FREED, NOT_READY, NOT_WAITED_FOR, STUB, UNKNOWN_ADDRESS,
     UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,
@@ -233,7 +234,7 @@ fn a_sample_of_pairs_of_calls_of_one_device_fails(env: &Environment) -> Result<(
 
 #[apply(case)]
 fn every_call_of_two_devices_fails_once(_: &Environment) -> Result<()> {
-    let output = suite::command(PAIRS.name)?
+    let output = own_process::command(PAIRS.name)?
         .env("CUDA_SIM_DEVICES", "2")
         .env_remove("CUDA_VISIBLE_DEVICES")
         .output()?;

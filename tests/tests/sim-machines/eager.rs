@@ -1,4 +1,4 @@
-//! Eager loading, which is decided when the driver is loaded: each scene in a process of its own, on the simulator.
+//! Eager loading, which is decided when the driver is loaded: each scenario in a process of its own, on the simulator.
 
 use std::process::Command;
 
@@ -8,12 +8,12 @@ use cuda_mem_tests::environment::{Environment, sim_path};
 
 const PTX: &str = include_str!("../../data/kernels.ptx");
 
-/// Names the scene that a child plays.
-const SCENE: &str = "CUDA_MEM_TEST_EAGER";
+/// Names the scenario of a child.
+const SCENARIO: &str = "CUDA_MEM_TEST_EAGER";
 
-fn play(scene: &str, knobs: &[(&str, &str)]) -> Result<()> {
+fn run_scenario(scenario: &str, knobs: &[(&str, &str)]) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.env(SCENE, scene).envs(knobs.iter().copied());
+    command.env(SCENARIO, scenario).envs(knobs.iter().copied());
     let output = command.env_remove("CUDA_VISIBLE_DEVICES").output()?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{text}");
@@ -23,20 +23,20 @@ fn play(scene: &str, knobs: &[(&str, &str)]) -> Result<()> {
 #[apply(case)]
 fn a_library_would_come_to_every_context_and_is_refused(_: &Environment) -> Result<()> {
     let knobs = [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_SIM_DEVICES", "2")];
-    play("eager", &knobs)
+    run_scenario("eager", &knobs)
 }
 
 #[apply(case)]
 fn lazy_is_the_default(_: &Environment) -> Result<()> {
-    play("lazy", &[])
+    run_scenario("lazy", &[])
 }
 
 #[apply(case)]
 fn old_drivers_load_at_once(_: &Environment) -> Result<()> {
-    play("old", &[("CUDA_SIM_DRIVER_VERSION", "11060")])
+    run_scenario("old", &[("CUDA_SIM_DRIVER_VERSION", "11060")])
 }
 
-fn scene(name: &str) -> Result<()> {
+fn scenario(name: &str) -> Result<()> {
     // SAFETY: the simulated driver behaves as a CUDA driver does.
     let driver = unsafe { Driver::load_from(sim_path()?) }?;
     let image = Image::ptx(PTX)?;
@@ -53,7 +53,7 @@ fn scene(name: &str) -> Result<()> {
             let kind = library.map(drop).map_err(|error| error.kind());
             ensure!(kind == Err(ErrorKind::NotSupported), "{kind:?}");
         }
-        other => bail!("no scene is called {other}"),
+        other => bail!("no scenario is called {other}"),
     }
     context.load(&image)?.function("fill")?;
     for device in driver.devices()?.iter().skip(1) {
@@ -64,6 +64,6 @@ fn scene(name: &str) -> Result<()> {
 
 /// Plays the part that another process has for this one, if it has one.
 pub(crate) fn as_child() -> Option<Result<()>> {
-    let name = std::env::var(SCENE).ok()?;
-    Some(scene(&name))
+    let name = std::env::var(SCENARIO).ok()?;
+    Some(scenario(&name))
 }

@@ -4,7 +4,8 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Device, ErrorKind, Fallback, MemoryPool, MemoryResource as _, Reason, Strategy};
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::own_process;
+use cuda_mem_tests::suite::Suite;
 
 /// What every resource must do, on the machine that a test has made.
 pub(crate) const CONFORMANCE: Suite = Suite::made_of("conformance", |test| {
@@ -21,7 +22,7 @@ pub(crate) const CONFORMANCE: Suite = Suite::made_of("conformance", |test| {
 
 /// Runs the suite on the machine that the knobs make, after `about` has described it. Returns its words.
 fn machine(knobs: &[(&str, &str)]) -> Result<String> {
-    let output = suite::command(CONFORMANCE.name)?
+    let output = own_process::command(CONFORMANCE.name)?
         .env_remove("CUDA_VISIBLE_DEVICES")
         .envs(knobs.iter().copied())
         .output()?;

@@ -19,7 +19,8 @@ mod watchdog;
 use std::process::ExitCode;
 
 use cuda_mem_tests::case::Kind;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 
 fn main() -> ExitCode {
     let parts = [
@@ -29,10 +30,10 @@ fn main() -> ExitCode {
         nvml::as_child,
         support::as_child,
     ];
-    if let Some(played) = parts.into_iter().find_map(|as_child| as_child()) {
-        return suite::ended(played);
+    if let Some(outcome) = parts.into_iter().find_map(|as_child| as_child()) {
+        return run::exit_code(outcome);
     }
-    suite::main(&[
+    run::main(&[
         Suite::made_of("machines", |test| {
             test.kind == Kind::Any
                 && test.is_in("sim_machines")

@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::{CudaVersion, ErrorKind};
 use cuda_mem_tests::case::{Kind, Test};
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::own_process;
+use cuda_mem_tests::suite::Suite;
 
 /// The contract, and what only this file asks.
 pub(crate) const CONTRACT: Suite = Suite::made_of("contract-of-a-version", |test| {
@@ -40,7 +41,7 @@ fn is_one_of(test: &Test, modules: &[&str]) -> bool {
 /// Runs some tests, and what only this file asks, on a driver of `version`. Returns the tests that
 /// were skipped, each with the CUDA version that it needs.
 fn skipped_on(version: u32, what: &Suite) -> Result<BTreeMap<String, String>> {
-    let output = suite::command(what.name)?
+    let output = own_process::command(what.name)?
         .env_remove("CUDA_VISIBLE_DEVICES")
         .env("CUDA_MEM_TEST_BACKEND", "sim")
         .env("CUDA_SIM_DRIVER_VERSION", version.to_string())

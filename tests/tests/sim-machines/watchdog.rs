@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem_tests::environment::Environment;
-use cuda_mem_tests::run::output_within;
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::own_process;
+use cuda_mem_tests::own_process::output_within;
+use cuda_mem_tests::suite::Suite;
 use cuda_mem_tests::watchdog;
 
 /// One test hangs.
@@ -68,7 +69,7 @@ mod patient {
 }
 
 fn child(what: &Suite) -> Result<(bool, String)> {
-    let mut command = suite::command(what.name)?;
+    let mut command = own_process::command(what.name)?;
     command
         .args(["--test-threads", "2", "--nocapture"])
         .env(watchdog::PATIENCE, "2");

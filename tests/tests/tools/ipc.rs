@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 
 /// A process that is gone when the test is.
 struct Running(Child);
@@ -20,7 +20,7 @@ impl Drop for Running {
 }
 
 fn start(env: &Environment, name: &str) -> Result<Running> {
-    let mut command = Command::new(suite::example("ipc")?);
+    let mut command = Command::new(own_process::example("ipc")?);
     command.arg(name).stdout(Stdio::piped());
     if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);

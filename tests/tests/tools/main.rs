@@ -14,8 +14,9 @@ mod window;
 
 use std::process::ExitCode;
 
-use cuda_mem_tests::suite::{self, Suite};
+use cuda_mem_tests::run;
+use cuda_mem_tests::suite::Suite;
 
 fn main() -> ExitCode {
-    suite::main(&[Suite::of("tools")])
+    run::main(&[Suite::of("tools")])
 }

@@ -5,11 +5,11 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 
 /// Runs it on the driver under test.
 fn quickstart(env: &Environment, arguments: &[&str]) -> Result<Output> {
-    let mut command = Command::new(suite::example("quickstart")?);
+    let mut command = Command::new(own_process::example("quickstart")?);
     command.args(arguments);
     if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);

@@ -14,29 +14,30 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream, drop_counts};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
+use cuda_mem_tests::own_process;
 use cuda_mem_tests::resources::subjects;
-use cuda_mem_tests::run;
 
-/// Names the scene that is played in this process.
-const SCENE: &str = "CUDA_MEM_TEST_SCENE";
+/// Names the scenario that this process runs.
+const SCENARIO: &str = "CUDA_MEM_TEST_SCENE";
 
-/// Longer than any scene takes, also where starting a driver takes seconds.
+/// Longer than any scenario takes, also where starting a driver takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a scene's process printed and how it ended.
+/// What a scenario's process printed and how it ended.
 #[derive(Debug)]
 struct End {
     code: Option<i32>,
     output: String,
 }
 
-/// Plays a scene in a process of its own.
-fn play(env: &Environment, scene: &str) -> Result<End> {
+/// Runs a scenario in a process of its own.
+fn run_scenario(env: &Environment, scenario: &str) -> Result<End> {
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .env(SCENE, scene)
+        .env(SCENARIO, scenario)
         .env("CUDA_MEM_TEST_BACKEND", env.backend.name());
-    let output = run::output_within(&mut command, PATIENCE).with_context(|| scene.to_owned())?;
+    let output =
+        own_process::output_within(&mut command, PATIENCE).with_context(|| scenario.to_owned())?;
     let text = [output.stdout, output.stderr].concat();
     Ok(End {
         code: output.status.code(),
@@ -44,12 +45,12 @@ fn play(env: &Environment, scene: &str) -> Result<End> {
     })
 }
 
-/// The scene must end with 0 and say `line`.
-fn ends_well(env: &Environment, scene: &str, line: &str) -> Result<()> {
-    let end = play(env, scene)?;
+/// The scenario must end with 0 and say `line`.
+fn ends_well(env: &Environment, scenario: &str, line: &str) -> Result<()> {
+    let end = run_scenario(env, scenario)?;
     ensure!(
         end.code == Some(0) && end.output.lines().any(|found| found == line),
-        "{scene}: {end:?}, and not {line:?}"
+        "{scenario}: {end:?}, and not {line:?}"
     );
     Ok(())
 }
@@ -84,7 +85,7 @@ mod process {
 
     #[apply(case)]
     fn a_panic_frees_what_it_unwinds(env: &Environment) -> Result<()> {
-        let end = play(env, "panic")?;
+        let end = run_scenario(env, "panic")?;
         ensure!(
             end.code == Some(101) && end.output.contains("on purpose"),
             "{end:?}"
@@ -153,8 +154,8 @@ mod resources {
     }
 }
 
-/// What is played in the children.
-mod scenes {
+/// What the children run.
+mod scenarios {
     use super::*;
 
     static KEPT: OnceLock<Mutex<DeviceBuffer<u8>>> = OnceLock::new();
@@ -173,8 +174,8 @@ mod scenes {
         }
     }
 
-    pub(super) fn play(scene: &str, env: &'static Environment) -> Result<()> {
-        match scene {
+    pub(super) fn run(scenario: &str, env: &'static Environment) -> Result<()> {
+        match scenario {
             "static" => keep_in_a_static(env),
             "main_thread_local" => {
                 let last = Last(Some(env.pool()?.alloc_zeroed(&env.stream()?, 1000)?));
@@ -193,7 +194,7 @@ mod scenes {
             "shared_context" => super::deferred::end_beside_an_idle_stream(env),
             "pool_in_use" => super::deferred::end_with_a_pool_in_use(env),
             "inside_deallocate" => super::deferred::end_inside_deallocate(env),
-            other => bail!("no scene {other:?}"),
+            other => bail!("no scenario {other:?}"),
         }
     }
 
@@ -245,8 +246,8 @@ mod scenes {
         Ok(())
     }
 
-    pub(super) fn before_the_driver(scene: &str) {
-        if scene == "after_the_driver" {
+    pub(super) fn before_the_driver(scenario: &str) {
+        if scenario == "after_the_driver" {
             // SAFETY: the handler is a function of this program, which is there to the end.
             unsafe { libc::atexit(drop_late) };
         }
@@ -383,10 +384,10 @@ mod scenes {
     }
 }
 
-/// Plays the scene that this process was started for, if it was.
+/// Runs the scenario that this process was started for, if it was.
 pub(crate) fn as_child() -> Option<Result<()>> {
-    let scene = std::env::var(SCENE).ok()?;
-    scenes::before_the_driver(&scene);
+    let scenario = std::env::var(SCENARIO).ok()?;
+    scenarios::before_the_driver(&scenario);
     cuda_mem::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
-    Some(Environment::get().and_then(|env| scenes::play(&scene, env)))
+    Some(Environment::get().and_then(|env| scenarios::run(&scenario, env)))
 }

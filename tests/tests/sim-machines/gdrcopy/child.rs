@@ -53,7 +53,7 @@ pub(crate) fn expected() -> Vec<String> {
 
 /// Looks at what is pinned after the windows of the suite.
 pub(crate) fn bodies() -> Result<()> {
-    let code = run::main(&WINDOWS);
+    let code = run::suite(&WINDOWS);
     ensure!(code == ExitCode::SUCCESS, "a test failed");
     ensure!(live()? == [0, 0], "something stays pinned");
     Ok(())

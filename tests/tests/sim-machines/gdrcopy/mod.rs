@@ -16,7 +16,7 @@ use cuda_mem::sys::gdr::GDR_LIBRARY_VARIABLE;
 use cuda_mem::sys::nvml::NVML_LIBRARY_VARIABLE;
 use cuda_mem_tests::case::Kind;
 use cuda_mem_tests::environment::{Environment, sim_path};
-use cuda_mem_tests::run::output_within;
+use cuda_mem_tests::own_process::output_within;
 use cuda_mem_tests::suite::Suite;
 
 /// In this process one of the scenarios runs instead of the tests.

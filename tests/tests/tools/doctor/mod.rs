@@ -10,12 +10,12 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 use serde_json::Value;
 
 /// The program with these arguments, on a machine where nothing is set but these.
 fn doctor(set: &[(&str, &str)], arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(suite::example("doctor")?);
+    let mut command = Command::new(own_process::example("doctor")?);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("CUDA_SIM_") {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 
 /// An example, and arguments with which it does all that it does in a short time.
 pub(crate) struct Example {
@@ -82,7 +82,7 @@ pub(crate) struct Ended {
 impl Example {
     /// On the driver under test.
     pub(crate) fn command(&self, env: &Environment, arguments: &[&str]) -> Result<Command> {
-        let mut command = Command::new(suite::example(self.name)?);
+        let mut command = Command::new(own_process::example(self.name)?);
         command.args(arguments).stdin(Stdio::null());
         if env.backend == Backend::Sim {
             command.env(LIBRARY_VARIABLE, sim_path()?);

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 
 use super::{ROWS, ended, has, log, objects, refused, replay, text};
 
@@ -46,7 +46,7 @@ fn every_resource_is_in_it_or_named_with_the_reason(env: &Environment) -> Result
 fn what_a_device_lacks_is_told_and_no_failure(_: &Environment) -> Result<()> {
     let path = log(ROWS)?;
     let simulated = |arguments: &[&str], pools: &str| {
-        let mut command = Command::new(suite::example("replay")?);
+        let mut command = Command::new(own_process::example("replay")?);
         command
             .arg(&path.path)
             .args(arguments)

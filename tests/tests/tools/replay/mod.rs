@@ -13,12 +13,12 @@ use std::process::{Command, Output};
 use anyhow::{Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 use serde_json::Value;
 
 /// It ended by itself, on the driver under test.
 fn replay(env: &Environment, arguments: &[&str]) -> Result<Output> {
-    let mut command = Command::new(suite::example("replay")?);
+    let mut command = Command::new(own_process::example("replay")?);
     command.args(arguments);
     if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem::sys::gdr::GDR_LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 
 use super::{ended, list, object, text, windows};
 
@@ -27,7 +27,7 @@ fn on_a_plain_one(arguments: &[&str]) -> Result<Output> {
 }
 
 fn with(arguments: &[&str]) -> Result<Command> {
-    let mut command = Command::new(suite::example("window")?);
+    let mut command = Command::new(own_process::example("window")?);
     command.args(arguments).args(["--quick", "--json"]);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("CUDA_SIM_") {

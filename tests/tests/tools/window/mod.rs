@@ -13,12 +13,12 @@ use std::process::{Command, Output};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::sys::LIBRARY_VARIABLE;
 use cuda_mem_tests::environment::{Backend, Environment, sim_path};
-use cuda_mem_tests::suite;
+use cuda_mem_tests::own_process;
 use serde_json::Value;
 
 /// On the driver under test, with few measurements.
 fn quick(env: &Environment, arguments: &[&str]) -> Result<Output> {
-    let mut command = Command::new(suite::example("window")?);
+    let mut command = Command::new(own_process::example("window")?);
     command.args(arguments).arg("--quick");
     if env.backend == Backend::Sim {
         command.env(LIBRARY_VARIABLE, sim_path()?);
