@@ -149,7 +149,11 @@ mod tests {
     #[test]
     fn the_gate_may_and_so_may_tests_and_other_crates() {
         let text = "fn f() { recording::refuse(table, Queue::new(table, stream)); }";
-        for path in [GATE, "cuda-mem/benches/alloc.rs", "tests/src/environment.rs"] {
+        for path in [
+            GATE,
+            "cuda-mem/benches/alloc.rs",
+            "tests/src/environment.rs",
+        ] {
             assert_eq!(lines(path, text), [0; 0], "{path}");
         }
         let test = format!("#[cfg(test)] mod tests {{ {text} }}");
