@@ -12,8 +12,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::sys::{CUresult, DriverTable};
-use cuda_mem::{CaptureMode, Driver, Instantiate, MemoryPool, Stream};
+use cuda_mem::{Driver, MemoryPool, Stream};
 use serde_json::json;
 
 use common::{cpu, middle, open};

@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use cuda_mem::{Device, Image, Launch, MemoryPool, Nvml};
+use cuda_mem::kernel::{Image, Launch};
+use cuda_mem::placement::Nvml;
+use cuda_mem::{Device, MemoryPool};
 use cuda_mem_console::{EXIT_CODES, OneDeviceOption, bytes, say, table};
 
 const KERNELS: &str = include_str!("../../tests/data/kernels.ptx");
@@ -86,7 +88,8 @@ impl Machine {
                     .index()
                     .map_or_else(|_| unknown(), |index| index.to_string());
                 free = bytes(seen.memory()?.free);
-                let on = |mode: cuda_mem::MigMode| if mode.enabled { "on" } else { "off" };
+                let on =
+                    |mode: cuda_mem::placement::MigMode| if mode.enabled { "on" } else { "off" };
                 mig = seen
                     .mig_mode()?
                     .map_or_else(unknown, |mode| on(mode).to_owned());

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use cuda_mem::{Channel, Device, ErrorKind, HandleTypes, Listener, MemoryPool, Stream};
+use cuda_mem::driver::HandleTypes;
+use cuda_mem::interop::{Channel, Listener};
+use cuda_mem::{Device, ErrorKind, MemoryPool, Stream};
 use cuda_mem_console::{DeviceOption, EXIT_CODES, say};
 
 /// Shares a buffer with another process: start it in two terminals

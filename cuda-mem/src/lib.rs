@@ -38,133 +38,52 @@
 //! Allocating and dropping a buffer is two driver calls. It takes no memory of the heap and does not
 //! change the current context.
 //!
+//! # Where things are
+//!
+//! | module | what is in it |
+//! |---|---|
+//! | [`driver`] | the driver, devices and their capabilities, locations, pointers |
+//! | [`stream`] | contexts, streams, events |
+//! | [`memory`] | pools, resources, adaptors, buffers, statistics |
+//! | [`arena`] | the sub-allocator |
+//! | [`mapped`] | virtual, pinned, registered and managed memory |
+//! | [`interop`] | graphs, other processes, GPUDirect |
+//! | [`placement`] | where memory should be; which devices are visible; NVML |
+//! | [`cpu_mapping`] | device memory that the processor reads and writes |
+//! | [`kernel`] | code on devices |
+//! | [`ledger`] | who holds what |
+//! | [`base`] | errors, and failures of destructors |
+//!
+//! The names of the first example and their neighbours are at the root, too.
+//!
 //! # Errors
 //!
 //! Every failure is an [`Error`] with a [kind](ErrorKind), the driver's function and its own code.
 //! Destructors never panic; what fails in them is counted and told to a
-//! [hook](on_drop_failure).
+//! [hook](base::on_drop_failure).
 
-mod adaptor;
-mod after_wait;
-mod arena;
-mod barrier;
-mod biased;
-mod buffer;
-mod container;
-mod context;
-mod copy;
-mod current;
-mod deferred;
-mod device;
-mod driver;
-mod epoch;
-mod error;
-mod event;
-mod fallback;
-mod gdr;
-mod gpu_direct;
-mod graph;
-mod host;
-#[cfg(target_os = "linux")]
-mod ipc;
-mod join;
-mod launches;
-mod ledger;
-mod location;
-mod lock;
-mod managed;
-mod module;
-mod nvml;
-mod origin;
-mod pages;
-mod placement;
-mod pointer;
-mod pool;
-mod raw;
-mod reclaim;
-mod recording;
-mod report;
-mod resource;
-mod stage;
-mod stats;
-mod stream;
-mod table;
-mod traffic;
-mod visible;
-mod vmm;
-mod waits;
-mod window;
+pub mod arena;
+pub mod base;
+pub mod cpu_mapping;
+pub mod driver;
+pub mod interop;
+pub mod kernel;
+pub mod ledger;
+pub mod mapped;
+pub mod memory;
+pub mod placement;
+pub mod stream;
 
-pub use adaptor::{
-    AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
-    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
-    StatisticsScope, TrackingAdaptor,
-};
-pub use arena::{
-    Arena, ArenaBacking, ArenaBuilder, ArenaPin, ArenaStats, CapturePool, FreeSpace, SleepContents,
-};
-pub use buffer::{DeviceBuffer, Loan, ReadLoan};
-pub use container::{DeviceScalar, DeviceVec};
-pub use context::{Context, Current, MemoryInfo};
+pub use arena::Arena;
+pub use base::{Error, ErrorKind, Result};
 pub use cuda_driver_sys as sys;
 pub use cuda_driver_sys::CudaVersion;
-pub use current::ScopedResource;
-pub use device::{Capabilities, Device, HandleTypes, PciId, Reason, Support, Uuid};
-pub use driver::Driver;
-pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
-pub use event::Event;
-pub use fallback::{DriverModel, Fallback, Strategy};
-pub use gdr::{Gdr, GdrKernelFacts};
-#[cfg(target_os = "linux")]
-pub use gpu_direct::DmaBuf;
-pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
-pub use graph::{
-    Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
-    Instantiate, Left, LeftBuffer, Node, NodeMemory,
+pub use driver::{Device, Driver};
+pub use memory::{
+    Access, DefaultPool, DeviceBuffer, Loan, MemoryPool, MemoryResource, Pool, PoolBuilder,
+    PoolStats, ReadLoan, ReleaseThreshold, Resource, ReusePolicy, Usage,
 };
-pub use host::{HostLoan, HostMemory, PinnedBuffer, RegisterFlags, Registered};
-#[cfg(target_os = "linux")]
-pub use ipc::{
-    Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
-    SharedBuffer,
-};
-pub use ledger::{Ledger, LedgerGroup, LedgerKind, LedgerLevel, LedgerReport, LedgerScope};
-pub use location::{AllocationType, Location};
-pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
-pub use module::{
-    Argument, Arguments, Function, Image, Launch, Library, LoadingMode, Module, Occupancy, Value,
-};
-pub use nvml::{
-    Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
-};
-pub use placement::{
-    AccessPattern, Capability, DeviceCapabilities, Export, Grant, Lifetime, Machine, PageClass,
-    PlaceError, Placed, Placement, PlacementKind, PlacementRequest, PlacementStep,
-};
-pub use pointer::{MemoryKind, PointerInfo};
-pub use pool::{
-    Access, CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, PoolProperties,
-    RaisedThreshold, ReleaseThreshold, ReusePolicy,
-};
-pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};
-pub use resource::{
-    DeviceSet, DirectResource, HostFlags, ManagedResource, MemoryProperties, MemoryResource,
-    PinnedResource, RESOURCE_ALIGNMENT, Resource,
-};
-pub use stats::{PoolStats, Usage};
-pub use stream::{Stream, StreamRef};
-pub use traffic::Traffic;
-pub use visible::{
-    DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
-    VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
-};
-pub use vmm::{
-    AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
-    PhysicalMemory, PhysicalMemoryBuilder,
-};
-pub use window::{
-    MappingKind, Window, WindowChoice, WindowFacts, WindowKind, WindowOptions, WindowReason,
-};
+pub use stream::{Context, Event, Stream};
 
 /// The code of the book's page, so that it is compiled and run.
 #[cfg(doctest)]

@@ -2,7 +2,8 @@
 
 use std::alloc::Layout;
 
-use cuda_mem::{Arena, MemoryProperties, MemoryResource, Pool, Result, Stream};
+use cuda_mem::memory::MemoryProperties;
+use cuda_mem::{Arena, MemoryResource, Pool, Result, Stream};
 use cuda_sim::control::Control;
 
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! Two devices: on two GPUs, or on two simulated ones. With one GPU there is nothing to test here.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{Access, CaptureMode, ErrorKind, Graph, Instantiate, MemoryPool};
+use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
+use cuda_mem::{Access, ErrorKind, MemoryPool};
 
 use crate::environment::Environment;
 use crate::own_process;

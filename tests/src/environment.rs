@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    Context, CudaVersion, Device, Driver, Error, ErrorKind, HandleTypes, MemoryPool, Stream,
-};
+use cuda_mem::driver::HandleTypes;
+use cuda_mem::{Context, CudaVersion, Device, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_sim::control::Control;
 
 /// Which driver the tests run on.

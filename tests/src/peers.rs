@@ -5,7 +5,9 @@ mod resources;
 mod taking;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Access, Context, CurrentPool, Device, ErrorKind, Location, MemoryPool, Stream};
+use cuda_mem::driver::Location;
+use cuda_mem::memory::CurrentPool;
+use cuda_mem::{Access, Context, Device, ErrorKind, MemoryPool, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;

@@ -144,7 +144,7 @@ pub fn suite(suite: &Suite) -> ExitCode {
     }
     let trials = tests.iter().map(|test| trial(env, *test, suite.untouched));
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
-    let drops = cuda_mem::drop_counts();
+    let drops = cuda_mem::base::drop_counts();
     if drops.failures > 0 && !suite.drops_fail {
         eprintln!("{} destructors failed", drops.failures);
         return ExitCode::FAILURE;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::Channel;
+use cuda_mem::interop::Channel;
 
 use crate::case::{self, Test};
 use crate::environment::{Environment, Skip};

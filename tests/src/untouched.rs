@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::Nvml;
+use cuda_mem::placement::Nvml;
 use cuda_mem::sys::SYMBOLS;
 
 use crate::case::Kind;

@@ -8,8 +8,9 @@ extern crate cuda_mem_tests;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::ErrorKind;
+use cuda_mem::placement::Nvml;
 use cuda_mem::sys::{self, CUresult, SYMBOLS};
-use cuda_mem::{ErrorKind, Nvml};
 use cuda_mem_tests::environment::{Backend, Environment, Skip};
 use cuda_mem_tests::run;
 use cuda_mem_tests::suite::Suite;

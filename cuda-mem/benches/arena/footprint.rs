@@ -4,9 +4,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyhow::Result;
-use cuda_mem::{
-    Arena, ArenaStats, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy,
-};
+use cuda_mem::arena::ArenaStats;
+use cuda_mem::{Arena, Device, ErrorKind, MemoryPool, ReleaseThreshold, Resource, ReusePolicy};
 
 use crate::busy::{CELLS, Cell, Done, Frees, Length, Sizes, Streams, Work, cells, coverage, run};
 

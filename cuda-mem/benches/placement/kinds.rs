@@ -3,10 +3,10 @@
 use std::ops::{Deref, DerefMut};
 
 use anyhow::{Result, bail};
-use cuda_mem::{
-    AllocationType, Device, DeviceBuffer, DirectResource, HostFlags, Location, ManagedResource,
-    MappedMemory, MappedMemoryBuilder, MemoryPool, PinnedResource, Resource, Stream,
-};
+use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::mapped::{MappedMemory, MappedMemoryBuilder};
+use cuda_mem::memory::{DirectResource, HostFlags, ManagedResource, PinnedResource};
+use cuda_mem::{Device, DeviceBuffer, MemoryPool, Resource, Stream};
 
 /// A buffer of whatever kind.
 pub(crate) type Words = Box<dyn DerefMut<Target = DeviceBuffer<u32>>>;

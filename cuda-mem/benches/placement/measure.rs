@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::kernel::{Function, Image, Launch};
 use cuda_mem::sys::{self, CUmemLocationType, CUresult};
-use cuda_mem::{Device, DeviceBuffer, Function, Image, Launch, Stream};
+use cuda_mem::{Device, DeviceBuffer, Stream};
 use serde_json::{Value, json};
 
 use super::common::middle;

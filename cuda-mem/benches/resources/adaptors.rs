@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
-use cuda_mem::{
+use cuda_mem::memory::{
     AlignedAdaptor, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, MemoryProperties,
-    MemoryResource, PrefetchAdaptor, RecoveryAdaptor, Resource, StatisticsAdaptor, Stream,
-    TrackingAdaptor,
+    PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, TrackingAdaptor,
 };
+use cuda_mem::{MemoryResource, Resource, Stream};
 use serde_json::{Value, json};
 
 use crate::common::middle;

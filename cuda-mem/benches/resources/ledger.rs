@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Driver, Ledger, LedgerLevel, MemoryPool, Resource, Stream};
+use cuda_mem::ledger::{Ledger, LedgerLevel};
+use cuda_mem::{Driver, MemoryPool, Resource, Stream};
 use serde_json::{Value, json};
 
 use crate::adaptors::Nothing;

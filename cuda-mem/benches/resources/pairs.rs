@@ -4,10 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::Result;
-use cuda_mem::{
-    DirectResource, Driver, ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, Resource,
-    Stream,
-};
+use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource, PrefetchAdaptor};
+use cuda_mem::{Driver, MemoryPool, Resource, Stream};
 use serde_json::{Value, json};
 
 use crate::common::middle;

@@ -3,10 +3,8 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    DeviceBuffer, Driver, LimitAdaptor, MemoryPool, Resource, StatisticsAdaptor, Stream,
-    TrackingAdaptor,
-};
+use cuda_mem::memory::{LimitAdaptor, StatisticsAdaptor, TrackingAdaptor};
+use cuda_mem::{DeviceBuffer, Driver, MemoryPool, Resource, Stream};
 use cuda_mem_trace::Op;
 use cuda_mem_trace::random::{RandomAllocations, random_allocations};
 use serde_json::{Value, json};

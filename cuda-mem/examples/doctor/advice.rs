@@ -1,7 +1,9 @@
 //! What to do about it, in plain words.
 
+use cuda_mem::driver::{Reason, Support};
+use cuda_mem::memory::DriverModel;
 use cuda_mem::sys::{Attempt, AttemptFailure, CUresult, LIBRARY_VARIABLE};
-use cuda_mem::{CudaVersion, DriverModel, Error, ErrorKind, Reason, ReleaseThreshold, Support};
+use cuda_mem::{CudaVersion, Error, ErrorKind, ReleaseThreshold};
 
 use crate::Patient;
 use crate::facts::Facts;

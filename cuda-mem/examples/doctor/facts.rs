@@ -1,10 +1,9 @@
 //! What a device says of itself and what it really does. Makes no context, unless asked to measure.
 
+use cuda_mem::driver::{AllocationType, Capabilities, HandleTypes, Location, Support};
+use cuda_mem::memory::{DriverModel, Strategy};
 use cuda_mem::sys::CUdevice_attribute;
-use cuda_mem::{
-    AllocationType, Capabilities, Device, DriverModel, HandleTypes, Location, MemoryPool,
-    PoolBuilder, ReleaseThreshold, Result, Strategy, Support,
-};
+use cuda_mem::{Device, MemoryPool, PoolBuilder, ReleaseThreshold, Result};
 
 use crate::measure::{self, Times};
 

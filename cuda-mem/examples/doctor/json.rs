@@ -1,7 +1,9 @@
 //! The report for programs: one document, whose fields are always there.
 
+use cuda_mem::ReleaseThreshold;
+use cuda_mem::driver::{Reason, Support};
+use cuda_mem::memory::Strategy;
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem::{Reason, ReleaseThreshold, Strategy, Support};
 use serde_json::{Map, Value, json};
 
 use crate::facts::{Answer, Facts};

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use cuda_mem::{Device, DirectResource, Resource, Result, Stream};
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{Device, Resource, Result, Stream};
 
 const PAIRS: usize = 1000;
 const BATCHES: usize = 9;

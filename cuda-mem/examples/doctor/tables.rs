@@ -2,8 +2,9 @@
 
 use std::fmt::{Display, Write as _};
 
+use cuda_mem::driver::{Reason, Support};
+use cuda_mem::memory::Strategy;
 use cuda_mem::sys::LIBRARY_VARIABLE;
-use cuda_mem::{Reason, Strategy, Support};
 use cuda_mem_console::{bytes, nanoseconds, table, wrapped};
 
 use crate::facts::{Answer, Facts, PoolKind};

@@ -1,6 +1,8 @@
 //! What is thought of a device.
 
-use cuda_mem::{CudaVersion, DriverModel, Reason, Strategy, Support};
+use cuda_mem::CudaVersion;
+use cuda_mem::driver::{Reason, Support};
+use cuda_mem::memory::{DriverModel, Strategy};
 
 use crate::advice;
 use crate::facts::{Answer, Facts, PoolKind};

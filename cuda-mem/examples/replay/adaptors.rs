@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::Result;
-use cuda_mem::{
+use cuda_mem::Resource;
+use cuda_mem::memory::{
     AlignedAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor,
-    Resource, StatisticsAdaptor, TrackingAdaptor,
+    StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem_console::size;
 

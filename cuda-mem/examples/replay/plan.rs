@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::ops::Range;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::RESOURCE_ALIGNMENT;
+use cuda_mem::memory::RESOURCE_ALIGNMENT;
 use cuda_mem_trace::{Op, Trace};
 
 /// The most operations of a turn. The progress moves between turns.

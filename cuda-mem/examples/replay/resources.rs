@@ -3,10 +3,9 @@
 use std::ops::Deref;
 
 use anyhow::Result;
-use cuda_mem::{
-    AllocationType, Arena, Device, DirectResource, Location, ManagedResource, MemoryPool,
-    MemoryResource, PinnedResource, Pool, Resource, Usage,
-};
+use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::memory::{DirectResource, ManagedResource, PinnedResource};
+use cuda_mem::{Arena, Device, MemoryPool, MemoryResource, Pool, Resource, Usage};
 
 /// A resource by its name on the command line.
 #[derive(Clone, Copy)]

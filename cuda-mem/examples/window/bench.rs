@@ -2,9 +2,9 @@
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
-use cuda_mem::{
-    Context, Device, DeviceBuffer, MappingKind, Stream, Support, Window, WindowKind, WindowOptions,
-};
+use cuda_mem::cpu_mapping::{MappingKind, Window, WindowKind, WindowOptions};
+use cuda_mem::driver::Support;
+use cuda_mem::{Context, Device, DeviceBuffer, Stream};
 use cuda_mem_console::{self as console, Backend};
 
 use crate::Args;

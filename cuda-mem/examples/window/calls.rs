@@ -1,7 +1,7 @@
 //! What each call on a window costs.
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{Window, WindowKind};
+use cuda_mem::cpu_mapping::{Window, WindowKind};
 use cuda_mem_console::{bytes as scaled, nanoseconds, table};
 use serde_json::{Value, json};
 

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use cuda_mem::WindowKind;
+use cuda_mem::cpu_mapping::WindowKind;
 use cuda_mem_console::{self as console, DeviceOption, EXIT_CODES, size};
 
 use bench::Bench;

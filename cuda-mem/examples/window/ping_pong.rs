@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Image, Launch, WindowKind};
+use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::kernel::{Image, Launch};
 use cuda_mem_console::{figures, nanoseconds};
 use serde_json::{Value, json};
 

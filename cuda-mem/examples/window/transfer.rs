@@ -3,7 +3,9 @@
 use std::hint::black_box;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{DeviceBuffer, HostLoan, PinnedBuffer, Stream, Window, WindowKind};
+use cuda_mem::cpu_mapping::{Window, WindowKind};
+use cuda_mem::mapped::{HostLoan, PinnedBuffer};
+use cuda_mem::{DeviceBuffer, Stream};
 
 use crate::bench::Bench;
 use crate::cold::{self, Region};

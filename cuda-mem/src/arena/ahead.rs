@@ -7,8 +7,8 @@ use super::recorded_events::harmlessly;
 use super::slow_path::count;
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
-use crate::context::Context;
-use crate::recording;
+use crate::stream::context::Context;
+use crate::stream::recording;
 
 /// No stream's cache: what it may use is clean.
 const NO_CACHE: CacheId = CacheId::MAX - 1;

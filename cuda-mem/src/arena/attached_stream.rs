@@ -5,8 +5,8 @@ use std::thread::ThreadId;
 
 use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
 
-use crate::context::Context;
-use crate::epoch::{self, Progress};
+use crate::stream::context::Context;
+use crate::stream::epoch::{self, Progress};
 use crate::stream::{Stream, StreamRef, WeakStream, is_default};
 
 /// The stream that a cache belongs to. It is not kept alive; the cache is told before it ends.

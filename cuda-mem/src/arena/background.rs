@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::{Inner, UNIT};
-use crate::biased::thread::become_guest;
-use crate::error::{Error, ErrorKind, Result};
-use crate::report;
+use crate::base::biased::thread::become_guest;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::report;
 
 /// The name of the thread, as the system shows it.
 const NAME: &str = "cuda-mem-arena";

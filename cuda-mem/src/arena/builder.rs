@@ -10,12 +10,13 @@ use super::late_waits::LateWaits;
 use super::moves::Moves;
 use super::pin::Pins;
 use super::{Arena, Central, Inner, thread};
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::fallback::Fallback;
-use crate::pool::{ReleaseThreshold, ReusePolicy};
-use crate::resource::{MemoryProperties, MemoryResource, Resource};
-use crate::{ledger, reclaim};
+use crate::base::error::{Error, Result};
+use crate::driver::device::Device;
+use crate::ledger;
+use crate::memory::fallback::Fallback;
+use crate::memory::pool::{ReleaseThreshold, ReusePolicy};
+use crate::memory::reclaim;
+use crate::memory::resource::{MemoryProperties, MemoryResource, Resource};
 
 /// What an arena may hold, unless told otherwise, over what the program had at most.
 const SLACK: f64 = 1.05;

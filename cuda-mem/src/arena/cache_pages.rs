@@ -5,7 +5,7 @@ use super::last_use::LastUse;
 use super::page_map::CacheId;
 use super::tlsf::{FreePages, Joins};
 use super::{Inner, PAGE_UNITS, UNIT, thread};
-use crate::epoch;
+use crate::stream::epoch;
 
 /// A cache takes an eighth of the pages that it has, at least one and at most this many.
 const MOST_TAKEN: u64 = 64;

@@ -14,7 +14,7 @@ use super::stream_cache::StreamCache;
 use super::thread_cache::ThreadCaches;
 use super::tlsf::{FreePages, Joins};
 use super::{PAGE_UNITS, UNIT, thread};
-use crate::biased::lock::BiasedLock;
+use crate::base::biased::lock::BiasedLock;
 
 /// A stream cache, on cache lines of its own.
 #[derive(Debug)]

@@ -11,13 +11,13 @@ use cuda_driver_sys::CUdeviceptr;
 use super::last_use::LastUse;
 use super::tlsf::{Joins, Tlsf};
 use super::{Arena, GRANULE, UNIT, units};
-use crate::buffer::{DeviceBuffer, bytes_of};
-use crate::context::Context;
-use crate::error::{Bytes, Error, Result};
-use crate::graph::{AnyBuffer, Capture, GraphBuffer};
-use crate::lock::Lock;
-use crate::resource::Resource;
+use crate::base::error::{Bytes, Error, Result};
+use crate::base::lock::Lock;
+use crate::interop::graph::{AnyBuffer, Capture, GraphBuffer};
+use crate::memory::buffer::{DeviceBuffer, bytes_of};
+use crate::memory::resource::Resource;
 use crate::stream::Stream;
+use crate::stream::context::Context;
 
 /// A pool takes an eighth of what it holds at a time, within these limits, in bytes.
 const LEAST_TAKEN: u64 = GRANULE;
@@ -34,7 +34,8 @@ const MOST_TAKEN: u64 = 32 << 20;
 /// A handle that can be cloned; all methods may be called from any thread.
 ///
 /// ```
-/// use cuda_mem::{Arena, CaptureMode, Driver, Instantiate};
+/// use cuda_mem::{Arena, Driver};
+/// use cuda_mem::interop::{CaptureMode, Instantiate};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;

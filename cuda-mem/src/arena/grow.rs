@@ -11,9 +11,9 @@ use super::slow_path::count;
 use super::tlsf::FreePages;
 use super::trim::Search;
 use super::{GRANULE, GRANULE_UNITS, Inner, UNIT, thread};
-use crate::epoch;
-use crate::error::{Error, OutOfMemory, Result};
+use crate::base::error::{Error, OutOfMemory, Result};
 use crate::stream::Stream;
+use crate::stream::epoch;
 
 /// The first growth, in granules.
 const FIRST_GROWN: u64 = 4;

@@ -1,6 +1,6 @@
 //! The last use of a free block.
 //!
-//! A block that is freed records the stream's cache and the present epoch ([`epoch`](crate::epoch)). Every stream may
+//! A block that is freed records the stream's cache and the present epoch ([`epoch`](crate::stream::epoch)). Every stream may
 //! use it once that cache's stream has passed an event of that epoch or a later one. A free block has one last user or
 //! none: blocks of two users are not merged, so no block is left that neither of them may use.
 

@@ -1,12 +1,17 @@
-//! The arena: a sub-allocator that takes large pieces of memory and hands out parts of them without asking the driver.
+//! A sub-allocator: large pieces of memory, and parts of them without a driver call.
 //!
-//! Every stream has a cache ([`stream_cache`]): its last-freed blocks ([`last_freed`]), and pages from which small
-//! blocks are cut, so that threads with streams of their own never meet; threads that share a stream have small caches in
-//! front of it ([`thread_cache`]). Large blocks come from the central heap
-//! ([`central_heap`]), where those of all streams lie side by side. Both are TLSF heaps ([`tlsf`]). A free block of the
-//! central heap knows its last use ([`last_use`]); for another stream the arena finds out whether that is done, or
-//! makes the stream wait ([`refill`]). Locks are biased to the thread that uses them most ([`lock`](crate::biased::lock)). The
-//! bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face the driver.
+//! An [`Arena`] is a [memory resource](crate::MemoryResource). Take one where threads allocate often, or where the device has
+//! no pools. [`ArenaBuilder`] sets how it grows, reuses and gives memory back, [`ArenaStats`] says what it holds, an
+//! [`ArenaPin`] keeps memory in place that others know the address of, and a [`CapturePool`] serves captured streams.
+//! [`SleepContents`] is for arenas that give all physical memory back and keep their addresses.
+
+// Every stream has a cache (`stream_cache`): its last-freed blocks (`last_freed`), and pages from which small blocks are cut,
+// so that threads with streams of their own never meet; threads that share a stream have small caches in front of it
+// (`thread_cache`). Large blocks come from the central heap (`central_heap`), where those of all streams lie side by side.
+// Both are TLSF heaps (`tlsf`). A free block of the central heap knows its last use (`last_use`); for another stream the
+// arena finds out whether that is done, or makes the stream wait (`refill`). Locks are biased to the thread that uses them
+// most (`base::biased::lock`). The bookkeeping knows no driver and has no unsafe code; `stream_progress` and `backing` face
+// the driver.
 
 mod ahead;
 mod attached_stream;
@@ -66,15 +71,16 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use cuda_driver_sys::CUdeviceptr;
 
-use crate::biased::lock::{self, BiasedLock};
-use crate::biased::thread;
-use crate::device::Device;
-use crate::error::Result;
+use crate::base::biased::lock::{self, BiasedLock};
+use crate::base::biased::thread;
+use crate::base::error::Result;
+use crate::base::report;
+use crate::driver::device::Device;
 use crate::ledger::{Item, LedgerKind};
-use crate::pool::{Pool, ReleaseThreshold, ReusePolicy};
-use crate::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
+use crate::memory::pool::{Pool, ReleaseThreshold, ReusePolicy};
+use crate::memory::resource::{MemoryProperties, MemoryResource, Resource, require_alignment};
 use crate::stream::Stream;
-use crate::{after_wait, report};
+use crate::stream::after_wait;
 
 use background::Background;
 use backing::Backing;
@@ -318,7 +324,8 @@ impl Arena {
     /// of them, it keeps the context of the stream that the first was for.
     ///
     /// ```
-    /// use cuda_mem::{Arena, Driver, PinnedResource, Resource};
+    /// use cuda_mem::{Arena, Driver, Resource};
+    /// use cuda_mem::memory::PinnedResource;
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let driver = Driver::load()?;

@@ -6,8 +6,8 @@ use super::backing::Chunk;
 use super::last_use::LastUse;
 use super::slow_path::count;
 use super::{GRANULE, Inner, UNIT, thread};
-use crate::context::Context;
-use crate::epoch;
+use crate::stream::context::Context;
+use crate::stream::epoch;
 
 /// Growths beyond the slack, and when the next one is to look for memory that can move.
 #[derive(Debug, Default)]

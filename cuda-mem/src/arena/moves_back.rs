@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::backing::Chunk;
 use super::page_map::CacheId;
 use super::{Inner, UNIT, thread};
-use crate::context::Context;
+use crate::stream::context::Context;
 
 /// How much more than is missing may come: pieces do not end where a request does.
 const MORE: u64 = 128 << 20;

@@ -9,9 +9,10 @@ use super::page_map::CacheId;
 use super::slow_path::{For, SlowState};
 use super::stream_cache::RemoteFree;
 use super::{Inner, UNIT, UnknownBlock, thread};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
+use crate::base::report;
 use crate::stream::Stream;
-use crate::{epoch, report};
+use crate::stream::epoch;
 
 /// A block that was freed and is parked.
 #[derive(Debug)]

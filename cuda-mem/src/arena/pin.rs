@@ -9,7 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::backing::Chunk;
 use super::{Arena, Inner};
-use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::base::error::{Bytes, Error, ErrorKind, Result};
 
 /// Which pieces of memory are pinned, and which are on their way elsewhere. Neither may become the other.
 #[derive(Debug, Default)]

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::context::Context;
-use crate::error::Result;
-use crate::event::Event;
-use crate::recording;
+use crate::base::error::Result;
+use crate::stream::context::Context;
+use crate::stream::event::Event;
+use crate::stream::recording;
 use crate::stream::{Stream, StreamRef};
 
 /// Driver calls for queries and events.

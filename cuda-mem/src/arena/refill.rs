@@ -9,9 +9,9 @@ use super::page_map::CacheId;
 use super::slow_path::{For, SlowState, count};
 use super::stream_progress::StreamProgress;
 use super::{Inner, UNIT, thread, units};
-use crate::error::{Error, ErrorKind, Result};
-use crate::pool::ReusePolicy;
-use crate::report;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::report;
+use crate::memory::pool::ReusePolicy;
 use crate::stream::Stream;
 
 /// Attempts of a request that makes the arena grow while other threads take the memory.

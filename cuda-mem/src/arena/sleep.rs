@@ -2,7 +2,7 @@
 
 use super::trim::Search;
 use super::{Arena, Inner};
-use crate::error::{Error, Result};
+use crate::base::error::{Error, Result};
 use crate::stream::Stream;
 
 /// What becomes of the contents of an arena's memory while it [sleeps](Arena::sleep).
@@ -40,7 +40,8 @@ impl Arena {
     /// meanwhile too.
     ///
     /// ```
-    /// use cuda_mem::{Arena, Driver, Resource, SleepContents};
+    /// use cuda_mem::{Arena, Driver, Resource};
+    /// use cuda_mem::arena::SleepContents;
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;

@@ -14,11 +14,11 @@ use super::parked::{ParkedFree, ParkedUnits};
 use super::recorded_events::DriverCalls;
 use super::stream_progress::StreamProgress;
 use super::{Inner, UnknownBlock, thread};
-use crate::deferred::ResourceCall;
-use crate::device::Device;
-use crate::epoch;
-use crate::error::{Error, Result};
-use crate::resource::CAPTURED;
+use crate::base::error::{Error, Result};
+use crate::driver::device::Device;
+use crate::memory::resource::CAPTURED;
+use crate::stream::deferred::ResourceCall;
+use crate::stream::epoch;
 use crate::stream::{Follower, Reach, Stream};
 
 /// What a cache belongs to.

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use super::backing::Backing;
 use super::thread_cache::ThreadCache;
 use super::{Arena, Inner, UNIT, thread};
-use crate::error::Bytes;
-use crate::report;
-use crate::resource::Resource;
+use crate::base::error::Bytes;
+use crate::base::report;
+use crate::memory::resource::Resource;
 
 /// Where an arena gets its memory from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::attached_stream::AttachedStream;
 use super::page_map::CacheId;
 use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, harmlessly};
-use crate::context::Context;
-use crate::epoch::{self, Progress};
-use crate::error::Result;
+use crate::base::error::Result;
 use crate::stream::Stream;
+use crate::stream::context::Context;
+use crate::stream::epoch::{self, Progress};
 
 /// A stream that ended where no event could be recorded. A later wait for its context shows that it is done.
 #[derive(Debug)]

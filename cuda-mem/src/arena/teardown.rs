@@ -5,9 +5,11 @@ use std::sync::Arc;
 use super::Inner;
 use super::backing::Backing;
 use super::stream_progress::StreamProgress;
-use crate::deferred::{self, Deferred, Outcome};
-use crate::error::{Error, ErrorKind};
-use crate::{epoch, ledger, report};
+use crate::base::error::{Error, ErrorKind};
+use crate::base::report;
+use crate::ledger;
+use crate::stream::deferred::{self, Deferred, Outcome};
+use crate::stream::epoch;
 
 /// The memory of an arena whose last handle was dropped, and the progress of its streams, which may still use it.
 #[derive(Debug)]

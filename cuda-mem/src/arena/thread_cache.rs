@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::counters::{Counters, Home};
 use super::last_freed::{Block, LastFreed};
 use super::page_map::CacheId;
-use crate::biased::lock::BiasedLock;
+use crate::base::biased::lock::BiasedLock;
 
 /// How often a thread comes to a stream's lock before it gets a cache: more often than a lock is biased anew at first.
 const TRIES: u32 = 1024;

@@ -8,11 +8,12 @@ use super::page_map::CacheId;
 use super::slow_path::{SlowState, count};
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
-use crate::after_wait::AfterWait;
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::reclaim::Reclaim;
-use crate::{epoch, report};
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::driver::device::Device;
+use crate::memory::reclaim::Reclaim;
+use crate::stream::after_wait::AfterWait;
+use crate::stream::epoch;
 
 /// What is searched for memory to give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use super::level::level;
 use super::{Item, LedgerKind, LedgerLevel};
-use crate::device::Device;
-use crate::table::Shards;
+use crate::base::table::Shards;
+use crate::driver::device::Device;
 
 /// What is remembered of an object.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 #[cfg(unix)]
 use super::{Ledger, scope};
 #[cfg(unix)]
-use crate::lock::LockedOnce;
+use crate::base::lock::LockedOnce;
 
 /// Whether it will be made.
 #[cfg(unix)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What an object in the [`Ledger`](crate::Ledger) is.
+        /// What an object in the [`Ledger`](crate::ledger::Ledger) is.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum LedgerKind {
@@ -41,13 +41,13 @@ kinds! {
     Stream = "stream",
     /// An [`Event`](crate::Event).
     Event = "event",
-    /// A [`Module`](crate::Module).
+    /// A [`Module`](crate::kernel::Module).
     Module = "module",
-    /// A [`Library`](crate::Library).
+    /// A [`Library`](crate::kernel::Library).
     Library = "library",
-    /// A [`Graph`](crate::Graph), also one inside an instance.
+    /// A [`Graph`](crate::interop::Graph), also one inside an instance.
     Graph = "graph",
-    /// A [`GraphExec`](crate::GraphExec).
+    /// A [`GraphExec`](crate::interop::GraphExec).
     GraphExec = "graph instance",
     /// Physical memory, mapped or not.
     PhysicalMemory = "physical memory",
@@ -59,10 +59,10 @@ kinds! {
     PinnedMemory = "pinned memory",
     /// Memory of the host that is registered with the driver.
     RegisteredMemory = "registered memory",
-    /// Managed memory of a [`ManagedBuffer`](crate::ManagedBuffer), or of any buffer that a
+    /// Managed memory of a [`ManagedBuffer`](crate::mapped::ManagedBuffer), or of any buffer that a
     /// [`Resource`](crate::Resource) of managed memory made. What a managed pool allocates by itself is a buffer.
     ManagedMemory = "managed memory",
-    /// A [`Window`](crate::Window) through which the host sees memory of a device or of the host, or a copy of it. 0
+    /// A [`Window`](crate::cpu_mapping::Window) through which the host sees memory of a device or of the host, or a copy of it. 0
     /// bytes: the memory is listed by itself.
     Window = "window",
 }

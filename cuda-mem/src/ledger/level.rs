@@ -5,10 +5,10 @@ use std::io::Write as _;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::Error;
-use crate::report;
+use crate::base::error::Error;
+use crate::base::report;
 
-/// How much the [`Ledger`](crate::Ledger) notes.
+/// How much the [`Ledger`](crate::ledger::Ledger) notes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum LedgerLevel {

@@ -1,12 +1,15 @@
-//! The ledger: which objects of this crate are alive, how large they are, and which line made them.
+//! Who holds what: the objects of this crate that are alive, their size, and the line of the program that made them.
 //!
-//! How a new kind of object joins:
-//! 1. a line in `kind.rs`, and a method of the object that makes its [`Item`] (kind, handle, bytes, device);
-//! 2. `ledger::born(item)` where it is made, with `#[track_caller]` up to the program's call, and
-//!    `ledger::ended(&item)` before the driver gets it back ([`again`] if it did not take it).
-//!
-//! Objects carry no note of their own. They are known by kind and handle, so that they cost nothing while
-//! the ledger is off, and one that was made then is unknown at its end.
+//! The [`Ledger`] is off unless it is asked for, by [level](LedgerLevel) or by `CUDA_MEM_LEDGER`. Its [report](LedgerReport)
+//! groups objects by origin; a [scope](LedgerScope) says what was made within it and is still there.
+
+// How a new kind of object joins:
+// 1. a line in `kind.rs`, and a method of the object that makes its `Item` (kind, handle, bytes, device);
+// 2. `ledger::born(item)` where it is made, with `#[track_caller]` up to the program's call, and
+//    `ledger::ended(&item)` before the driver gets it back (`again` if it did not take it).
+//
+// Objects carry no note of their own. They are known by kind and handle, so that they cost nothing while
+// the ledger is off, and one that was made then is unknown at its end.
 
 mod book;
 mod exit;
@@ -26,10 +29,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use level::{level, set_level};
 
-use crate::device::Device;
+use crate::base::lock::Lock;
+use crate::base::origin;
 use crate::driver::Driver;
-use crate::lock::Lock;
-use crate::origin;
+use crate::driver::device::Device;
 
 /// Who holds what: every live object of this crate, its size, device, age, and the line that made it.
 ///
@@ -40,11 +43,12 @@ use crate::origin;
 /// Listed is what an object of this crate will give back. Views of somebody else's memory
 /// ([`DeviceBuffer::borrow_raw`](crate::DeviceBuffer::borrow_raw)), addresses that were given out of hand,
 /// and what a [`MemoryResource`](crate::MemoryResource) was asked for directly are not; for the last there
-/// is the [`TrackingAdaptor`](crate::TrackingAdaptor). What a pool or an arena holds beyond its buffers is
+/// is the [`TrackingAdaptor`](crate::memory::TrackingAdaptor). What a pool or an arena holds beyond its buffers is
 /// in its statistics.
 ///
 /// ```
-/// use cuda_mem::{Driver, Ledger, LedgerKind, LedgerLevel, MemoryPool};
+/// use cuda_mem::{Driver, MemoryPool};
+/// use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// Ledger::enable(LedgerLevel::Origins);
@@ -85,7 +89,7 @@ impl Ledger {
     /// does, and while no other thread makes or ends any.
     ///
     /// ```
-    /// use cuda_mem::{Ledger, LedgerLevel};
+    /// use cuda_mem::ledger::{Ledger, LedgerLevel};
     ///
     /// Ledger::enable(LedgerLevel::Bytes);
     /// assert_eq!(Ledger::level(), LedgerLevel::Bytes);
@@ -130,7 +134,8 @@ impl Ledger {
     /// asks for it:
     ///
     /// ```
-    /// use cuda_mem::{Driver, Ledger};
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::ledger::Ledger;
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let _scope = Ledger::scope(); // dropped last
@@ -150,7 +155,7 @@ impl Ledger {
     /// [scope](Self::scope) tells less: what is alive and was made since it began.
     ///
     /// ```
-    /// use cuda_mem::{Ledger, LedgerLevel};
+    /// use cuda_mem::ledger::{Ledger, LedgerLevel};
     ///
     /// Ledger::enable(LedgerLevel::Origins);
     /// assert!(Ledger::report_at_exit());

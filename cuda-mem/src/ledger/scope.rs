@@ -8,7 +8,7 @@ use super::book::{self, Sum};
 use super::{LedgerLevel, LedgerReport, edition, level};
 
 /// Says, when it is dropped, what was born since it was made and is still alive. From
-/// [`Ledger::scope`](crate::Ledger::scope).
+/// [`Ledger::scope`](crate::ledger::Ledger::scope).
 ///
 /// Of all threads: what others have made meanwhile and still use is listed too.
 #[must_use = "it tells at its end"]
@@ -75,7 +75,7 @@ pub(super) fn write(report: &LedgerReport) {
 impl Drop for LedgerScope {
     fn drop(&mut self) {
         // What is listed is the parent's.
-        if crate::report::is_forked() {
+        if crate::base::report::is_forked() {
             return;
         }
         let report = self.report();

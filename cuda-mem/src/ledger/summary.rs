@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::book::{Record, Sum};
 use super::{LedgerKind, LedgerLevel};
-use crate::device::Device;
-use crate::error::{Bytes, Error, ErrorKind, Result};
+use crate::base::error::{Bytes, Error, ErrorKind, Result};
+use crate::driver::device::Device;
 
-/// What is alive, from [`Ledger::report`](crate::Ledger::report). Printed, it is a short table.
+/// What is alive, from [`Ledger::report`](crate::ledger::Ledger::report). Printed, it is a short table.
 ///
 /// Not one moment's picture while other threads are at work.
 #[derive(Clone, Debug)]
@@ -134,7 +134,8 @@ impl LedgerReport {
     /// [`InvalidValue`](ErrorKind::InvalidValue) if the ledger was off, since nobody knows then.
     ///
     /// ```
-    /// use cuda_mem::{Driver, Ledger, LedgerLevel};
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::ledger::{Ledger, LedgerLevel};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// Ledger::enable(LedgerLevel::Origins);

@@ -4,16 +4,16 @@ use bytemuck::Pod;
 
 use super::placed::Placed;
 use super::{Export, Grant, Placement, PlacementKind, pools};
-use crate::buffer::{DeviceBuffer, bytes_of};
-use crate::device::{Device, HandleTypes};
-use crate::error::{Error, Result};
-use crate::fallback::Fallback;
-use crate::location::{AllocationType, Location};
-use crate::managed::ManagedBuffer;
-use crate::pool::{MemoryPool, PoolBuilder};
-use crate::resource::{DirectResource, HostFlags, PinnedResource, Resource};
+use crate::base::error::{Error, Result};
+use crate::driver::device::{Device, HandleTypes};
+use crate::driver::location::{AllocationType, Location};
+use crate::mapped::managed::ManagedBuffer;
+use crate::mapped::vmm::{MappedMemory, MappedMemoryBuilder};
+use crate::memory::buffer::{DeviceBuffer, bytes_of};
+use crate::memory::fallback::Fallback;
+use crate::memory::pool::{MemoryPool, PoolBuilder};
+use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resource};
 use crate::stream::Stream;
-use crate::vmm::{MappedMemory, MappedMemoryBuilder};
 
 impl Placement {
     /// Allocates it: `len` elements, in the order of a stream of the home device. `devices` are those of the
@@ -40,7 +40,8 @@ impl Placement {
     /// not of the home device; else as the driver answers.
     ///
     /// ```
-    /// use cuda_mem::{AccessPattern, Driver, Machine, PlacementRequest};
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let devices = Driver::load()?.devices()?;

@@ -5,7 +5,7 @@
 use cuda_driver_sys::CUdevice_attribute;
 
 use super::pages::{PageClass, TWO_MIB};
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 
 /// One list for the fields of the record, their names and the driver's attributes.
 macro_rules! capabilities {
@@ -44,7 +44,7 @@ macro_rules! capabilities {
         /// a file that describes another machine. The default is a device that can do nothing.
         ///
         /// ```
-        /// use cuda_mem::{Capability, DeviceCapabilities};
+        /// use cuda_mem::placement::{Capability, DeviceCapabilities};
         ///
         /// let device = DeviceCapabilities::default()
         ///     .with(Capability::MemoryPools)
@@ -192,7 +192,7 @@ fn pages(least: u64, recommended: u64) -> [u64; 2] {
 /// [`DeviceCapabilities::reaches`], for each direction apart.
 ///
 /// ```
-/// use cuda_mem::{DeviceCapabilities, Machine};
+/// use cuda_mem::placement::{DeviceCapabilities, Machine};
 ///
 /// let mut device = DeviceCapabilities::default();
 /// device.memory_pools = true;

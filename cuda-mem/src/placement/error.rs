@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::capabilities::Capability;
 use super::pages::LIMIT;
-use crate::error::{Bytes, Error, ErrorKind};
+use crate::base::error::{Bytes, Error, ErrorKind};
 
 /// Why a request cannot be met, and what would have to change. Turns into an [`Error`](crate::Error).
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]

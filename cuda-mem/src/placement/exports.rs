@@ -9,7 +9,7 @@ use super::pages::TWO_MIB;
 use super::policy::{Case, Chosen};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime};
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 
 type Result<T> = std::result::Result<T, PlaceError>;
 

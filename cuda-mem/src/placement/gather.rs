@@ -3,10 +3,10 @@
 use cuda_driver_sys::CUdevice_attribute;
 
 use super::capabilities::{Capability, DeviceCapabilities, Machine};
-use crate::device::{Device, HandleTypes};
-use crate::error::Result;
-use crate::location::Location;
-use crate::vmm::PhysicalMemory;
+use crate::base::error::Result;
+use crate::driver::device::{Device, HandleTypes};
+use crate::driver::location::Location;
+use crate::mapped::vmm::PhysicalMemory;
 
 impl Machine {
     /// Asks the driver what these devices can do. A request then names them by their places in
@@ -24,7 +24,8 @@ impl Machine {
     /// driver answers.
     ///
     /// ```
-    /// use cuda_mem::{Driver, Machine, PlacementRequest};
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::placement::{Machine, PlacementRequest};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let machine = Machine::gather(&Driver::load()?.devices()?)?;
@@ -35,7 +36,7 @@ impl Machine {
     #[doc(alias("cuDeviceGetAttribute", "cuMemGetAllocationGranularity"))]
     pub fn gather(devices: &[Device]) -> Result<Self> {
         let mut machine = Self::new([]);
-        machine.host_page = crate::pages::host_page();
+        machine.host_page = crate::base::pages::host_page();
         for device in devices {
             let mut record = DeviceCapabilities::gather(device)?;
             for (place, other) in devices.iter().enumerate() {

@@ -5,6 +5,7 @@ mod capabilities;
 mod error;
 mod exports;
 mod gather;
+pub(crate) mod nvml;
 mod on_host;
 mod pages;
 mod placed;
@@ -15,13 +16,21 @@ mod remedies;
 mod request;
 #[cfg(test)]
 mod tests;
+pub(crate) mod visible;
 
 pub use capabilities::{Capability, DeviceCapabilities, Machine};
 pub use error::PlaceError;
+pub use nvml::{
+    Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
+};
 pub use pages::PageClass;
 pub use placed::Placed;
 pub use reason::PlacementStep;
 pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
+pub use visible::{
+    DriverVisibility, EndReason, Ended, Identity, MigIdentity, Repeated, Selector, Visibility,
+    VisibilityChanged, VisibilityMismatch, Visible, VisibleDevice,
+};
 
 /// A kind of memory, by the calls of the driver that make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +40,7 @@ pub enum PlacementKind {
     /// See [`MemoryPool`](crate::MemoryPool).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     Pool,
-    /// Plain memory of the home device. See [`DirectResource`](crate::DirectResource).
+    /// Plain memory of the home device. See [`DirectResource`](crate::memory::DirectResource).
     #[doc(alias = "cuMemAlloc")]
     Device,
     /// Physical memory of the home device, mapped into a range of addresses.
@@ -39,7 +48,7 @@ pub enum PlacementKind {
     Vmm,
     /// The same from several devices side by side, in equal parts; see [`Placement::stripes`].
     VmmStriped,
-    /// Memory of the host that stays where it is. See [`PinnedResource`](crate::PinnedResource).
+    /// Memory of the host that stays where it is. See [`PinnedResource`](crate::memory::PinnedResource).
     #[doc(alias = "cuMemHostAlloc")]
     PinnedHost {
         /// Whether it is write-combining: faster for a device to read, very slow for the host to.
@@ -56,7 +65,7 @@ pub enum PlacementKind {
     HostVmm,
     /// From a pool of the host, in the order of a stream. CUDA 13.0.
     HostPool,
-    /// Managed memory, which moves to who touches it. See [`ManagedResource`](crate::ManagedResource).
+    /// Managed memory, which moves to who touches it. See [`ManagedResource`](crate::memory::ManagedResource).
     #[doc(alias = "cuMemAllocManaged")]
     Managed,
 }
@@ -75,7 +84,7 @@ pub enum Grant {
 /// Shown, it is one sentence with the reason in it. Nothing is allocated by it.
 ///
 /// ```
-/// use cuda_mem::{DeviceCapabilities, Machine, PlacementRequest};
+/// use cuda_mem::placement::{DeviceCapabilities, Machine, PlacementRequest};
 ///
 /// let mut device = DeviceCapabilities::default();
 /// device.total = 8 << 30;
@@ -85,7 +94,7 @@ pub enum Grant {
 ///     "plain memory of device 0: 4.0 KiB, pages as the driver likes, used by device 0 (step 4d: \
 ///      memory of a device that stays, and there are no pools)"
 /// );
-/// # Ok::<(), cuda_mem::PlaceError>(())
+/// # Ok::<(), cuda_mem::placement::PlaceError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::error::Bytes;
+use crate::base::error::Bytes;
 
 pub(super) const TWO_MIB: u64 = 2 << 20;
 
@@ -14,7 +14,7 @@ pub(super) const LIMIT: u64 = 1 << 62;
 /// How large the pages behind memory are, in the three steps that GPUs have in common.
 ///
 /// ```
-/// use cuda_mem::PageClass;
+/// use cuda_mem::placement::PageClass;
 ///
 /// assert_eq!(PageClass::of(100), PageClass::Small);
 /// assert_eq!(PageClass::of(64 << 10), PageClass::Big);

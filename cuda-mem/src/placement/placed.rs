@@ -5,17 +5,17 @@ use std::ops::Deref;
 
 use bytemuck::Pod;
 
-use crate::buffer::{DeviceBuffer, Loan};
-use crate::error::{Error, Failed, Result};
-use crate::managed::ManagedBuffer;
-use crate::pool::MemoryPool;
+use crate::base::error::{Error, Failed, Result};
+use crate::mapped::managed::ManagedBuffer;
+use crate::mapped::vmm::GrowableBuffer;
+use crate::memory::buffer::{DeviceBuffer, Loan};
+use crate::memory::pool::MemoryPool;
 use crate::stream::Stream;
-use crate::vmm::GrowableBuffer;
 
 /// Memory that a [`Placement`](super::Placement) decided on. From [`Placement::allocate`](super::Placement::allocate).
 ///
 /// Whatever it is, streams use it as they use a [`DeviceBuffer`], to which it dereferences for all that does not
-/// write, and it is an [argument](crate::Argument) of a launch. Memory that the host reaches is also a slice of the
+/// write, and it is an [argument](crate::kernel::Argument) of a launch. Memory that the host reaches is also a slice of the
 /// host, by [`host`](Self::host) and [`host_mut`](Self::host_mut).
 ///
 /// What its end waits for on the host, by [kind](super::PlacementKind), dropped or [freed](Self::free):
@@ -29,7 +29,8 @@ use crate::vmm::GrowableBuffer;
 /// Dropped while its stream is captured, it waits for nothing: the memory goes after the capture.
 ///
 /// ```
-/// use cuda_mem::{AccessPattern, Driver, Machine, PlacementRequest};
+/// use cuda_mem::Driver;
+/// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let devices = Driver::load()?.devices()?;
@@ -228,7 +229,7 @@ impl<T: Pod> Placed<T> {
         self.inner().settle()
     }
 
-    /// The pool that this memory is of. If the memory was [asked for to be exported](crate::Export), it is this memory's
+    /// The pool that this memory is of. If the memory was [asked for to be exported](crate::placement::Export), it is this memory's
     /// own, and [exports](crate::MemoryPool::export_fd) it; else all placements of this place and these
     /// users share it in a context. The access of a shared pool is fixed:
     /// [`set_access`](crate::Pool::set_access) answers [`NotPermitted`](crate::ErrorKind::NotPermitted), because
@@ -241,7 +242,7 @@ impl<T: Pod> Placed<T> {
         self.pool.as_ref()
     }
 
-    /// Mapped memory, which moves, and grows in its place if the [request](crate::PlacementRequest::growable) said so;
+    /// Mapped memory, which moves, and grows in its place if the [request](crate::placement::PlacementRequest::growable) said so;
     /// `None` for any other.
     pub fn growable(&mut self) -> Option<&mut GrowableBuffer<T>> {
         match &mut self.memory {
@@ -283,10 +284,11 @@ impl<T: Pod> Placed<T> {
     /// # Errors
     ///
     /// As [`DeviceBuffer::free`]. The memory comes back with the error, unless the driver may have freed it
-    /// nevertheless. What of mapped memory cannot be unmapped after the wait is told to [`on_drop_failure`](crate::on_drop_failure).
+    /// nevertheless. What of mapped memory cannot be unmapped after the wait is told to [`on_drop_failure`](crate::base::on_drop_failure).
     ///
     /// ```
-    /// # use cuda_mem::{Driver, Machine, PlacementRequest};
+    /// # use cuda_mem::Driver;
+    /// # use cuda_mem::placement::{Machine, PlacementRequest};
     /// # cuda_sim::use_if_no_driver();
     /// # let devices = Driver::load()?.devices()?;
     /// # let stream = devices[0].primary_context()?.stream()?;

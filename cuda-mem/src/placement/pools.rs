@@ -1,10 +1,10 @@
 //! Pools that placements share: making one takes milliseconds, a block of one that is there a microsecond.
 
-use crate::context::Context;
-use crate::device::Device;
-use crate::error::Result;
-use crate::location::Location;
-use crate::pool::{MemoryPool, PoolBuilder};
+use crate::base::error::Result;
+use crate::driver::device::Device;
+use crate::driver::location::Location;
+use crate::memory::pool::{MemoryPool, PoolBuilder};
+use crate::stream::context::Context;
 
 #[derive(Clone)]
 struct Shared {

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::{Export, Grant, Placement, PlacementKind};
-use crate::error::Bytes;
+use crate::base::error::Bytes;
 
 /// A line of the decision table. Shown by its name in the table, such as `4d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -57,8 +57,8 @@ pub enum Export {
 /// A need for memory, in words of the program: how much, who touches it, how long it stays.
 ///
 /// ```
-/// use cuda_mem::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Machine, PlacementKind};
-/// use cuda_mem::PlacementRequest;
+/// use cuda_mem::placement::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Machine, PlacementKind};
+/// use cuda_mem::placement::PlacementRequest;
 ///
 /// let mut device = DeviceCapabilities::default()
 ///     .with(Capability::MemoryPools)
@@ -75,7 +75,7 @@ pub enum Export {
 /// println!("{placement}");
 /// // What grows and stays where it is wants addresses of its own.
 /// assert_eq!(weights.growable().place(&machine)?.kind, PlacementKind::Vmm);
-/// # Ok::<(), cuda_mem::PlaceError>(())
+/// # Ok::<(), cuda_mem::placement::PlaceError>(())
 /// ```
 #[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl PlacementRequest {
     }
 
     /// It gets larger later, or its bytes move to another place, and its address stays. See
-    /// [`GrowableBuffer`](crate::GrowableBuffer).
+    /// [`GrowableBuffer`](crate::mapped::GrowableBuffer).
     pub fn growable(mut self) -> Self {
         self.growable = true;
         self

@@ -7,7 +7,7 @@ mod sweep;
 mod words;
 
 use super::*;
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 use AccessPattern as A;
 use PlacementKind as K;
 

@@ -15,4 +15,4 @@ pub mod names;
 pub mod visible;
 
 // The model that is taken from `cuda-mem` expects them two modules above its own.
-pub(crate) use cuda_mem::{Identity, VisibleDevice};
+pub(crate) use cuda_mem::placement::{Identity, VisibleDevice};

@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{
-    Channel, Context, Device, DeviceBuffer, Driver, ErrorKind, EventHandle, FabricHandle,
-    HandleTypes, ImportedPool, MemoryPool, PointerToken, SharedBuffer, Stream,
+use cuda_mem::driver::HandleTypes;
+use cuda_mem::interop::{
+    Channel, EventHandle, FabricHandle, ImportedPool, PointerToken, SharedBuffer,
 };
+use cuda_mem::{Context, Device, DeviceBuffer, Driver, ErrorKind, MemoryPool, Stream};
 
 /// Elements of the buffer that the genuine messages are about.
 const LEN: usize = 1000;
@@ -216,7 +217,7 @@ impl Setup {
         }
     }
 
-    fn wait(plan: Plan, lent: cuda_mem::Lent<'_, u32>) -> Result<()> {
+    fn wait(plan: Plan, lent: cuda_mem::interop::Lent<'_, u32>) -> Result<()> {
         match lent.wait() {
             Ok(()) => Ok(()),
             Err(error) => {

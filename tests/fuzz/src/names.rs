@@ -1,6 +1,7 @@
 //! Names of devices, as drivers, NVML and people write them.
 
-use cuda_mem::{LedgerLevel, PciId, Uuid};
+use cuda_mem::driver::{PciId, Uuid};
+use cuda_mem::ledger::LedgerLevel;
 
 /// Reads a name. One that is accepted means the same when it is written as we write it.
 ///

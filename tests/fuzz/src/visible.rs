@@ -1,9 +1,9 @@
 //! Values of `CUDA_VISIBLE_DEVICES`: three readers that were written apart have to agree.
 
-use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice};
+use cuda_mem::placement::{Identity, MigIdentity, Visibility, VisibleDevice};
 
 // Of the parser's own tests.
-#[path = "../../../cuda-mem/src/visible/tests/model.rs"]
+#[path = "../../../cuda-mem/src/placement/visible/tests/model.rs"]
 mod model;
 
 /// What the machines have: for each device its UUID, and its instances if MIG is on. The first byte of an

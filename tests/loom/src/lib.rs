@@ -12,11 +12,11 @@
 
 // The tests need not use all of it.
 #[allow(dead_code)]
-#[path = "../../../cuda-mem/src/biased/lock.rs"]
+#[path = "../../../cuda-mem/src/base/biased/lock.rs"]
 mod lock;
 
 #[allow(dead_code, clippy::duplicate_mod)]
-#[path = "../../../cuda-mem/src/biased/count.rs"]
+#[path = "../../../cuda-mem/src/base/biased/count.rs"]
 mod count;
 
 #[path = "../../../cuda-mem/src/arena/late_waits.rs"]

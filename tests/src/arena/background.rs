@@ -112,7 +112,7 @@ fn the_thread_ends_with_the_last_handle(env: &Environment) -> Result<()> {
         threads().is_ok_and(|threads| threads.is_empty())
     })?;
     stream.context().synchronize()?;
-    ensure!(cuda_mem::drop_counts().failures == 0);
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }
 

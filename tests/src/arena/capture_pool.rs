@@ -1,10 +1,9 @@
 //! Graphs whose memory is an arena's.
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::{
-    Arena, CaptureMode, CapturePool, GraphExec, Instantiate, Left, MemoryResource as _, Resource,
-    Stream,
-};
+use cuda_mem::arena::CapturePool;
+use cuda_mem::interop::{CaptureMode, GraphExec, Instantiate, Left};
+use cuda_mem::{Arena, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
 

@@ -3,7 +3,9 @@
 use std::alloc::Layout;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, drop_counts};
+use cuda_mem::base::drop_counts;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource};
 
 use super::ends::overlap;
 use crate::environment::Environment;

@@ -7,8 +7,10 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use cuda_mem::base::drop_counts;
+use cuda_mem::interop::CaptureMode;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, CaptureMode, DeviceBuffer, MemoryResource, Resource, Stream, drop_counts};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;

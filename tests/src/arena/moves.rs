@@ -4,9 +4,8 @@ use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cuda_mem::{
-    Arena, DeviceBuffer, DirectResource, MemoryResource as _, Resource, ReusePolicy, Stream,
-};
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, ReusePolicy, Stream};
 use cuda_mem_trace::{Op, Trace, recorded};
 
 use super::spots;

@@ -3,7 +3,8 @@
 use std::alloc::Layout;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, SleepContents, Stream};
+use cuda_mem::arena::SleepContents;
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource, Stream};
 
 use super::moves::PIECE;
 use super::spots;

@@ -3,7 +3,8 @@
 use std::alloc::Layout;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Arena, CaptureMode, ErrorKind, MemoryResource, Resource, ReusePolicy};
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::{Arena, ErrorKind, MemoryResource, Resource, ReusePolicy};
 
 use super::log::fill;
 use super::spots;

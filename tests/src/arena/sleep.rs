@@ -1,9 +1,9 @@
 //! Arenas that give their memory back and keep its addresses, and memory that is held where it is.
 
 use anyhow::{Result, ensure};
+use cuda_mem::arena::SleepContents;
 use cuda_mem::{
-    Arena, DeviceBuffer, ErrorKind, MemoryResource as _, ReleaseThreshold, Resource, SleepContents,
-    Stream,
+    Arena, DeviceBuffer, ErrorKind, MemoryResource as _, ReleaseThreshold, Resource, Stream,
 };
 
 use crate::environment::Environment;

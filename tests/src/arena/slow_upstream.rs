@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::{Arena, MemoryProperties, MemoryResource, Resource, Stream};
+use cuda_mem::memory::MemoryProperties;
+use cuda_mem::{Arena, MemoryResource, Resource, Stream};
 
 use super::upstream::{SideBySide, wait_until};
 use crate::environment::Environment;

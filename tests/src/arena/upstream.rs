@@ -8,10 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use cuda_mem::{
-    Arena, DeviceBuffer, DirectResource, Error, ErrorKind, MemoryProperties, MemoryResource,
-    Resource, Stream,
-};
+use cuda_mem::memory::{DirectResource, MemoryProperties};
+use cuda_mem::{Arena, DeviceBuffer, Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 

@@ -7,8 +7,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
+use cuda_mem::ErrorKind;
+use cuda_mem::interop::{CaptureMode, Instantiate};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{CaptureMode, ErrorKind, Instantiate};
 
 use super::graph::MODES;
 use crate::environment::Environment;

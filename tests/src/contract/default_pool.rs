@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::memory::CurrentPool;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{CurrentPool, ReleaseThreshold, ReusePolicy};
+use cuda_mem::{ReleaseThreshold, ReusePolicy};
 
 use crate::environment::Environment;
 

@@ -111,7 +111,7 @@ fn a_threads_own_stream_is_refused_elsewhere(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(env: &Environment) -> Result<()> {
     let pool = env.pool()?;
-    let before = cuda_mem::drop_counts().failures;
+    let before = cuda_mem::base::drop_counts().failures;
     let buffer = std::thread::scope(|scope| {
         let there = scope.spawn(|| {
             let stream = env.context()?.per_thread_stream();
@@ -126,7 +126,7 @@ fn a_buffer_of_a_threads_own_stream_may_be_dropped_elsewhere(env: &Environment) 
     };
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     drop(buffer);
-    ensure!(cuda_mem::drop_counts().failures == before);
+    ensure!(cuda_mem::base::drop_counts().failures == before);
     if env.need(11, 3).is_ok() {
         ensure!(pool.stats()?.used.current == 0);
     }

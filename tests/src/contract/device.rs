@@ -1,8 +1,9 @@
 //! Drivers and devices.
 
 use anyhow::{Result, ensure};
+use cuda_mem::driver::{PciId, Uuid};
 use cuda_mem::sys::CUdevice_attribute;
-use cuda_mem::{CudaVersion, ErrorKind, PciId, Uuid};
+use cuda_mem::{CudaVersion, ErrorKind};
 
 use crate::environment::Environment;
 

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    Arena, ErrorKind, Failed, MemoryPool, RegisterFlags, ReleaseThreshold, Resource, Stream,
-};
+use cuda_mem::base::Failed;
+use cuda_mem::mapped::RegisterFlags;
+use cuda_mem::{Arena, ErrorKind, MemoryPool, ReleaseThreshold, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::forks::ends_well;
@@ -106,7 +106,7 @@ fn dropping_counts_no_failure(env: &Environment) -> Result<()> {
     for _ in 0..100 {
         drop(pool.alloc::<u8>(&stream, 100)?);
     }
-    ensure!(cuda_mem::drop_counts().failures == 0);
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }
 
@@ -137,9 +137,9 @@ fn a_forked_child_leaves_the_parents_memory_alone(env: &Environment) -> Result<(
             && waited.is_err_and(refused)
             && loaded.is_err_and(refused)
             && freed.is_err_and(refused)
-            && cuda_mem::drop_counts().failures == 0
+            && cuda_mem::base::drop_counts().failures == 0
             // Two buffers, the pool, the stream and its context.
-            && cuda_mem::drop_counts().after_fork == 5;
+            && cuda_mem::base::drop_counts().after_fork == 5;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
@@ -186,13 +186,13 @@ fn a_forked_child_gets_its_objects_back(env: &Environment) -> Result<()> {
             && is_refused(MemoryPool::builder(&device).support())
             && is_refused(pool.set_release_threshold(ReleaseThreshold::Never))
             && is_refused(pool.raise_release_threshold(ReleaseThreshold::Never))
-            && is_refused(cuda_mem::Gdr::load());
+            && is_refused(cuda_mem::cpu_mapping::Gdr::load());
         fine &= comes_back(buffer.free());
         fine &= comes_back(empty.free());
         fine &= comes_back(closed.close());
         fine &= comes_back(pinned.free());
         fine &= comes_back(registered.unregister());
-        fine &= cuda_mem::drop_counts().failures == 0;
+        fine &= cuda_mem::base::drop_counts().failures == 0;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }
@@ -238,7 +238,7 @@ fn drop_in_a_fork(resource: &ManuallyDrop<Resource>, stream: &ManuallyDrop<Strea
         drop(unsafe { std::ptr::read(&raw const **resource) });
         // SAFETY: as above.
         drop(unsafe { std::ptr::read(&raw const **stream) });
-        let fine = cuda_mem::drop_counts().failures == 0;
+        let fine = cuda_mem::base::drop_counts().failures == 0;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::stream::StreamRef;
 use cuda_mem::sys::{CUresult, CUstream, CUstream_flags};
-use cuda_mem::{Context, ErrorKind, Stream, StreamRef};
+use cuda_mem::{Context, ErrorKind, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;

@@ -3,8 +3,9 @@
 //! A capture forbids things to the whole process, so these bodies run alone.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate, Left};
 use cuda_mem::sys::{CUgraph, CUresult};
-use cuda_mem::{CaptureMode, Error, ErrorKind, Graph, GraphExec, Instantiate, Left, Stream};
+use cuda_mem::{Error, ErrorKind, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;

@@ -4,10 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    Channel, DeviceBuffer, ErrorKind, EventHandle, HandleTypes, ImportedPool, MemoryPool,
-    ReleaseThreshold, SharedBuffer, Stream,
-};
+use cuda_mem::driver::HandleTypes;
+use cuda_mem::interop::{Channel, EventHandle, ImportedPool, SharedBuffer};
+use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, ReleaseThreshold, Stream};
 
 use crate::environment::{Environment, Skip};
 use crate::hold::hold;
@@ -361,7 +360,7 @@ fn a_wrong_description_of_a_buffer_is_refused(env: &Environment) -> Result<()> {
     let misplaced = unsafe { imported.import::<u32>(&stream, &theirs) };
     ensure!(kind(misplaced) == Some(ErrorKind::InvalidValue));
     // SAFETY: measured to be refused.
-    let zeroes = unsafe { cuda_mem::PointerToken::from_raw([0; 64]) };
+    let zeroes = unsafe { cuda_mem::interop::PointerToken::from_raw([0; 64]) };
     // SAFETY: as above.
     let forged = unsafe { imported.import_token::<u32>(&stream, &zeroes, 100) };
     ensure!(kind(forged) == Some(ErrorKind::InvalidValue));

@@ -5,7 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Channel, ErrorKind, Listener, Peers};
+use cuda_mem::ErrorKind;
+use cuda_mem::interop::{Channel, Listener, Peers};
 
 use super::ipc::receive;
 use crate::environment::{Environment, Skip};
@@ -216,7 +217,7 @@ fn an_event_outlives_the_process_that_recorded_it(env: &Environment) -> Result<(
 fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
     let (pool, context) = (env.shareable_pool()?, env.context()?);
     let (stream, event) = (context.stream()?, context.interprocess_event()?);
-    let imported = cuda_mem::ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
+    let imported = cuda_mem::interop::ImportedPool::from_fd(&env.device()?, pool.export_fd()?)?;
     let buffer = pool.alloc_from(&stream, &[1_u32; 100])?;
     let shared = buffer.export()?;
     // SAFETY: one stream orders everything; the buffer lives longer.
@@ -229,7 +230,7 @@ fn a_forked_child_leaves_imports_alone(env: &Environment) -> Result<()> {
             && buffer.export().is_err_and(refused)
             && event.export().is_err_and(refused);
         drop((view, imported, event));
-        let counts = cuda_mem::drop_counts();
+        let counts = cuda_mem::base::drop_counts();
         // The view and the event; the view's owner is not dropped, and has the pool.
         let fine = fine && counts.failures == 0 && counts.after_fork == 2;
         // SAFETY: ends the child without running the parent's exit handlers a second time.

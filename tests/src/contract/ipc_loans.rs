@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Channel, DeviceBuffer, ErrorKind};
+use cuda_mem::interop::Channel;
+use cuda_mem::{DeviceBuffer, ErrorKind};
 
 use crate::environment::Environment;
 

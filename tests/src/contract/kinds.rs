@@ -1,10 +1,8 @@
 //! Pools that are not plain device pools, and what tells whether there are any.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    AllocationType, CudaVersion, ErrorKind, HandleTypes, Location, MemoryPool, PoolBuilder, Reason,
-    Support,
-};
+use cuda_mem::driver::{AllocationType, HandleTypes, Location, Reason, Support};
+use cuda_mem::{CudaVersion, ErrorKind, MemoryPool, PoolBuilder};
 
 use crate::environment::{Environment, Skip};
 

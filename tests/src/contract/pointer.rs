@@ -1,7 +1,7 @@
 //! What the driver knows about an address.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::MemoryKind;
+use cuda_mem::driver::MemoryKind;
 use cuda_mem::sys::CUresult;
 
 use crate::environment::Environment;

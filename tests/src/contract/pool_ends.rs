@@ -11,8 +11,8 @@ use crate::hold::hold;
 
 /// Returns when another thread of this process waits: then a pool for other processes cannot go at once.
 fn wait_for_a_wait(env: &Environment) -> Result<()> {
-    let before = cuda_mem::drop_counts().waiting;
-    while cuda_mem::drop_counts().waiting <= before {
+    let before = cuda_mem::base::drop_counts().waiting;
+    while cuda_mem::base::drop_counts().waiting <= before {
         thread::sleep(Duration::from_millis(1));
         env.shareable_pool()?.close()?;
     }
@@ -61,13 +61,13 @@ fn a_pool_may_end_while_a_thread_waits_for_a_stream_that_used_it(env: &Environme
 fn a_pool_for_other_processes_is_destroyed_when_nobody_waits(env: &Environment) -> Result<()> {
     let pool = || env.shareable_pool();
     end_beside_a_wait(env, pool, |pool| {
-        let before = cuda_mem::drop_counts().waiting;
+        let before = cuda_mem::base::drop_counts().waiting;
         drop(pool);
-        ensure!(cuda_mem::drop_counts().waiting == before + 1);
+        ensure!(cuda_mem::base::drop_counts().waiting == before + 1);
         Ok(())
     })?;
     env.context()?.synchronize()?;
-    let waiting = cuda_mem::drop_counts().waiting;
+    let waiting = cuda_mem::base::drop_counts().waiting;
     ensure!(waiting == 0, "{waiting} things wait");
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use std::sync::PoisonError;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::memory::CurrentPool;
 use cuda_mem::sys::{CUmemPool_attribute, CUresult};
-use cuda_mem::{
-    Access, AllocationType, CurrentPool, ErrorKind, Location, MemoryPool, Pool, ReusePolicy,
-};
+use cuda_mem::{Access, ErrorKind, MemoryPool, Pool, ReusePolicy};
 
 use crate::environment::{Environment, Skip};
 

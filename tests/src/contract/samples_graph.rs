@@ -2,7 +2,8 @@
 //! and fills do the work. They look at what the whole device holds, so they run alone.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{CaptureMode, DeviceBuffer, Graph, GraphExec, Instantiate, Stream};
+use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate};
+use cuda_mem::{DeviceBuffer, Stream};
 
 use crate::environment::Environment;
 use crate::hold::hold;

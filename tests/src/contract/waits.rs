@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use cuda_mem::{CaptureMode, GraphExec, Instantiate, Stream};
+use cuda_mem::Stream;
+use cuda_mem::interop::{CaptureMode, GraphExec, Instantiate};
 
 use crate::environment::Environment;
 use crate::hold::hold_for;

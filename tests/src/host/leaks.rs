@@ -3,8 +3,10 @@
 use std::mem::forget;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::MemoryPool;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::mapped::RegisterFlags;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{CaptureMode, MemoryPool, RegisterFlags};
 
 use super::pattern;
 use super::registered::end;
@@ -89,10 +91,10 @@ fn memory_is_given_back_after_a_capture(env: &Environment) -> Result<()> {
         memory.free()?;
         Ok(refused.object.expect("the loan goes on"))
     })?;
-    drop(graph.instantiate(cuda_mem::Instantiate::Plain)?);
+    drop(graph.instantiate(cuda_mem::interop::Instantiate::Plain)?);
     stream.synchronize()?;
     ensure!(*kept.take_back()? == pattern(LEN, 3)[..]);
-    ensure!(cuda_mem::drop_counts().failures == 0);
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     if let Ok(control) = env.control() {
         ensure!(control.live().host_allocations == 0, "{:?}", control.live());
     }
@@ -139,7 +141,7 @@ fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<
         Ok(refused.object.expect("the loan goes on"))
     })?;
     graph
-        .instantiate(cuda_mem::Instantiate::Plain)?
+        .instantiate(cuda_mem::interop::Instantiate::Plain)?
         .launch(&stream)?;
     stream.synchronize()?;
     ensure!(*kept.take_back()? == pattern(LEN, 5)[..]);
@@ -148,7 +150,7 @@ fn loans_of_a_threads_own_stream_wait_for_captures(env: &Environment) -> Result<
     for _ in 0..100 {
         context.synchronize()?;
     }
-    let counts = cuda_mem::drop_counts();
+    let counts = cuda_mem::base::drop_counts();
     ensure!((counts.failures, counts.waiting) == (0, 0), "{counts:?}");
     if let Ok(control) = env.control() {
         ensure!(control.live().host_allocations == 0, "{:?}", control.live());
@@ -174,10 +176,10 @@ fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
         memory.free()
     })?;
     graph
-        .instantiate(cuda_mem::Instantiate::Plain)?
+        .instantiate(cuda_mem::interop::Instantiate::Plain)?
         .launch(&stream)?;
     stream.synchronize()?;
-    ensure!(cuda_mem::drop_counts().failures == 0);
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }
 

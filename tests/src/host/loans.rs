@@ -1,7 +1,10 @@
 //! Host memory on loan to a stream: copies and kernels.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{ErrorKind, HostFlags, HostLoan, HostMemory, Launch, RegisterFlags, Stream};
+use cuda_mem::kernel::Launch;
+use cuda_mem::mapped::{HostLoan, HostMemory, RegisterFlags};
+use cuda_mem::memory::HostFlags;
+use cuda_mem::{ErrorKind, Stream};
 
 use super::{SIZES, pattern};
 use crate::environment::Environment;
@@ -94,13 +97,13 @@ trait Lend: HostMemory {
         Self: Sized;
 }
 
-impl Lend for cuda_mem::PinnedBuffer<f32> {
+impl Lend for cuda_mem::mapped::PinnedBuffer<f32> {
     fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
         Ok(self.lend(stream)?)
     }
 }
 
-impl Lend for cuda_mem::Registered<'static, f32> {
+impl Lend for cuda_mem::mapped::Registered<'static, f32> {
     fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
         Ok(self.lend(stream)?)
     }

@@ -1,7 +1,10 @@
 //! Pinned memory as a slice.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Context, ErrorKind, HostFlags, Launch, PinnedResource, RegisterFlags, Resource};
+use cuda_mem::kernel::Launch;
+use cuda_mem::mapped::RegisterFlags;
+use cuda_mem::memory::{HostFlags, PinnedResource};
+use cuda_mem::{Context, ErrorKind, Resource};
 
 use super::{SIZES, pattern};
 use crate::environment::Environment;
@@ -78,7 +81,7 @@ fn nothing_asked_for_makes_no_call(env: &Environment) -> Result<()> {
     ensure!(loan.is_empty() && loan.as_raw() == 0);
     loan.take_back()?.free()?;
     let mut none: [u32; 0] = [];
-    let registered = context.register(&mut none, cuda_mem::RegisterFlags::default())?;
+    let registered = context.register(&mut none, cuda_mem::mapped::RegisterFlags::default())?;
     ensure!(registered.device_address(&context)? == 0);
     let back = registered.unregister().map_err(cuda_mem::Error::from)?;
     ensure!(back.is_none());

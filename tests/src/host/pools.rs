@@ -1,7 +1,9 @@
 //! Pools of host memory, used as staging from both sides.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{AllocationType, Launch, Location, MemoryKind, MemoryPool, Support};
+use cuda_mem::MemoryPool;
+use cuda_mem::driver::{AllocationType, Location, MemoryKind, Support};
+use cuda_mem::kernel::Launch;
 
 use crate::environment::{Environment, Skip};
 use crate::modules::load;

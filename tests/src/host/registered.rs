@@ -4,8 +4,12 @@ use std::ffi::c_void;
 use std::mem::forget;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::driver::MemoryKind;
+use cuda_mem::kernel::Launch;
+use cuda_mem::mapped::RegisterFlags;
+use cuda_mem::memory::{HostFlags, PinnedResource};
 use cuda_mem::sys::{CUdevice_attribute, CUresult};
-use cuda_mem::{ErrorKind, HostFlags, Launch, MemoryKind, PinnedResource, RegisterFlags, Resource};
+use cuda_mem::{ErrorKind, Resource};
 
 use super::{SIZES, pattern};
 use crate::environment::Environment;

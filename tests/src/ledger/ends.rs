@@ -3,11 +3,11 @@
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::interop::{CaptureMode, Graph};
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::memory::DeviceVec;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{
-    CaptureMode, DeviceBuffer, DeviceVec, ErrorKind, Graph, Ledger, LedgerKind, LedgerLevel,
-    MemoryPool, Resource,
-};
+use cuda_mem::{DeviceBuffer, ErrorKind, MemoryPool, Resource};
 
 use super::{begin, sum};
 use crate::environment::Environment;
@@ -122,7 +122,7 @@ fn every_end_is_noted(env: &Environment) -> Result<()> {
         if env.need(11, 4).is_ok() {
             let mut graph = Graph::new(&context)?;
             graph.adopt(make()?);
-            drop(graph.instantiate(cuda_mem::Instantiate::Plain)?);
+            drop(graph.instantiate(cuda_mem::interop::Instantiate::Plain)?);
         }
         if env.need(12, 9).is_ok() {
             let mut parent = Graph::new(&context)?;

@@ -1,7 +1,7 @@
 //! The level that the environment names, in processes of their own.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Ledger, LedgerLevel};
+use cuda_mem::ledger::{Ledger, LedgerLevel};
 
 use crate::environment::Environment;
 use crate::own_process;

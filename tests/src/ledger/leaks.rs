@@ -4,12 +4,15 @@ use std::mem::forget;
 use std::os::fd::AsFd as _;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    AddressRange, Arena, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource, Graph, HandleTypes,
-    Image, ImportedPool, Instantiate, Ledger, LedgerKind as K, LedgerLevel, Location,
-    ManagedBuffer, ManagedResource, MappedMemory, MemoryKind, MemoryPool, MemoryResource as _,
-    PhysicalMemory, PinnedResource, RegisterFlags, Resource, StatisticsAdaptor, Stream,
+use cuda_mem::driver::{HandleTypes, Location, MemoryKind};
+use cuda_mem::interop::{Graph, ImportedPool, Instantiate};
+use cuda_mem::kernel::Image;
+use cuda_mem::ledger::{Ledger, LedgerKind as K, LedgerLevel};
+use cuda_mem::mapped::{AddressRange, ManagedBuffer, MappedMemory, PhysicalMemory, RegisterFlags};
+use cuda_mem::memory::{
+    DeviceScalar, DeviceVec, DirectResource, ManagedResource, PinnedResource, StatisticsAdaptor,
 };
+use cuda_mem::{Arena, DeviceBuffer, MemoryPool, MemoryResource as _, Resource, Stream};
 
 use super::{begin, find, sum};
 use crate::environment::Environment;
@@ -151,7 +154,7 @@ fn graphs_are_found(env: &Environment) -> Result<()> {
     begin(LedgerLevel::Origins);
     leak(K::Graph, 0, (Graph::new(&context)?, line!()))?;
     let stream = context.stream()?;
-    let mode = cuda_mem::CaptureMode::Relaxed;
+    let mode = cuda_mem::interop::CaptureMode::Relaxed;
     let made = (stream.capture(mode, |_| Ok(()))?, line!());
     leak(K::Graph, 0, made)?;
     // An instance holds its graph, and both are listed.

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{ErrorKind, Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::ErrorKind;
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 
 use super::{begin, sum};
 use crate::environment::Environment;
@@ -87,7 +88,7 @@ fn a_report_is_sorted_and_grouped(env: &Environment) -> Result<()> {
     ensure!((report.count(), report.bytes()) == (6, 3020));
     // The same again, whatever the order in the tables.
     let again = Ledger::report();
-    let origins = |report: &cuda_mem::LedgerReport| {
+    let origins = |report: &cuda_mem::ledger::LedgerReport| {
         let origins = report.groups.iter().map(|group| group.origin);
         origins.collect::<Vec<_>>()
     };

@@ -6,7 +6,7 @@ mod leaks;
 mod levels;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
 
 /// Begins a new ledger.
 fn begin(level: LedgerLevel) {
@@ -25,7 +25,7 @@ fn sum(kind: LedgerKind) -> (i64, i64) {
 /// One object of this kind and size is listed for a line of a file, and nothing else is.
 fn find(kind: LedgerKind, bytes: usize, file: &str, line: u32) -> Result<()> {
     let report = Ledger::report();
-    let here = |group: &&cuda_mem::LedgerGroup| {
+    let here = |group: &&cuda_mem::ledger::LedgerGroup| {
         let origin = group.origin.map(|origin| (origin.file(), origin.line()));
         origin == Some((file, line))
     };

@@ -3,10 +3,11 @@
 use std::sync::LazyLock;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    Advice, AllocationType, Function, Launch, Location, ManagedBuffer, ManagedResource, MemoryPool,
-    Resource, StatisticsAdaptor, Stream,
-};
+use cuda_mem::driver::{AllocationType, Location};
+use cuda_mem::kernel::{Function, Launch};
+use cuda_mem::mapped::{Advice, ManagedBuffer};
+use cuda_mem::memory::{ManagedResource, StatisticsAdaptor};
+use cuda_mem::{MemoryPool, Resource, Stream};
 
 use super::{SIZES, need_concurrent};
 use crate::environment::Environment;
@@ -23,7 +24,7 @@ fn pattern(len: usize) -> &'static [u8] {
 }
 
 fn kernel(stream: &Stream, name: &str) -> Result<Function> {
-    let module = stream.context().load(&cuda_mem::Image::ptx(PTX)?)?;
+    let module = stream.context().load(&cuda_mem::kernel::Image::ptx(PTX)?)?;
     Ok(module.function(name)?)
 }
 
@@ -263,8 +264,8 @@ fn nothing_and_elements_of_no_size_are_fine(env: &Environment) -> Result<()> {
     ensure!(none.host()?.is_empty() && none.host_mut()?.is_empty());
     none.prefetch(device)?;
     none.advise(Advice::ReadMostly)?;
-    ensure!(none.info()? == cuda_mem::RangeInfo::default());
-    ensure!(none.traffic() == cuda_mem::Traffic::default());
+    ensure!(none.info()? == cuda_mem::mapped::RangeInfo::default());
+    ensure!(none.traffic() == cuda_mem::mapped::Traffic::default());
     let units = ManagedBuffer::<()>::uninit(&stream, 77)?;
     ensure!(units.host()?.len() == 77);
     units.range(7..=70)?.prefetch(Location::Host)?;

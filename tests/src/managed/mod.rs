@@ -5,7 +5,7 @@ mod places;
 mod told;
 
 use anyhow::Result;
-use cuda_mem::ManagedBuffer;
+use cuda_mem::mapped::ManagedBuffer;
 use cuda_mem::sys::CUdevice_attribute;
 
 use crate::environment::{Environment, Skip};

@@ -3,10 +3,11 @@
 use std::ops::Bound;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    Advice, CaptureMode, CudaVersion, Error, ErrorKind, Location, ManagedBuffer, PinnedResource,
-    Resource,
-};
+use cuda_mem::driver::Location;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::mapped::{Advice, ManagedBuffer};
+use cuda_mem::memory::PinnedResource;
+use cuda_mem::{CudaVersion, Error, ErrorKind, Resource};
 
 use super::{LARGE, large, need_concurrent};
 use crate::environment::Environment;
@@ -64,7 +65,7 @@ fn places_that_are_none_are_refused(env: &Environment) -> Result<()> {
         let preferred = Advice::PreferredLocation(nowhere);
         refused(buffer.advise(preferred), invalid, "elements 0 to 4194304")?;
     }
-    ensure!(buffer.info()? == cuda_mem::RangeInfo::default());
+    ensure!(buffer.info()? == cuda_mem::mapped::RangeInfo::default());
     Ok(())
 }
 
@@ -96,7 +97,7 @@ fn other_memory_is_refused(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     for resource in [
         Resource::new(PinnedResource::new(env.driver)),
-        Resource::new(cuda_mem::DirectResource::new(env.device()?)),
+        Resource::new(cuda_mem::memory::DirectResource::new(env.device()?)),
     ] {
         let answer = ManagedBuffer::<u8>::uninit_in(&resource, &stream, 10);
         refused(answer, ErrorKind::InvalidValue, "needs managed memory")?;

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytemuck::{Pod, Zeroable};
-use cuda_mem::{CaptureMode, ErrorKind, Image, Launch, Value};
+use cuda_mem::ErrorKind;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::kernel::{Image, Launch, Value};
 
 use super::{kernel, load};
 use crate::environment::Environment;
@@ -87,7 +89,7 @@ fn a_kernel_runs_in_the_order_of_its_stream(env: &Environment) -> Result<()> {
 }
 
 /// Brings code to the device where that can be asked for: a first launch beside a held stream may wait for it.
-fn warm(function: &cuda_mem::Function) -> Result<()> {
+fn warm(function: &cuda_mem::kernel::Function) -> Result<()> {
     match function.preload() {
         Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
         done => Ok(done?),
@@ -371,6 +373,6 @@ fn code_that_goes_does_not_spoil_a_capture(env: &Environment) -> Result<()> {
         })?;
         drop(graph);
     }
-    ensure!(cuda_mem::drop_counts().failures == 0);
+    ensure!(cuda_mem::base::drop_counts().failures == 0);
     Ok(())
 }

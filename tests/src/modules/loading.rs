@@ -1,8 +1,9 @@
 //! What can be loaded, and where it is then.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::ErrorKind;
+use cuda_mem::kernel::{Image, Launch};
 use cuda_mem::sys::CUjitInputType;
-use cuda_mem::{ErrorKind, Image, Launch};
 
 use super::{PTX, kernel, load};
 use crate::environment::Environment;

@@ -4,7 +4,8 @@ mod kernels;
 mod loading;
 
 use anyhow::Result;
-use cuda_mem::{Context, Function, Image, Module};
+use cuda_mem::Context;
+use cuda_mem::kernel::{Function, Image, Module};
 
 /// The kernels of the tests.
 pub(crate) const PTX: &str = include_str!("../../data/kernels.ptx");

@@ -1,7 +1,8 @@
 //! A graph of one device in a stream of the other.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Access, ErrorKind, Graph, GraphExec, Instantiate, Stream};
+use cuda_mem::interop::{Graph, GraphExec, Instantiate};
+use cuda_mem::{Access, ErrorKind, Stream};
 
 use super::{Pair, pair, pool};
 use crate::environment::Environment;

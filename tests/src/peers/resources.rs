@@ -1,10 +1,10 @@
 //! Memory resources on two devices.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    DeviceVec, DirectResource, ErrorKind, ManagedResource, MemoryResource as _, PinnedResource,
-    PrefetchAdaptor, Resource, Stream,
+use cuda_mem::memory::{
+    DeviceVec, DirectResource, ManagedResource, PinnedResource, PrefetchAdaptor,
 };
+use cuda_mem::{ErrorKind, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
 

@@ -1,10 +1,11 @@
 //! What was decided is carried out.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    Access, AccessPattern, Device, ErrorKind, GrowableBuffer, Launch, Location, Machine,
-    MappedMemory, PhysicalMemory, PlacementKind, PlacementRequest,
-};
+use cuda_mem::driver::Location;
+use cuda_mem::kernel::Launch;
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory, PhysicalMemory};
+use cuda_mem::placement::{AccessPattern, Machine, PlacementKind, PlacementRequest};
+use cuda_mem::{Access, Device, ErrorKind};
 
 use super::kinds::{self, Way};
 use crate::environment::{Backend, Environment};

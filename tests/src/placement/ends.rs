@@ -1,7 +1,8 @@
 //! Memory that is given back, or becomes a buffer of its own type.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Access, Device, ErrorKind, Machine, Placed, PlacementKind as K};
+use cuda_mem::placement::{Machine, Placed, PlacementKind as K};
+use cuda_mem::{Access, Device, ErrorKind};
 
 use super::allocating::alone;
 use super::kinds::{self, Way};

@@ -3,10 +3,10 @@
 use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    Access, AccessPattern, DeviceBuffer, ErrorKind, Export, Lifetime, Location, MappedMemory,
-    PhysicalMemory, PlacementKind, PlacementRequest,
-};
+use cuda_mem::driver::Location;
+use cuda_mem::mapped::{MappedMemory, PhysicalMemory};
+use cuda_mem::placement::{AccessPattern, Export, Lifetime, PlacementKind, PlacementRequest};
+use cuda_mem::{Access, DeviceBuffer, ErrorKind};
 
 use super::allocating::alone;
 use super::kinds::Way;
@@ -23,7 +23,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
     if record.memory_pools
         && record
             .pool_handle_types
-            .contains(cuda_mem::HandleTypes::POSIX_FILE_DESCRIPTOR)
+            .contains(cuda_mem::driver::HandleTypes::POSIX_FILE_DESCRIPTOR)
     {
         let short = request.clone().lifetime(Lifetime::Short);
         let way = Way::new(env, &devices, &machine, &short)?;
@@ -71,7 +71,7 @@ fn what_exports_memory_comes_with_it(env: &Environment) -> Result<()> {
             // Another handle of the same memory sees the same bytes.
             let same =
                 PhysicalMemory::import_fd(env.driver, descriptor.as_fd(), part.size_bytes())?;
-            let range = cuda_mem::AddressRange::reserve(env.driver, same.size_bytes(), 0)?;
+            let range = cuda_mem::mapped::AddressRange::reserve(env.driver, same.size_bytes(), 0)?;
             let mapping = range.map(0, &same)?;
             let here = Location::Device(env.device()?);
             mapping.set_access(here, Access::ReadWrite)?;

@@ -1,10 +1,11 @@
 //! Gathering, and taking the places that are found.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    AccessPattern, Capability, Lifetime, Machine, MemoryResource as _, PinnedResource, Placement,
-    PlacementKind, PlacementRequest, Resource,
+use cuda_mem::memory::PinnedResource;
+use cuda_mem::placement::{
+    AccessPattern, Capability, Lifetime, Machine, Placement, PlacementKind, PlacementRequest,
 };
+use cuda_mem::{MemoryResource as _, Resource};
 
 use crate::environment::Environment;
 

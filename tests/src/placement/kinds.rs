@@ -1,10 +1,10 @@
 //! One request for each kind of memory, whatever the machine prefers.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    AccessPattern, Device, Lifetime, Machine, Placed, Placement, PlacementKind, PlacementRequest,
-    Stream,
+use cuda_mem::placement::{
+    AccessPattern, Lifetime, Machine, Placed, Placement, PlacementKind, PlacementRequest,
 };
+use cuda_mem::{Device, Stream};
 
 use crate::environment::Environment;
 

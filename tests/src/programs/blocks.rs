@@ -4,10 +4,9 @@ use std::alloc::Layout;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    DeviceBuffer, DeviceScalar, DeviceVec, Error, ErrorKind, ManagedBuffer, MappedMemory,
-    MemoryResource as _, Stream,
-};
+use cuda_mem::mapped::{ManagedBuffer, MappedMemory};
+use cuda_mem::memory::{DeviceScalar, DeviceVec};
+use cuda_mem::{DeviceBuffer, Error, ErrorKind, MemoryResource as _, Stream};
 
 use super::content::Content;
 use super::fixture::Mistake;
@@ -352,7 +351,7 @@ impl State<'_> {
 }
 
 fn free(mut value: Value, how: End, other: &Stream) -> Result<()> {
-    let failed = |failed: cuda_mem::Failed<_>| anyhow::Error::from(failed.error);
+    let failed = |failed: cuda_mem::base::Failed<_>| anyhow::Error::from(failed.error);
     let (count, counted) = (value.count.take(), value.counted);
     let buffer = match (value.kind, how) {
         (Kind::Raw(raw), End::FreeAfter(_)) => {

@@ -1,6 +1,8 @@
 //! How programs are drawn at random.
 
-use cuda_mem::{CaptureMode, ReleaseThreshold, ReusePolicy, SleepContents};
+use cuda_mem::arena::SleepContents;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::{ReleaseThreshold, ReusePolicy};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::Union;

@@ -239,7 +239,7 @@ struct Baseline {
 
 impl Baseline {
     fn new(fixture: &Fixture) -> Result<Self> {
-        let failures = cuda_mem::drop_counts().failures;
+        let failures = cuda_mem::base::drop_counts().failures;
         let Ok(control) = fixture.env.control() else {
             let live = None;
             return Ok(Self { live, failures });
@@ -254,7 +254,7 @@ impl Baseline {
     /// Checks that the program left nothing, and that the simulator reported no wrong order.
     fn check(&self, fixture: &Fixture) -> Result<()> {
         fixture.context.synchronize()?;
-        let drops = cuda_mem::drop_counts();
+        let drops = cuda_mem::base::drop_counts();
         ensure!(
             drops.failures == self.failures,
             "{} destructors failed",

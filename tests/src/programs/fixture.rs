@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Result;
-use cuda_mem::{Context, Device, DeviceBuffer, DirectResource, MemoryPool, Resource};
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{Context, Device, DeviceBuffer, MemoryPool, Resource};
 use cuda_sim::control::{Control, Live};
 
 use super::freed::FreedContents;

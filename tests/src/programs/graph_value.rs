@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{Adopted, ErrorKind, GraphExec, Left, Stream};
+use cuda_mem::interop::{Adopted, GraphExec, Left};
+use cuda_mem::{ErrorKind, Stream};
 
 use super::content::Content;
 use super::count::{Count, is_of};

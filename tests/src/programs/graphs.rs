@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    Adopted, Capture, CapturePool, DeviceBuffer, ErrorKind, GraphBuffer, Instantiate, Left, Stream,
-};
+use cuda_mem::arena::CapturePool;
+use cuda_mem::interop::{Adopted, Capture, GraphBuffer, Instantiate, Left};
+use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use super::content::Content;
 use super::graph_value::{Effect, GraphValue, Persistent, SCRATCH};

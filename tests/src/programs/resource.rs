@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    AlignedAdaptor, Arena, ArenaBacking, CapturePool, Device, DirectResource, Error, ErrorKind,
-    FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, ManagedResource, MemoryPool,
-    MemoryResource as _, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, Resource,
-    StatisticsAdaptor, TrackingAdaptor,
+use cuda_mem::arena::{ArenaBacking, CapturePool};
+use cuda_mem::memory::{
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor,
+    TrackingAdaptor,
 };
+use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource};
 
 use super::count::Count;
 use super::eventually::eventually;

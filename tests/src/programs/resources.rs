@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{ErrorKind, MemoryResource as _, ReleaseThreshold, ReusePolicy, SleepContents};
+use cuda_mem::arena::SleepContents;
+use cuda_mem::{ErrorKind, MemoryResource as _, ReleaseThreshold, ReusePolicy};
 
 use super::resource::ModelResource;
 use super::state::{Local, State, pick};

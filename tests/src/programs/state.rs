@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{Event, ScopedResource, Stream};
+use cuda_mem::memory::ScopedResource;
+use cuda_mem::{Event, Stream};
 
 use super::fixture::Fixture;
 use super::freed::FreedContents;

@@ -6,7 +6,9 @@
 
 use std::fmt;
 
-use cuda_mem::{CaptureMode, ReleaseThreshold, ReusePolicy, SleepContents};
+use cuda_mem::arena::SleepContents;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::{ReleaseThreshold, ReusePolicy};
 
 /// The base of a resource.
 #[derive(Clone, Copy, Debug)]

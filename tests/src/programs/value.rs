@@ -5,10 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{
-    DeviceBuffer, DeviceScalar, DeviceVec, GrowableBuffer, HostLoan, ManagedBuffer, MemoryResource,
-    PinnedBuffer, Resource, Stream,
-};
+use cuda_mem::mapped::{GrowableBuffer, HostLoan, ManagedBuffer, PinnedBuffer};
+use cuda_mem::memory::{DeviceScalar, DeviceVec};
+use cuda_mem::{DeviceBuffer, MemoryResource, Resource, Stream};
 
 use super::content::Content;
 use super::count::{Count, is_of};

@@ -6,10 +6,11 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    AlignedAdaptor, DeviceVec, Error, ErrorKind, FailureCallbackAdaptor, LimitAdaptor,
-    LoggingAdaptor, ManagedResource, PrefetchAdaptor, Resource, StatisticsAdaptor, TrackingAdaptor,
+use cuda_mem::memory::{
+    AlignedAdaptor, DeviceVec, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, PrefetchAdaptor, StatisticsAdaptor, TrackingAdaptor,
 };
+use cuda_mem::{Error, ErrorKind, Resource};
 
 use crate::environment::Environment;
 

@@ -5,10 +5,10 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    CaptureMode, DeviceBuffer, DeviceVec, Error, ErrorKind, MemoryKind, MemoryResource as _,
-    Resource, StatisticsAdaptor, Stream,
-};
+use cuda_mem::driver::MemoryKind;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::{DeviceVec, StatisticsAdaptor};
+use cuda_mem::{DeviceBuffer, Error, ErrorKind, MemoryResource as _, Resource, Stream};
 
 use super::subjects::missing;
 use super::{Subject, subjects};

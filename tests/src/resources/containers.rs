@@ -1,7 +1,8 @@
 //! Vectors and scalars on a device.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{DeviceScalar, DeviceVec, ErrorKind, LimitAdaptor, Resource};
+use cuda_mem::memory::{DeviceScalar, DeviceVec, LimitAdaptor};
+use cuda_mem::{ErrorKind, Resource};
 
 use crate::environment::Environment;
 use crate::hold::hold;
@@ -150,7 +151,7 @@ fn a_scalar_is_read_and_set(env: &Environment) -> Result<()> {
     scalar.set(4.0)?;
     ensure!(scalar.into_buffer().to_vec()? == [4.0]);
     ensure!(DeviceScalar::<u64>::zeroed(&stream)?.value()? == 0);
-    let pinned = Resource::new(cuda_mem::PinnedResource::new(env.driver));
+    let pinned = Resource::new(cuda_mem::memory::PinnedResource::new(env.driver));
     let mut scalar = DeviceScalar::<u32>::uninit_in(&pinned, &stream)?;
     scalar.fill(7)?;
     ensure!(scalar.value()? == 7);

@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    Error, ErrorKind, LimitAdaptor, MemoryProperties, MemoryResource, Resource, StatisticsAdaptor,
-    Stream, TrackingAdaptor,
-};
+use cuda_mem::memory::{LimitAdaptor, MemoryProperties, StatisticsAdaptor, TrackingAdaptor};
+use cuda_mem::{Error, ErrorKind, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 

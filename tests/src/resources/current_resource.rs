@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    CaptureMode, DeviceVec, DirectResource, ErrorKind, Fallback, MemoryKind, MemoryResource as _,
-    Resource, StatisticsAdaptor, Strategy,
-};
+use cuda_mem::driver::MemoryKind;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::{DeviceVec, DirectResource, Fallback, StatisticsAdaptor, Strategy};
+use cuda_mem::{ErrorKind, MemoryResource as _, Resource};
 
 use crate::environment::Environment;
 

@@ -6,10 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use cuda_mem::base::Remedy;
+use cuda_mem::memory::{
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
+    PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, TrackingAdaptor,
+};
 use cuda_mem::{
-    AlignedAdaptor, DeviceBuffer, DirectResource, Error, ErrorKind, FailureCallbackAdaptor, Ladder,
-    LimitAdaptor, LoggingAdaptor, MemoryPool, MemoryResource as _, PrefetchAdaptor,
-    RecoveryAdaptor, Remedy, Resource, ReusePolicy, StatisticsAdaptor, TrackingAdaptor,
+    DeviceBuffer, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource, ReusePolicy,
 };
 
 use crate::environment::Environment;

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    AlignedAdaptor, CaptureMode, Error, ErrorKind, LimitAdaptor, LoggingAdaptor, MemoryPool,
-    MemoryProperties, MemoryResource, Resource, StatisticsAdaptor, Stream, TrackingAdaptor,
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::{
+    AlignedAdaptor, LimitAdaptor, LoggingAdaptor, MemoryProperties, StatisticsAdaptor,
+    TrackingAdaptor,
 };
+use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 use crate::forks::ends_well;

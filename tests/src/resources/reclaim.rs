@@ -1,9 +1,9 @@
 //! What a resource does not use goes to others of the process before memory is out.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    Arena, DirectResource, ErrorKind, MappedMemory, MemoryResource as _, Resource, Stream,
-};
+use cuda_mem::mapped::MappedMemory;
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{Arena, ErrorKind, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
 

@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::Result;
-use cuda_mem::sys::CUdevice_attribute;
-use cuda_mem::{
-    AlignedAdaptor, Arena, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor,
-    LoggingAdaptor, ManagedResource, MemoryPool, PinnedResource, PrefetchAdaptor, RecoveryAdaptor,
-    Resource, StatisticsAdaptor, Strategy, TrackingAdaptor,
+use cuda_mem::memory::{
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, Strategy,
+    TrackingAdaptor,
 };
+use cuda_mem::sys::CUdevice_attribute;
+use cuda_mem::{Arena, MemoryPool, Resource};
 
 use crate::environment::{Environment, Skip};
 

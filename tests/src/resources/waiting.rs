@@ -9,10 +9,13 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    CaptureMode, Error, ErrorKind, FailureCallbackAdaptor, Ladder, LimitAdaptor, MemoryPool,
-    MemoryProperties, MemoryResource, RecoveryAdaptor, Remedy, Resource, StatisticsAdaptor, Stream,
+use cuda_mem::base::Remedy;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::memory::{
+    FailureCallbackAdaptor, Ladder, LimitAdaptor, MemoryProperties, RecoveryAdaptor,
+    StatisticsAdaptor,
 };
+use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
 
 use crate::environment::Environment;
 

@@ -3,11 +3,11 @@
 use std::alloc::Layout;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    Access, AllocationType, DirectResource, Error, HandleTypes, Image, Ladder, Launch,
-    LimitAdaptor, Location, ManagedBuffer, MappedMemory, MemoryPool, MemoryResource,
-    RecoveryAdaptor, Resource,
-};
+use cuda_mem::driver::{AllocationType, HandleTypes, Location};
+use cuda_mem::kernel::{Image, Launch};
+use cuda_mem::mapped::{ManagedBuffer, MappedMemory};
+use cuda_mem::memory::{DirectResource, Ladder, LimitAdaptor, RecoveryAdaptor};
+use cuda_mem::{Access, Error, MemoryPool, MemoryResource, Resource};
 
 use crate::environment::Environment;
 

@@ -6,8 +6,9 @@ mod pairs;
 use std::panic::catch_unwind;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cuda_mem::base::DropCounts;
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, DropCounts, Error, MemoryPool};
+use cuda_mem::{Driver, Error, MemoryPool};
 use cuda_sim::control::Control;
 
 use crate::environment::{Environment, sim_path};
@@ -129,7 +130,7 @@ fn fail(
     (index, function): (usize, &str),
     code: CUresult,
 ) -> Result<bool> {
-    let before = cuda_mem::drop_counts();
+    let before = cuda_mem::base::drop_counts();
     let outcome = run_with(control, scenario, &[(index, code)])?;
     let is_answered = || {
         let mut answers = scenario.answers.iter();
@@ -165,7 +166,7 @@ fn run_with(
 
 /// Whether a destructor has reported. A context that is already gone is no failure, but counts here.
 fn has_reported_since(before: DropCounts) -> bool {
-    let now = cuda_mem::drop_counts();
+    let now = cuda_mem::base::drop_counts();
     now.failures > before.failures || now.too_late > before.too_late
 }
 
@@ -189,14 +190,14 @@ fn deferred_after_retries(env: &Environment, few: u64) -> Result<u64> {
     // Old entries of the queue are not checked every time.
     for _ in 0..100 {
         context.synchronize()?;
-        if cuda_mem::drop_counts().waiting <= few {
+        if cuda_mem::base::drop_counts().waiting <= few {
             break;
         }
     }
     // Spare pools are no leaks, and would save the next run the calls that create pools.
     // SAFETY: the scenario is over, and its threads have ended.
     unsafe { MemoryPool::destroy_spares() }?;
-    Ok(cuda_mem::drop_counts().waiting)
+    Ok(cuda_mem::base::drop_counts().waiting)
 }
 
 /// A destructor may have failed to restore the current context.

@@ -69,7 +69,7 @@ fn some_fail(env: &Environment, scenario: Scenario, every: usize) -> Result<()> 
             second + 1,
             log[second]
         );
-        let before = cuda_mem::drop_counts();
+        let before = cuda_mem::base::drop_counts();
         let outcome = run_with(control, scenario, &[(first, one), (second, two)]);
         let outcome = outcome.with_context(|| what.clone())?;
         let made = control.call_log();

@@ -4,7 +4,9 @@
 use std::process::{ExitCode, Termination as _};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Driver, Error, ErrorKind, Selector, Uuid, Visibility, sys};
+use cuda_mem::driver::Uuid;
+use cuda_mem::placement::{Selector, Visibility};
+use cuda_mem::{Driver, Error, ErrorKind, sys};
 
 use super::{SCENARIO, VARIABLE};
 

@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Identity, MigIdentity, Visibility, VisibleDevice, sys};
+use cuda_mem::placement::{Identity, MigIdentity, Visibility, VisibleDevice};
+use cuda_mem::sys;
 
 use crate::environment::{Backend, Environment, Skip, sim_path};
 use crate::own_process;

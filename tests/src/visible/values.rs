@@ -1,6 +1,6 @@
 //! Values of the variable, made from the devices of a machine.
 
-use cuda_mem::Identity;
+use cuda_mem::placement::Identity;
 
 /// Those of the documents, and what they leave open.
 const PLAIN: &[&str] = &[

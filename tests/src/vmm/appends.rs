@@ -2,7 +2,10 @@
 
 use anyhow::{Result, ensure};
 use bytemuck::{Pod, Zeroable};
-use cuda_mem::{CaptureMode, ErrorKind, GrowableBuffer, Location, MappedMemory};
+use cuda_mem::ErrorKind;
+use cuda_mem::driver::Location;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory};
 
 use super::places;
 use crate::environment::Environment;

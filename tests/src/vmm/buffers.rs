@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bytemuck::{Pod, Zeroable};
-use cuda_mem::{
-    ErrorKind, Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory,
-};
+use cuda_mem::ErrorKind;
+use cuda_mem::driver::Location;
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::mapped::{MappedMemory, PhysicalMemory};
 
 use crate::environment::Environment;
 use crate::hold::hold;

@@ -1,10 +1,12 @@
 //! Mapped memory while somebody captures a stream.
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    CaptureMode, Device, DeviceBuffer, Error, ErrorKind, GrowableBuffer, Ledger, LedgerKind,
-    LedgerLevel, Location, MappedMemory, Stream, drop_counts,
-};
+use cuda_mem::base::drop_counts;
+use cuda_mem::driver::Location;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory};
+use cuda_mem::{Device, DeviceBuffer, Error, ErrorKind, Stream};
 
 use crate::environment::Environment;
 

@@ -1,7 +1,9 @@
 //! What a forked child inherits.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{AddressRange, ErrorKind, Location, MappedMemory, PhysicalMemory, Traffic};
+use cuda_mem::ErrorKind;
+use cuda_mem::driver::Location;
+use cuda_mem::mapped::{AddressRange, MappedMemory, PhysicalMemory, Traffic};
 
 use crate::environment::Environment;
 use crate::forks::ends_well;
@@ -42,7 +44,7 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
                     .map_err(|failed| failed.error),
             );
         drop((range, physical, memory));
-        let fine = fine && cuda_mem::drop_counts().failures == 0;
+        let fine = fine && cuda_mem::base::drop_counts().failures == 0;
         // SAFETY: ends the child without running the parent's exit handlers a second time.
         unsafe { libc::_exit(i32::from(!fine)) };
     }

@@ -1,10 +1,10 @@
 //! Physical memory, ranges and mappings.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::driver::Location;
+use cuda_mem::mapped::{AddressRange, MappedMemory, PhysicalMemory};
 use cuda_mem::sys::{CUdeviceptr, CUmemAllocationProp, CUresult};
-use cuda_mem::{
-    Access, AddressRange, DeviceBuffer, ErrorKind, Location, MappedMemory, PhysicalMemory, Stream,
-};
+use cuda_mem::{Access, DeviceBuffer, ErrorKind, Stream};
 
 use super::places;
 use crate::environment::Environment;

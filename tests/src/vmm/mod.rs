@@ -9,7 +9,7 @@ mod moves;
 mod samples;
 
 use anyhow::Result;
-use cuda_mem::Location;
+use cuda_mem::driver::Location;
 
 use crate::environment::Environment;
 

@@ -1,9 +1,9 @@
 //! Memory that is moved from place to place.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    Access, Device, ErrorKind, GrowableBuffer, Location, MappedMemory, Stream, Traffic,
-};
+use cuda_mem::driver::Location;
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory, Traffic};
+use cuda_mem::{Access, Device, ErrorKind, Stream};
 
 use super::{SIZES, pattern, places};
 use crate::environment::Environment;

@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    Access, AddressRange, Channel, Device, DeviceBuffer, HandleTypes, Launch, Location,
-    MappedMemory, MemoryPool, PhysicalMemory,
-};
+use cuda_mem::driver::{HandleTypes, Location};
+use cuda_mem::interop::Channel;
+use cuda_mem::kernel::Launch;
+use cuda_mem::mapped::{AddressRange, MappedMemory, PhysicalMemory};
+use cuda_mem::{Access, Device, DeviceBuffer, MemoryPool};
 
 use crate::environment::Environment;
 use crate::modules::kernel;

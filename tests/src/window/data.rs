@@ -1,7 +1,8 @@
 //! What goes through a window arrives as it was, wherever it begins.
 
 use anyhow::{Result, ensure};
-use cuda_mem::{DeviceBuffer, WindowKind, WindowOptions};
+use cuda_mem::DeviceBuffer;
+use cuda_mem::cpu_mapping::{WindowKind, WindowOptions};
 
 use super::{kinds, memory, open, walking_bit};
 use crate::environment::Environment;

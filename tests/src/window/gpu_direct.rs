@@ -4,10 +4,11 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{
-    DirectResource, ErrorKind, FlushOptions, FlushScope, Resource, Support, WindowKind,
-    WritesOrdering,
-};
+use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::driver::Support;
+use cuda_mem::interop::{FlushOptions, FlushScope, WritesOrdering};
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{ErrorKind, Resource};
 
 use super::{mapped, memory};
 use crate::environment::{Backend, Environment, Skip};

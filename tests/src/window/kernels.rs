@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Launch, WindowKind};
+use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::kernel::Launch;
 
 use super::{kinds, memory, open};
 use crate::environment::Environment;

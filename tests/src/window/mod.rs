@@ -9,7 +9,9 @@ mod refusals;
 
 use anyhow::Result;
 use bytemuck::Pod;
-use cuda_mem::{DeviceBuffer, ErrorKind, MappedMemory, Stream, Window, WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{Window, WindowKind, WindowOptions};
+use cuda_mem::mapped::MappedMemory;
+use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use crate::environment::Environment;
 
@@ -56,7 +58,7 @@ fn mapped(
     env: &Environment,
     stream: &Stream,
     bytes: usize,
-) -> Result<cuda_mem::GrowableBuffer<u8>> {
+) -> Result<cuda_mem::mapped::GrowableBuffer<u8>> {
     let device = env.device()?;
     let able = device.gpu_direct()?.rdma_with_mapped_memory;
     let memory = MappedMemory::builder(&device)

@@ -4,9 +4,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    ErrorKind, Ledger, ManagedBuffer, MappingKind, MemoryKind, WindowKind, WindowOptions,
-};
+use cuda_mem::ErrorKind;
+use cuda_mem::cpu_mapping::{MappingKind, WindowKind, WindowOptions};
+use cuda_mem::driver::MemoryKind;
+use cuda_mem::ledger::Ledger;
+use cuda_mem::mapped::ManagedBuffer;
 
 use super::{kinds, mapped, memory, open, walking_bit};
 use crate::environment::Environment;

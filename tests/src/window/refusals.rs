@@ -1,10 +1,12 @@
 //! What cannot be had is said, and nothing is lost.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::{
-    Access, CaptureMode, ErrorKind, Gdr, HostFlags, Location, MappedMemory, MappingKind,
-    PinnedResource, Resource, WindowKind, WindowOptions, WindowReason,
-};
+use cuda_mem::cpu_mapping::{Gdr, MappingKind, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::driver::Location;
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::mapped::MappedMemory;
+use cuda_mem::memory::{HostFlags, PinnedResource};
+use cuda_mem::{Access, ErrorKind, Resource};
 
 use super::{kinds, memory, open};
 use crate::environment::Environment;

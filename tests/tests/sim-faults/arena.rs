@@ -3,8 +3,9 @@
 use std::alloc::Layout;
 
 use anyhow::{Result, ensure};
+use cuda_mem::arena::{ArenaStats, SleepContents};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Arena, ArenaStats, DeviceBuffer, MemoryResource as _, Resource, SleepContents};
+use cuda_mem::{Arena, DeviceBuffer, MemoryResource as _, Resource};
 use cuda_mem_tests::environment::Environment;
 
 /// On another stream that is noticed when the block comes to its cache, at the latest when the arena ends.
@@ -17,10 +18,10 @@ fn an_arena_keeps_memory_of_a_block_that_was_never_freed(env: &Environment) -> R
     // SAFETY: no block starts there, which the arena is to notice; nothing uses the memory.
     let _ = unsafe { arena.deallocate(address + 256, layout, &other) };
     let free = || -> Result<u64> { Ok(env.context()?.memory_info()?.free) };
-    let (failures, before) = (cuda_mem::drop_counts().failures, free()?);
+    let (failures, before) = (cuda_mem::base::drop_counts().failures, free()?);
     drop(arena);
     // The block that is none, and the arena whose block is still there.
-    let failures = cuda_mem::drop_counts().failures - failures;
+    let failures = cuda_mem::base::drop_counts().failures - failures;
     ensure!(failures == 2, "{failures} failures");
     ensure!(free()? <= before, "memory of a live block went back");
     Ok(())

@@ -2,8 +2,9 @@
 //! caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::interop::{CaptureMode, Graph, Instantiate};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{CaptureMode, Driver, Error, ErrorKind, Graph, Instantiate, Stream};
+use cuda_mem::{Driver, Error, ErrorKind, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, ORDERED_LATER, STUB, ordered_later_after};
 use cuda_mem_tests::sweep::{self, Scenario};

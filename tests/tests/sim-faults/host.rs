@@ -2,8 +2,10 @@
 //! the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::mapped::RegisterFlags;
+use cuda_mem::memory::{HostFlags, PinnedResource};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{Driver, Error, ErrorKind, HostFlags, PinnedResource, RegisterFlags, Resource};
+use cuda_mem::{Driver, Error, ErrorKind, Resource};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{CAPTURES, HOST_MEMORY, NOT_READY, STUB};
 use cuda_mem_tests::sweep::{self, Scenario};
@@ -137,10 +139,10 @@ fn a_loan_that_could_not_be_waited_for_goes_on(env: &Environment) -> Result<()> 
         .context("it was not given back")?
         .lend(&stream)?;
     // Dropped, its memory leaks rather than end under a copy.
-    let before = cuda_mem::drop_counts();
+    let before = cuda_mem::base::drop_counts();
     control.fail("cuStreamSynchronize", 1, CUresult::CUDA_ERROR_UNKNOWN);
     drop(loan);
-    ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+    ensure!(cuda_mem::base::drop_counts().failures == before.failures + 1);
     ensure!(control.live().host_allocations > 0);
     Ok(())
 }

@@ -7,11 +7,10 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::driver::HandleTypes;
+use cuda_mem::interop::{Channel, EventHandle, ImportedPool};
 use cuda_mem::sys::{CUresult, CUstream, DriverTable};
-use cuda_mem::{
-    Channel, DeviceBuffer, Driver, Error, ErrorKind, EventHandle, HandleTypes, ImportedPool,
-    MemoryPool, Stream,
-};
+use cuda_mem::{DeviceBuffer, Driver, Error, ErrorKind, MemoryPool, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::{Held, hold};
 use cuda_mem_tests::sweep::meaning::{ASKED_EARLY, CAPTURES, NOT_ORDERED, STUB};

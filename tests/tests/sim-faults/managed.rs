@@ -2,11 +2,11 @@
 //! a machine without concurrent managed access.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::driver::Location;
+use cuda_mem::mapped::{Advice, ManagedBuffer};
+use cuda_mem::placement::{AccessPattern, Machine, PlacementKind, PlacementRequest};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{
-    AccessPattern, Advice, Driver, Error, ErrorKind, Location, Machine, ManagedBuffer,
-    PlacementKind, PlacementRequest,
-};
+use cuda_mem::{Driver, Error, ErrorKind};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::own_process;
 use cuda_mem_tests::suite::Suite;

@@ -2,8 +2,9 @@
 //! codes. Each time the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::placement::{AccessPattern as A, Export, Lifetime, Machine, PlacementRequest};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{AccessPattern as A, Driver, Error, Export, Lifetime, Machine, PlacementRequest};
+use cuda_mem::{Driver, Error};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::sweep::meaning::{
     CAPTURES, NOT_READY, STUB, UNKNOWN_ATTRIBUTE, WHO_REACHES, devices_after,

@@ -155,24 +155,24 @@ fn a_threshold_that_could_not_be_put_back_is_put_back_later(env: &Environment) -
 fn a_hook_is_replaced_without_its_own_lock(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
     let owned = pool.alloc::<u8>(&stream, 10)?;
-    cuda_mem::on_drop_failure(move |_| {
+    cuda_mem::base::on_drop_failure(move |_| {
         let _ = &owned;
     });
     control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_UNKNOWN);
-    let before = cuda_mem::drop_counts();
-    cuda_mem::on_drop_failure(|_| {});
-    ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+    let before = cuda_mem::base::drop_counts();
+    cuda_mem::base::on_drop_failure(|_| {});
+    ensure!(cuda_mem::base::drop_counts().failures == before.failures + 1);
     Ok(())
 }
 
 #[apply(case)]
 fn a_driver_that_is_going_down_is_no_failure(env: &Environment) -> Result<()> {
     let (pool, stream, control) = (env.pool()?, env.stream()?, env.control()?);
-    let before = cuda_mem::drop_counts();
+    let before = cuda_mem::base::drop_counts();
     let buffer = pool.alloc::<u8>(&stream, 10)?;
     control.fail("cuMemFreeAsync", 1, CUresult::CUDA_ERROR_DEINITIALIZED);
     drop(buffer);
-    let after = cuda_mem::drop_counts();
+    let after = cuda_mem::base::drop_counts();
     ensure!(after.failures == before.failures && after.too_late == before.too_late + 1);
     Ok(())
 }
@@ -183,12 +183,12 @@ fn a_wait_that_failed_is_made_up_for(env: &Environment) -> Result<()> {
     let control = env.control()?;
     let mut buffer = pool.alloc_zeroed::<u8>(&stream, 100)?;
     stream.synchronize()?;
-    let before = cuda_mem::drop_counts();
+    let before = cuda_mem::base::drop_counts();
     let lent = buffer.on(&other)?;
     let held = cuda_mem_tests::hold::hold(&other)?;
     control.fail("cuEventRecord", 1, CUresult::CUDA_ERROR_UNKNOWN);
     drop(lent);
-    ensure!(cuda_mem::drop_counts().failures == before.failures + 1);
+    ensure!(cuda_mem::base::drop_counts().failures == before.failures + 1);
     ensure!(stream.is_done()?, "the wait was not made");
     buffer.fill(1)?;
     ensure!(!stream.is_done()?, "the next use makes the wait");

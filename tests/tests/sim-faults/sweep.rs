@@ -4,10 +4,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
+use cuda_mem::driver::{AllocationType, HandleTypes, Location, Support};
+use cuda_mem::memory::{
+    AlignedAdaptor, DeviceScalar, DeviceVec, DirectResource, ManagedResource, PinnedResource,
+    PrefetchAdaptor, TrackingAdaptor,
+};
 use cuda_mem::{
-    Access, AlignedAdaptor, AllocationType, DeviceBuffer, DeviceScalar, DeviceVec, DirectResource,
-    Driver, Error, HandleTypes, Location, ManagedResource, MemoryPool, PinnedResource,
-    PrefetchAdaptor, ReleaseThreshold, Resource, ReusePolicy, Stream, Support, TrackingAdaptor,
+    Access, DeviceBuffer, Driver, Error, MemoryPool, ReleaseThreshold, Resource, ReusePolicy,
+    Stream,
 };
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::own_process;

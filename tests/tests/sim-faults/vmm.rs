@@ -4,11 +4,13 @@
 use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::base::drop_counts;
+use cuda_mem::driver::{HandleTypes, Location};
+use cuda_mem::interop::CaptureMode;
+use cuda_mem::ledger::{Ledger, LedgerKind, LedgerLevel};
+use cuda_mem::mapped::{AddressRange, GrowableBuffer, MappedMemory, PhysicalMemory};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{
-    Access, AddressRange, CaptureMode, Driver, Error, ErrorKind, GrowableBuffer, HandleTypes,
-    Ledger, LedgerKind, LedgerLevel, Location, MappedMemory, PhysicalMemory, drop_counts,
-};
+use cuda_mem::{Access, Driver, Error, ErrorKind};
 use cuda_mem_tests::environment::{Environment, sim_path};
 use cuda_mem_tests::sweep::meaning::{CAPTURES, MAPPED_MEMORY, NOT_READY, STUB, devices_after};
 use cuda_mem_tests::sweep::{self, Answer, Scenario};

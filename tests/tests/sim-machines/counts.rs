@@ -6,11 +6,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{
-    AlignedAdaptor, DeviceBuffer, DirectResource, Ledger, LedgerLevel, LimitAdaptor,
-    ManagedResource, MemoryPool, PinnedResource, Resource, StatisticsAdaptor, Stream,
-    TrackingAdaptor,
+use cuda_mem::ledger::{Ledger, LedgerLevel};
+use cuda_mem::memory::{
+    AlignedAdaptor, DirectResource, LimitAdaptor, ManagedResource, PinnedResource,
+    StatisticsAdaptor, TrackingAdaptor,
 };
+use cuda_mem::{DeviceBuffer, MemoryPool, Resource, Stream};
 use cuda_mem_tests::case::{self, Kind, Test};
 use cuda_mem_tests::environment::Environment;
 

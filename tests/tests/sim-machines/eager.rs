@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::{Driver, ErrorKind, Image, LoadingMode};
+use cuda_mem::kernel::{Image, LoadingMode};
+use cuda_mem::{Driver, ErrorKind};
 use cuda_mem_tests::environment::{Environment, sim_path};
 
 const PTX: &str = include_str!("../../data/kernels.ptx");

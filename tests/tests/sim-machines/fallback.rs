@@ -2,7 +2,9 @@
 //! suite as on machines with pools. Each machine is simulated in a process of its own.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Device, ErrorKind, Fallback, MemoryPool, MemoryResource as _, Reason, Strategy};
+use cuda_mem::driver::Reason;
+use cuda_mem::memory::{Fallback, Strategy};
+use cuda_mem::{Device, ErrorKind, MemoryPool, MemoryResource as _};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::own_process;
 use cuda_mem_tests::suite::Suite;

@@ -4,9 +4,8 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    AllocationType, Driver, ErrorKind, HandleTypes, Location, MemoryPool, PoolBuilder, Support,
-};
+use cuda_mem::driver::{AllocationType, HandleTypes, Location, Support};
+use cuda_mem::{Driver, ErrorKind, MemoryPool, PoolBuilder};
 use cuda_mem_tests::environment::Environment;
 
 /// In this process a machine is described instead of tested.

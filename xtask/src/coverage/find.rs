@@ -63,7 +63,7 @@ pub(super) fn wrappers(files: &[Rust]) -> Wrappers {
         if file.test_only {
             continue;
         }
-        if path.starts_with("raw/") {
+        if path.starts_with("driver/raw/") {
             Calls(&mut found.called).visit_file(&file.code);
         } else {
             let mut items = Items {
@@ -193,12 +193,12 @@ mod tests {
     #[test]
     fn calls_and_names_are_found() {
         let raw = Rust::parse(
-            "cuda-mem/src/raw/alloc.rs",
+            "cuda-mem/src/driver/raw/alloc.rs",
             "unsafe fn f() { unsafe { call!(table, cuMemAlloc_v2(&raw mut cuda, CUdevice)) } \
              call!(done, table, cuEventQuery(event)) }",
         );
         let safe = Rust::parse(
-            "cuda-mem/src/buffer/mod.rs",
+            "cuda-mem/src/memory/buffer/mod.rs",
             "impl<T: Pod> DeviceBuffer<T> { #[doc(alias(\"cuMemAlloc\", \"CU_X\"))] pub fn new() {}\n\
              #[doc(alias = \"cuMemFree\")] fn private() {} }\n\
              #[doc(alias = \"cuMemPoolCreate\")] pub struct Pool;",

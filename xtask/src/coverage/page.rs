@@ -94,7 +94,7 @@ fn head(total: usize, wrapped: usize, tested: usize, tests: usize) -> String {
          `cuda-mem`, {tested} called by tests.\n\n\
          A function is what cuda.h calls so; variants for newer ABIs (`_v2`) and for per-thread default \
          streams count as the same, and *since* is the oldest. A **wrapper** is a public item whose \
-         documentation carries the function's name as an alias, if `cuda-mem/src/raw` calls the \
+         documentation carries the function's name as an alias, if `cuda-mem/src/driver/raw` calls the \
          function; *inside* means that no item is named after it. **Tests** are those of \
          `tests/src/contract`, `tests/src/host`, `tests/src/window` and `tests/src/peers.rs` that were seen to call the function on the simulated driver, with {MACHINE}: \
          {tests} tests, each in a process of its own. Shown are the most special ones, those that call the \

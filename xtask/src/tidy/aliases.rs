@@ -10,8 +10,7 @@ use super::source::Rust;
 
 /// Looks at public functions that call the raw layer themselves.
 pub(super) fn check(file: &Rust) -> Vec<Finding> {
-    let outside = layers::module_of(&file.path)
-        .is_some_and(|module| module.first().is_none_or(|layer| layer != "raw"));
+    let outside = layers::module_of(&file.path).is_some_and(|module| !layers::is_raw(&module));
     if !outside || file.test_only {
         return Vec::new();
     }
@@ -56,8 +55,8 @@ fn calls_raw(block: &Block) -> bool {
     impl<'ast> Visit<'ast> for Calls {
         fn visit_path(&mut self, path: &'ast Path) {
             let names = path.segments.iter().map(|segment| &segment.ident);
-            // `raw::pool::create` or `crate::raw::pool::create`; `raw::Table` is a type.
-            let mut names = names.skip_while(|name| *name == "crate");
+            // `raw::pool::create` or `crate::driver::raw::pool::create`; `raw::Table` is a type.
+            let mut names = names.skip_while(|name| *name == "crate" || *name == "driver");
             self.0 |= names.next().is_some_and(|name| name == "raw")
                 && names.last().is_some_and(|name| {
                     name.to_string()
@@ -94,9 +93,9 @@ mod tests {
         let text = "impl Pool {\n\
             pub fn trim(&self) { unsafe { raw::pool::trim(self.table()) } }\n\
             /// Docs.\n#[doc(hidden)]\n\
-            pub fn free(&self) { report(|| crate::raw::pool::free()) }\n}\n\
+            pub fn free(&self) { report(|| crate::driver::raw::pool::free()) }\n}\n\
             pub fn f() { raw::init::start() }";
-        assert_eq!(lines("cuda-mem/src/pool.rs", text), [2, 5, 7]);
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", text), [2, 5, 7]);
     }
 
     #[test]
@@ -107,8 +106,8 @@ mod tests {
             pub fn table(&self) -> &raw::Table { let raw = self.raw; raw.table }\n\
             pub fn plain(&self, raw: u32) -> u32 { raw } }";
         let fine: [usize; 0] = [];
-        assert_eq!(lines("cuda-mem/src/raw/pool.rs", text), fine);
+        assert_eq!(lines("cuda-mem/src/driver/raw/pool.rs", text), fine);
         assert_eq!(lines("tests/src/lib.rs", text), fine);
-        assert_eq!(lines("cuda-mem/src/stats.rs", text), fine);
+        assert_eq!(lines("cuda-mem/src/memory/stats.rs", text), fine);
     }
 }

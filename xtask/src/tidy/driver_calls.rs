@@ -16,7 +16,7 @@ pub(super) fn check(file: &Rust) -> Vec<Finding> {
     let Some(module) = layers::module_of(&file.path) else {
         return findings;
     };
-    if !file.test_only && module.first().is_none_or(|layer| layer != "raw") {
+    if !file.test_only && !layers::is_raw(&module) {
         // Tokens, not the syntax tree: what stands in a macro counts too. Names in strings and in
         // documentation are literals and do not.
         walk(file.code.to_token_stream(), &file.path, &mut findings);
@@ -33,7 +33,7 @@ fn walk(tokens: TokenStream, path: &str, findings: &mut Vec<Finding>) {
                     path,
                     name.span().start().line,
                     format!("`{name}` is a function of the driver"),
-                    "call it from cuda-mem/src/raw/ and use that function here",
+                    "call it from cuda-mem/src/driver/raw/ and use that function here",
                 ));
             }
             _ => {}
@@ -67,25 +67,25 @@ mod tests {
             let f = d.cuMemFree_v2;\n\
             call!(cuda_driver_sys::cuInit);\n\
             let g: PFN_cuInit = x;\n}";
-        assert_eq!(lines("cuda-mem/src/pool/mod.rs", text), [2, 3, 4]);
+        assert_eq!(lines("cuda-mem/src/memory/pool/mod.rs", text), [2, 3, 4]);
         assert_eq!(lines("cuda-mem/src/lib.rs", text), [2, 3, 4]);
         let text = "fn f(t: &NvmlTable, d: nvmlDevice_t) {\nt.nvmlDeviceGetName; }";
-        assert_eq!(lines("cuda-mem/src/nvml/mod.rs", text), [2]);
+        assert_eq!(lines("cuda-mem/src/placement/nvml/mod.rs", text), [2]);
     }
 
     #[test]
     fn the_raw_layer_tests_and_other_crates_may() {
         let text = "fn f(d: &Table) { d.cuMemFree_v2 }";
         for path in [
-            "cuda-mem/src/raw/mem.rs",
-            "cuda-mem/src/raw.rs",
+            "cuda-mem/src/driver/raw/mem.rs",
+            "cuda-mem/src/driver/raw.rs",
             "cuda-mem/benches/alloc.rs",
             "tests/sim-driver/src/mem.rs",
         ] {
             assert_eq!(lines(path, text), [0; 0], "{path}");
         }
         let test = "#[cfg(test)] mod tests { fn f(d: &Table) { d.cuMemFree_v2 } }";
-        assert_eq!(lines("cuda-mem/src/pool.rs", test), [0; 0]);
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", test), [0; 0]);
     }
 
     #[test]
@@ -93,6 +93,6 @@ mod tests {
         let text = "/// Calls cuMemAlloc.\n#[doc(alias = \"cuMemAlloc\")]\n\
             fn f(x: CUresult, y: cuuint64_t) { driver.require(\"cuMemAlloc\");\n\
             raw::alloc::free(driver.table(), x); current() }";
-        assert_eq!(lines("cuda-mem/src/pool.rs", text), [0; 0]);
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", text), [0; 0]);
     }
 }

@@ -18,10 +18,13 @@ const LIST: &str = "xtask/src/tidy/forks.rs";
 
 /// The files that ask, and why.
 const ASKING: [(&str, &str); 27] = [
-    ("report.rs", "has the answer, and destructors ask it there"),
-    ("lock.rs", "for all locks of the process"),
-    ("raw/mod.rs", "for all calls of the driver"),
-    ("raw/gdr.rs", "for all calls of gdrcopy"),
+    (
+        "base/report.rs",
+        "has the answer, and destructors ask it there",
+    ),
+    ("base/lock.rs", "for all locks of the process"),
+    ("driver/raw/mod.rs", "for all calls of the driver"),
+    ("driver/raw/gdr.rs", "for all calls of gdrcopy"),
     // Neither a lock nor the driver is asked.
     (
         "ledger/level.rs",
@@ -31,40 +34,46 @@ const ASKING: [(&str, &str); 27] = [
         "ledger/scope.rs",
         "a destructor that calls a closure of the program",
     ),
-    ("window/dma_buf.rs", "munmap is a call of the system"),
-    ("stream.rs", "a destructor must not drop its owner"),
+    (
+        "cpu_mapping/window/dma_buf.rs",
+        "munmap is a call of the system",
+    ),
+    ("stream/handle.rs", "a destructor must not drop its owner"),
     ("arena/teardown.rs", "a destructor of many steps"),
     (
-        "biased/mod.rs",
+        "base/biased/mod.rs",
         "hands the answer to `count.rs`, which loom compiles too",
     ),
     (
-        "biased/count.rs",
+        "base/biased/count.rs",
         "nobody finishes what another thread was counting",
     ),
     // What comes first would hide the error, or act.
     (
-        "buffer/mod.rs",
+        "memory/buffer/mod.rs",
         "a resource of the program would be called to free",
     ),
     (
-        "buffer/from_resource.rs",
+        "memory/buffer/from_resource.rs",
         "a temporary owner would count as a drop after a fork",
     ),
     (
-        "adaptor/may_wait.rs",
+        "memory/adaptor/may_wait.rs",
         "a stream of which the driver tells nothing counts as captured",
     ),
     (
-        "host/pinned.rs",
+        "mapped/host/pinned.rs",
         "a capture mode that cannot be changed is an error about captures",
     ),
-    ("stream/gate.rs", "first of what the gate asks"),
-    ("context.rs", "before a context is retained or looked at"),
+    ("stream/handle/gate.rs", "first of what the gate asks"),
+    (
+        "stream/context.rs",
+        "before a context is retained or looked at",
+    ),
     // Locks that are no `lock::Lock`.
-    ("deferred.rs", "the lock of its queue"),
-    ("recording.rs", "the lock of its list"),
-    ("recording/outside.rs", "the lock of its list"),
+    ("stream/deferred.rs", "the lock of its queue"),
+    ("stream/recording.rs", "the lock of its list"),
+    ("stream/recording/outside.rs", "the lock of its list"),
     ("arena/mod.rs", "locks of its own"),
     (
         "arena/background.rs",
@@ -101,7 +110,7 @@ fn judge(files: &[Rust], asking: &[(&str, &str)]) -> Vec<Finding> {
                 line,
                 format!("this asks `{QUESTION}` by hand"),
                 format!(
-                    "take a lock of `crate::lock`, or leave it to the driver call; a file where neither refuses in \
+                    "take a lock of `crate::base::lock`, or leave it to the driver call; a file where neither refuses in \
                      time has its place in {LIST}"
                 ),
             ));
@@ -132,7 +141,7 @@ fn lines_of(tokens: TokenStream) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    const LISTED: [(&str, &str); 1] = [("lock.rs", "for all locks")];
+    const LISTED: [(&str, &str); 1] = [("base/lock.rs", "for all locks")];
 
     fn found(files: &[(&str, &str)]) -> Vec<(String, usize)> {
         let files: Vec<_> = files
@@ -147,7 +156,7 @@ mod tests {
     }
 
     const LOCK: (&str, &str) = (
-        "cuda-mem/src/lock.rs",
+        "cuda-mem/src/base/lock.rs",
         "fn f() -> bool { report::is_forked() }",
     );
 
@@ -155,7 +164,7 @@ mod tests {
     fn questions_of_other_files_are_found() {
         let text = "use crate::report::is_forked;\n\
             fn f() {\nif report::is_forked() {}\nassert!(crate::report::is_forked()) }";
-        let path = "cuda-mem/src/pool/mod.rs";
+        let path = "cuda-mem/src/memory/pool/mod.rs";
         let expected = [1, 3, 4].map(|line| (path.to_owned(), line));
         assert_eq!(found(&[LOCK, (path, text)]), expected);
     }
@@ -163,7 +172,7 @@ mod tests {
     #[test]
     fn the_list_has_no_file_that_does_not_ask() {
         let stale = [(LIST.to_owned(), 1)];
-        assert_eq!(found(&[("cuda-mem/src/lock.rs", "fn f() {}")]), stale);
+        assert_eq!(found(&[("cuda-mem/src/base/lock.rs", "fn f() {}")]), stale);
         assert_eq!(found(&[]), stale);
     }
 
@@ -174,7 +183,7 @@ mod tests {
             #[cfg(test)] mod tests { fn f() { is_forked() } }";
         let files = [
             LOCK,
-            ("cuda-mem/src/pool.rs", text),
+            ("cuda-mem/src/memory/pool.rs", text),
             ("tests/src/ends.rs", asks),
             ("cuda-mem/tests/ends.rs", asks),
         ];

@@ -1,4 +1,4 @@
-//! In `cuda-mem` nothing is submitted to a stream, or asked of one, past the gate (`stream/gate.rs`).
+//! In `cuda-mem` nothing is submitted to a stream, or asked of one, past the gate (`stream/handle/gate.rs`).
 //!
 //! The functions of `raw/` that take a stream take it as a `Queue`, which only the gate makes. What the gate is built
 //! from is used in it alone.
@@ -11,7 +11,7 @@ use super::Finding;
 use super::layers;
 use super::source::Rust;
 
-const GATE: &str = "cuda-mem/src/stream/gate.rs";
+const GATE: &str = "cuda-mem/src/stream/handle/gate.rs";
 
 /// What is used in these files only: a module or type, names of it, and the files.
 const KEPT: [(&str, &[&str], &[&str]); 3] = [
@@ -19,12 +19,12 @@ const KEPT: [(&str, &[&str], &[&str]); 3] = [
     (
         "recording",
         &["outside", "refuse", "is_captured", "end"],
-        &[GATE, "cuda-mem/src/recording"],
+        &[GATE, "cuda-mem/src/stream/recording"],
     ),
     (
         "graph",
         &["begin_capture", "end_capture", "capture_status"],
-        &[GATE, "cuda-mem/src/recording"],
+        &[GATE, "cuda-mem/src/stream/recording"],
     ),
 ];
 
@@ -40,7 +40,7 @@ pub(super) fn check(file: &Rust) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = Vec::new();
-    if module.first().is_some_and(|layer| layer == "raw") {
+    if layers::is_raw(&module) {
         check_raw(file, &mut findings);
         return findings;
     }
@@ -142,8 +142,14 @@ mod tests {
             recording::refuse(table, stream)?;\n\
             run(|| unsafe { crate::recording::is_captured(table, stream) });\n\
             raw::graph::end_capture(table, stream); }";
-        assert_eq!(lines("cuda-mem/src/pool/mod.rs", text), [2, 1, 3, 4, 5]);
-        assert_eq!(lines("cuda-mem/src/stream.rs", text), [2, 1, 3, 4, 5]);
+        assert_eq!(
+            lines("cuda-mem/src/memory/pool/mod.rs", text),
+            [2, 1, 3, 4, 5]
+        );
+        assert_eq!(
+            lines("cuda-mem/src/stream/handle.rs", text),
+            [2, 1, 3, 4, 5]
+        );
     }
 
     #[test]
@@ -157,13 +163,13 @@ mod tests {
             assert_eq!(lines(path, text), [0; 0], "{path}");
         }
         let test = format!("#[cfg(test)] mod tests {{ {text} }}");
-        assert_eq!(lines("cuda-mem/src/pool.rs", &test), [0; 0]);
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", &test), [0; 0]);
     }
 
     #[test]
     fn what_is_not_kept_is_free() {
         let text = "fn f() { recording::kept_out(table, || call()); VecDeque::new(); order.end() }";
-        assert_eq!(lines("cuda-mem/src/pool.rs", text), [0; 0]);
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", text), [0; 0]);
     }
 
     #[test]
@@ -172,6 +178,6 @@ mod tests {
             unsafe fn make(table: &Table) -> CUstream {}\n\
             unsafe fn fill(table: &Table, stream: CUstream) {}\n\
             unsafe fn copy(queue: Queue<'_>) {}";
-        assert_eq!(lines("cuda-mem/src/raw/copy.rs", text), [3]);
+        assert_eq!(lines("cuda-mem/src/driver/raw/copy.rs", text), [3]);
     }
 }

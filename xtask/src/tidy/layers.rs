@@ -7,62 +7,24 @@ use syn::{Attribute, Ident, ItemMod, ItemUse, Macro, Path, UseTree, VisRestricte
 use super::Finding;
 use super::source::{Rust, Text};
 
-/// The modules at the root of `cuda-mem`, the lowest first.
-const LAYERS: [&str; 49] = [
-    "error",
-    "report",
-    "barrier",
-    "biased",
-    "lock",
-    "origin",
-    "pages",
-    "table",
-    "epoch",
-    "deferred",
-    "after_wait",
-    "waits",
-    "launches",
-    "raw",
-    "recording",
+/// The rooms of `cuda-mem`, which are the modules at its root, the lowest first.
+const LAYERS: [&str; 11] = [
+    "base",
     "driver",
-    "device",
     "ledger",
-    "nvml",
-    "gdr",
-    "location",
-    "pointer",
-    "visible",
-    "stage",
-    "context",
     "stream",
-    "event",
-    "join",
-    "reclaim",
-    "stats",
-    "traffic",
-    "pool",
-    "resource",
-    "copy",
-    "buffer",
-    "gpu_direct",
-    "ipc",
-    "graph",
-    "adaptor",
-    "fallback",
-    "current",
-    "container",
-    "vmm",
+    "memory",
+    "mapped",
+    "interop",
     "arena",
-    "host",
-    "managed",
     "placement",
-    "window",
-    "module",
+    "cpu_mapping",
+    "kernel",
 ];
 
 const LIST: &str = "xtask/src/tidy/layers.rs";
 
-/// The module that a file of `cuda-mem/src` is: `pool/attrs.rs` is `["pool", "attrs"]`.
+/// The module that a file of `cuda-mem/src` is: `memory/pool.rs` is `["memory", "pool"]`.
 pub(super) fn module_of(path: &str) -> Option<Vec<String>> {
     let inside = path
         .strip_prefix("cuda-mem/src/")?
@@ -76,6 +38,11 @@ pub(super) fn module_of(path: &str) -> Option<Vec<String>> {
         module.pop();
     }
     Some(module)
+}
+
+/// Whether a module belongs to the layer that calls the driver.
+pub(super) fn is_raw(module: &[String]) -> bool {
+    matches!(module, [room, layer, ..] if room == "driver" && layer == "raw")
 }
 
 pub(super) fn check(file: &Rust) -> Vec<Finding> {
@@ -161,7 +128,7 @@ fn judge(path: &str, layer: &str, own: usize, target: &[String], line: usize) ->
     let (what, remedy) = match target.first() {
         None => (
             "this takes the root of the crate, which holds every layer".to_owned(),
-            "name the module, as in `crate::error::Error`".to_owned(),
+            "name the module, as in `crate::base::error::Error`".to_owned(),
         ),
         Some(first) if first == layer => return None,
         Some(first) => match height(first) {
@@ -172,7 +139,9 @@ fn judge(path: &str, layer: &str, own: usize, target: &[String], line: usize) ->
             ),
             None => (
                 format!("`crate::{first}` is not a module with a layer"),
-                format!("write the module, as in `crate::error::Error`, or list it in {LIST}"),
+                format!(
+                    "write the module, as in `crate::base::error::Error`, or list it in {LIST}"
+                ),
             ),
         },
     };
@@ -327,12 +296,12 @@ mod tests {
 
     #[test]
     fn upward_imports_are_found_however_they_are_written() {
-        let text = "use crate::pool::MemoryPool;\n\
-            use crate::{error::Error, buffer::{self, DeviceBuffer}};\n\
-            use super::super::copy::copy;\n\
+        let text = "use crate::memory::MemoryPool;\n\
+            use crate::{base::Error, arena::{self, Arena}};\n\
+            use super::super::memory::copy;\n\
             fn f() -> crate::placement::Placement {\n\
-            format!(\"{}\", crate::pool::name()); log!(super::super::buffer::x) }\n\
-            mod inner { use super::super::super::copy::copy; }";
+            format!(\"{}\", crate::memory::name()); log!(super::super::arena::x) }\n\
+            mod inner { use super::super::super::memory::copy; }";
         assert_eq!(
             lines("cuda-mem/src/stream/owned.rs", text),
             [1, 2, 2, 3, 4, 5, 5, 6]
@@ -364,26 +333,26 @@ mod tests {
 
     #[test]
     fn lower_layers_own_files_and_other_crates_are_free() {
-        let text = "use crate::error::Error; use super::attrs::Attrs; use self::x::Y;\n\
+        let text = "use crate::base::Error; use super::attrs::Attrs; use self::x::Y;\n\
             use std::sync::Arc; mod inner { use super::super::attrs::Attrs; }\n\
-            pub(crate) fn f() -> Result<(), Error> { crate::raw::f(); Self::g(); crate::pool::h() }\n\
-            pub(in crate::buffer) struct S; macro_rules! m { () => { pub(crate) fn m() {} } }\n\
-            #[cfg(test)] mod tests { use crate::buffer::DeviceBuffer; }";
-        assert_eq!(lines("cuda-mem/src/pool/alloc.rs", text), [0; 0]);
+            pub(crate) fn f() -> Result<(), Error> { crate::driver::raw::f(); Self::g(); crate::memory::h() }\n\
+            pub(in crate::arena) struct S; macro_rules! m { () => { pub(crate) fn m() {} } }\n\
+            #[cfg(test)] mod tests { use crate::arena::Arena; }";
+        assert_eq!(lines("cuda-mem/src/memory/pool.rs", text), [0; 0]);
     }
 
     #[test]
     fn the_root_is_no_way_around_the_order() {
         let text = "use crate::Error;\nuse crate::*;\nuse super::*;\nuse crate as root;\n\
             fn f() -> crate::Error { m!(crate::Error) }";
-        assert_eq!(lines("cuda-mem/src/pool.rs", text), [1, 2, 3, 4, 5, 5]);
+        assert_eq!(lines("cuda-mem/src/memory.rs", text), [1, 2, 3, 4, 5, 5]);
         assert_eq!(lines("cuda-mem/src/lib.rs", text), [0; 0]);
     }
 
     #[test]
     fn a_module_without_a_layer_is_found() {
         assert_eq!(lines("cuda-mem/src/util.rs", ""), [1]);
-        assert_eq!(lines("cuda-mem/src/stats.rs", ""), [0; 0]);
+        assert_eq!(lines("cuda-mem/src/memory/stats.rs", ""), [0; 0]);
         assert_eq!(lines("tests/src/util.rs", "use crate::x::y;"), [0; 0]);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use cuda_mem::{Context, Device, DeviceBuffer, Function, Image, Launch, Resource, Stream};
+use cuda_mem::kernel::{Function, Image, Launch};
+use cuda_mem::{Context, Device, DeviceBuffer, Resource, Stream};
 
 use crate::draws::Draws;
 pub(crate) use cells::{CELLS, Cell, Frees, Sizes, Streams, Work, cells, coverage};

@@ -11,9 +11,9 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::SleepContents;
-use crate::context::Context;
-use crate::error::{Bytes, Error, ErrorKind, Result, took_effect};
+use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
 use crate::stream::Stream;
+use crate::stream::context::Context;
 
 /// Memory of the arena in whole granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
-use crate::buffer::give_back;
-use crate::deferred::ResourceCall;
-use crate::error::{Error, Result, took_effect};
-use crate::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
+use crate::base::error::{Error, Result, took_effect};
+use crate::memory::buffer::give_back;
+use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT, Resource};
 use crate::stream::Stream;
+use crate::stream::deferred::ResourceCall;
 
 #[derive(Debug)]
 pub(in crate::arena) struct Upstream {

@@ -12,12 +12,12 @@ use cuda_driver_sys::CUdevice_attribute;
 use super::{Chunk, Reserved, chunk_at, chunks_in};
 use crate::arena::GRANULE;
 use crate::arena::page_map::PageMap;
-use crate::context::Context;
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::location::Location;
-use crate::pool::Access;
-use crate::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
+use crate::base::error::{Error, Result};
+use crate::driver::device::Device;
+use crate::driver::location::Location;
+use crate::mapped::vmm::{AddressRange, Mapping, PhysicalMemory, PhysicalMemoryBuilder};
+use crate::memory::pool::Access;
+use crate::stream::context::Context;
 use aliases::Aliases;
 
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::*;
-use crate::biased::thread::number;
+use crate::base::biased::thread::number;
 
 const ARENA: u32 = 7;
 const STREAM: CacheId = 3;

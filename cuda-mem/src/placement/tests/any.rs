@@ -6,7 +6,7 @@ use super::invariants::{EXPORTS, LIFETIMES, PATTERNS, check};
 use super::words::check_text;
 use super::{KIB, MIB, device};
 use crate::arena::random::cases;
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 use crate::placement::*;
 
 /// Sizes of every magnitude, and those beside a power of two.

@@ -1,6 +1,6 @@
 //! What must hold of every placement, and everything that can be asked.
 
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 use crate::placement::*;
 use AccessPattern as A;
 use Capability as C;

@@ -1,7 +1,7 @@
 //! Every error: what it names, and what it says to do.
 
 use super::*;
-use crate::error::{Error, ErrorKind};
+use crate::base::error::{Error, ErrorKind};
 
 #[track_caller]
 fn refused(request: &PlacementRequest, machine: &Machine) -> PlaceError {

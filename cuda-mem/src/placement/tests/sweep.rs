@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::invariants::{EXPORTS, LIFETIMES, check};
 use super::words::{check_text, name_of};
 use super::{KIB, MIB, device};
-use crate::device::HandleTypes;
+use crate::driver::device::HandleTypes;
 use crate::placement::*;
 use AccessPattern as A;
 use Capability as C;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use cuda_mem::{
-    AccessPattern, Arena, Lifetime, Machine, MemoryPool, MemoryProperties, MemoryResource, Placed,
-    PlacementRequest, Resource, Stream, drop_counts,
-};
+use cuda_mem::base::drop_counts;
+use cuda_mem::memory::MemoryProperties;
+use cuda_mem::placement::{AccessPattern, Lifetime, Machine, Placed, PlacementRequest};
+use cuda_mem::{Arena, MemoryPool, MemoryResource, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
 

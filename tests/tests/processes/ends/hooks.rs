@@ -3,7 +3,8 @@
 use std::alloc::Layout;
 
 use anyhow::{Result, ensure};
-use cuda_mem::{Arena, MemoryResource as _, drop_counts};
+use cuda_mem::base::drop_counts;
+use cuda_mem::{Arena, MemoryResource as _};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
 
@@ -12,7 +13,7 @@ pub(crate) fn panic_in_a_hook(env: &Environment) -> Result<()> {
     // SAFETY: not so: the address is nobody's, and the driver refuses to free it.
     let wrong = unsafe { cuda_mem::DeviceBuffer::<u8>::from_raw(&stream, 0x10, 1) };
     std::panic::set_hook(Box::new(|_| {}));
-    cuda_mem::on_drop_failure(|_| panic!("in the hook"));
+    cuda_mem::base::on_drop_failure(|_| panic!("in the hook"));
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(wrong)));
     ensure!(drop_counts().failures == 1, "{:?}", drop_counts());
     println!("{} panics came out", u8::from(caught.is_err()));
@@ -32,7 +33,7 @@ pub(crate) fn use_an_arena_in_a_hook(env: &Environment) -> Result<()> {
     // SAFETY: not so: it is freed, which the arena does not see yet. Nobody uses the memory.
     unsafe { arena.deallocate(address, layout, &own) }?;
     let of_hook = arena.clone();
-    cuda_mem::on_drop_failure(move |failure| {
+    cuda_mem::base::on_drop_failure(move |failure| {
         let text = failure.error.to_string();
         let is_told = text.contains("given back already");
         let has_trimmed = of_hook.trim_to(0).is_ok();

@@ -11,7 +11,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream, drop_counts};
+use cuda_mem::base::drop_counts;
+use cuda_mem::{Arena, DeviceBuffer, ErrorKind, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
 use cuda_mem_tests::own_process;
@@ -388,6 +389,6 @@ mod scenarios {
 pub(crate) fn as_child() -> Option<Result<()>> {
     let scenario = std::env::var(SCENARIO).ok()?;
     scenarios::before_the_driver(&scenario);
-    cuda_mem::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
+    cuda_mem::base::on_drop_failure(|failure| eprintln!("{}: {}", failure.object, failure.error));
     Some(Environment::get().and_then(|env| scenarios::run(&scenario, env)))
 }

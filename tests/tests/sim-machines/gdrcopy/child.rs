@@ -4,7 +4,8 @@ use std::ffi::{CString, c_void};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{ErrorKind, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::ErrorKind;
+use cuda_mem::cpu_mapping::{Window, WindowKind, WindowOptions, WindowReason};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::run;
 use cuda_mem_tests::window::memory;

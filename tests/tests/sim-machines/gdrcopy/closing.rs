@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::ErrorKind;
+use cuda_mem::base::drop_counts;
+use cuda_mem::cpu_mapping::{Gdr, WindowKind, WindowOptions};
 use cuda_mem::sys::CUresult;
-use cuda_mem::{ErrorKind, Gdr, WindowKind, WindowOptions, drop_counts};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
@@ -179,7 +181,7 @@ pub(crate) fn failures_leave_nothing(env: &Environment) -> Result<()> {
     // What the driver refuses at the end of a window is told; these faults hit the way back to the context
     // or the capture mode of before.
     static OTHERS: AtomicU64 = AtomicU64::new(0);
-    cuda_mem::on_drop_failure(|failure| {
+    cuda_mem::base::on_drop_failure(|failure| {
         let is_way_back = ["current context", "capture mode"].contains(&failure.object);
         OTHERS.fetch_add(u64::from(!is_way_back), Ordering::Relaxed);
         if !is_way_back {

@@ -1,11 +1,11 @@
 //! Libraries and kernel modules that are older, or not there.
 
 use anyhow::{Context as _, Result, ensure};
+use cuda_mem::cpu_mapping::{Gdr, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::driver::MemoryKind;
+use cuda_mem::mapped::MappedMemory;
 use cuda_mem::sys::gdr::gdr_mapping_type_t;
-use cuda_mem::{
-    Device, DeviceBuffer, Error, ErrorKind, Gdr, MappedMemory, MemoryKind, Resource, Stream,
-    WindowKind, WindowOptions, WindowReason,
-};
+use cuda_mem::{Device, DeviceBuffer, Error, ErrorKind, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
@@ -104,9 +104,18 @@ pub(crate) fn wishes(env: &Environment) -> Result<()> {
     for (wish, options) in [
         ("any", only()),
         ("pcie", only().force_pcie(true)),
-        ("wc", only().mapping(cuda_mem::MappingKind::WriteCombining)),
-        ("cached", only().mapping(cuda_mem::MappingKind::Cached)),
-        ("device", only().mapping(cuda_mem::MappingKind::Device)),
+        (
+            "wc",
+            only().mapping(cuda_mem::cpu_mapping::MappingKind::WriteCombining),
+        ),
+        (
+            "cached",
+            only().mapping(cuda_mem::cpu_mapping::MappingKind::Cached),
+        ),
+        (
+            "device",
+            only().mapping(cuda_mem::cpu_mapping::MappingKind::Device),
+        ),
     ] {
         match options.open(&mut buffer) {
             Ok(window) => {
@@ -174,13 +183,17 @@ pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
     let mut other = self::mapped(&device, &stream, false)?;
     refused(&mut other, "NotGpuDirect")?;
     refused(&mut env.pool()?.alloc(&stream, 100_000)?, "NotGpuDirect")?;
-    let managed = cuda_mem::ManagedBuffer::<u8>::zeroed(&stream, 100_000)?;
+    let managed = cuda_mem::mapped::ManagedBuffer::<u8>::zeroed(&stream, 100_000)?;
     refused(&mut managed.into_buffer(), "ManagedMemory")?;
-    let host = Resource::new(cuda_mem::PinnedResource::new(env.driver));
+    let host = Resource::new(cuda_mem::memory::PinnedResource::new(env.driver));
     refused(&mut host.alloc(&stream, 100_000)?, "MemoryOfHost")
 }
 
-fn mapped(device: &Device, stream: &Stream, rdma: bool) -> Result<cuda_mem::GrowableBuffer<u8>> {
+fn mapped(
+    device: &Device,
+    stream: &Stream,
+    rdma: bool,
+) -> Result<cuda_mem::mapped::GrowableBuffer<u8>> {
     let memory = MappedMemory::builder(device)
         .gpu_direct_rdma(rdma)
         .map(2 << 20)?;

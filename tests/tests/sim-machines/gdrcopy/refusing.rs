@@ -1,10 +1,9 @@
 //! What cannot be had, and what is taken in its place.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::{
-    DirectResource, ErrorKind, MappingKind, Resource, Window, WindowKind, WindowOptions,
-    WindowReason,
-};
+use cuda_mem::cpu_mapping::{MappingKind, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::memory::DirectResource;
+use cuda_mem::{ErrorKind, Resource};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 

@@ -1,8 +1,10 @@
 //! What happens in the processes of their own: each scenario prints what it found.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cuda_mem::driver::Uuid;
+use cuda_mem::placement::{DeviceChoice, Nvml, NvmlDevice};
 use cuda_mem::sys::{CUdevice, CUresult, CUuuid, DriverTable};
-use cuda_mem::{DeviceChoice, Driver, Error, ErrorKind, Nvml, NvmlDevice, Uuid};
+use cuda_mem::{Driver, Error, ErrorKind};
 use cuda_mem_tests::environment::sim_path;
 use cuda_sim::Control;
 

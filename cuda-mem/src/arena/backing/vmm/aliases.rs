@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::super::Chunk;
 use super::{Piece, State, Vmm};
-use crate::error::Result;
-use crate::vmm::{Mapping, PhysicalMemory};
+use crate::base::error::Result;
+use crate::mapped::vmm::{Mapping, PhysicalMemory};
 
 /// By address, at most one for each piece of memory. No access goes through these.
 #[derive(Debug, Default)]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::super::Chunk;
 use super::{Asleep, Piece, Vmm};
 use crate::arena::SleepContents;
-use crate::buffer::DeviceBuffer;
-use crate::error::Result;
+use crate::base::error::Result;
+use crate::memory::buffer::DeviceBuffer;
 use crate::stream::Stream;
 
 impl Vmm {

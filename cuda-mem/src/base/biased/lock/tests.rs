@@ -1,0 +1,90 @@
+//! With real threads. Which orders of steps the lock stands is for loom to say, in `tests/loom`.
+
+use std::sync::atomic::AtomicUsize;
+use std::thread;
+
+use super::*;
+use crate::base::biased::thread::number;
+
+/// Counts in many words at once, so that two at a time would be seen.
+fn count(lock: &BiasedLock<[u64; 4]>, times: u64) {
+    for _ in 0..times {
+        let mut guard = lock.lock(number());
+        let before = *guard;
+        for (word, before) in guard.iter_mut().zip(before) {
+            *word = before + 1;
+        }
+        assert_eq!(*guard, [guard[0]; 4]);
+    }
+}
+
+#[test]
+fn a_guest_takes_the_lock_from_nobody_for_long() {
+    let lock = BiasedLock::new(number(), [0; 4]);
+    let own = owner(&lock);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            crate::base::biased::thread::become_guest();
+            count(&lock, if cfg!(miri) { 10 } else { 2000 });
+        });
+    });
+    assert!(owner(&lock) != own || !barrier::is_there());
+    count(&lock, 1);
+    assert_eq!(owner(&lock), own);
+}
+
+fn owner<T>(lock: &BiasedLock<T>) -> u64 {
+    lock.owner.load(Ordering::Relaxed)
+}
+
+#[test]
+fn threads_that_take_turns_lose_no_update() {
+    let (threads, times) = if cfg!(miri) { (3, 30) } else { (4, 50_000) };
+    let lock = BiasedLock::new(number(), [0; 4]);
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| count(&lock, times));
+        }
+        count(&lock, times);
+    });
+    assert_eq!(*lock.lock(number()), [threads * times; 4]);
+}
+
+#[test]
+fn the_lock_becomes_the_own_of_the_thread_that_comes_often() {
+    let lock = BiasedLock::new(number(), [0; 4]);
+    let first = owner(&lock);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The row is twice as long once the lock was taken away.
+            count(&lock, u64::from(2 * FIRST_STREAK));
+            assert_ne!(owner(&lock), first, "it was taken away");
+            let before = owner(&lock);
+            count(&lock, 2);
+            assert_eq!(before == owner(&lock), !barrier::is_there());
+            assert_ne!(owner(&lock), NOBODY, "it is this thread's");
+        });
+    });
+    count(&lock, 1);
+    assert_eq!(owner(&lock), NOBODY);
+    assert_eq!(*lock.lock(number()), [u64::from(2 * FIRST_STREAK) + 3; 4]);
+}
+
+#[test]
+fn the_owner_is_waited_for() {
+    let lock = BiasedLock::new(number(), 0);
+    let came = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let mut guard = lock.lock(number());
+        scope.spawn(|| {
+            came.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(*lock.lock(number()), 2);
+        });
+        while came.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        *guard = 1;
+        thread::yield_now();
+        *guard = 2;
+    });
+}

@@ -1,0 +1,184 @@
+//! Kinds of failures, and which code is of which kind.
+
+use std::fmt;
+
+use cuda_driver_sys::CUresult;
+
+/// What kind of failure it was, for programs to decide on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No CUDA driver could be opened on this machine.
+    DriverMissing,
+    /// No NVML library could be opened on this machine.
+    NvmlMissing,
+    /// gdrcopy's library or its kernel module is not there, or this process may not use it.
+    GdrMissing,
+    /// The driver, NVML or gdrcopy's library is too old to have the function.
+    SymbolMissing,
+    /// The driver is not initialised in this process.
+    NotInitialized,
+    /// The driver is shutting down with the process.
+    Deinitialized,
+    /// This process is a fork; the parent's GPU objects cannot be used here.
+    Forked,
+    /// No device has this ordinal, or none is visible.
+    InvalidDevice,
+    /// Not enough memory. From a pool, [`Error::out_of_memory`](crate::Error::out_of_memory) has the numbers.
+    OutOfMemory,
+    /// The device, the driver or the system cannot do this.
+    NotSupported,
+    /// This process may not do this.
+    NotPermitted,
+    /// An argument is wrong. Nothing was changed.
+    InvalidValue,
+    /// No usable context, or a handle of another one.
+    InvalidContext,
+    /// The context of the object is gone.
+    ContextDestroyed,
+    /// The work is still running.
+    NotReady,
+    /// Device code or hardware failed; the context and everything in it is lost.
+    DeviceFault,
+    /// The object cannot be closed, or changed in this way, because it is still used.
+    InUse,
+    /// The other process, or what it had made, is gone.
+    PeerGone,
+    /// The other process could not do its part; the text has its error.
+    PeerFailed,
+    /// The operating system refused something; see [`Error::io_error`](crate::Error::io_error).
+    System,
+    /// A stream is being captured into a graph, and this cannot be done meanwhile.
+    Capturing,
+    /// Something is still there that has to go first: memory that the last launch of a graph has left, or
+    /// what the [`Ledger`](crate::ledger::Ledger) lists.
+    StillAllocated,
+    /// Code cannot be loaded: it is for other devices or a newer driver, or is no code.
+    /// [`Error::jit_log`](crate::Error::jit_log) may say more.
+    InvalidImage,
+    /// There is nothing of this name.
+    NotFound,
+    /// The memory, or a part of it, is registered with the driver already. Nothing was changed.
+    AlreadyRegistered,
+    /// The memory is not registered with the driver. Nothing was changed.
+    NotRegistered,
+    /// None of the windows that were allowed can be had; the text has the reason of each.
+    NoWindow,
+    /// Anything else; see [`Error::code`](crate::Error::code).
+    Other,
+}
+
+impl ErrorKind {
+    /// Whether the driver answers so of a context that has ended, also after it was made anew.
+    pub(crate) fn is_of_ended_context(self) -> bool {
+        matches!(self, Self::InvalidContext | Self::ContextDestroyed)
+    }
+}
+
+/// A few words, such as `out of memory`.
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::DriverMissing => "no CUDA driver",
+            Self::NvmlMissing => "no NVML",
+            Self::GdrMissing => "no gdrcopy",
+            Self::SymbolMissing => "function missing",
+            Self::NotInitialized => "not initialised",
+            Self::Deinitialized => "driver shutting down",
+            Self::Forked => "process forked",
+            Self::InvalidDevice => "no such device",
+            Self::OutOfMemory => "out of memory",
+            Self::NotSupported => "not supported",
+            Self::NotPermitted => "not permitted",
+            Self::InvalidValue => "invalid argument",
+            Self::InvalidContext => "no usable context",
+            Self::ContextDestroyed => "context destroyed",
+            Self::NotReady => "not ready",
+            Self::DeviceFault => "device fault",
+            Self::InUse => "in use",
+            Self::PeerGone => "other process gone",
+            Self::PeerFailed => "other process failed",
+            Self::System => "refused by the system",
+            Self::Capturing => "stream being captured",
+            Self::StillAllocated => "still allocated",
+            Self::InvalidImage => "code that cannot be loaded",
+            Self::NotFound => "not found",
+            Self::AlreadyRegistered => "already registered",
+            Self::NotRegistered => "not registered",
+            Self::NoWindow => "no window",
+            Self::Other => "other error",
+        })
+    }
+}
+
+/// What the caller can do about a failure of this kind.
+pub(super) fn advice(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidDevice => {
+            "; see which devices CUDA_VISIBLE_DEVICES leaves to this process"
+        }
+        ErrorKind::InvalidContext => "; use objects of one device and driver together",
+        ErrorKind::DeviceFault => "; end the process: the driver cannot recover this context",
+        ErrorKind::Capturing => {
+            "; a stream is being captured into a graph: do this before or after, or capture in relaxed \
+             mode"
+        }
+        ErrorKind::AlreadyRegistered => {
+            "; a part of the memory is registered already, here or by another library: use it as it is, or \
+             end that first"
+        }
+        ErrorKind::NotRegistered => "; somebody else has ended the registration, or the context",
+        ErrorKind::Deinitialized => "; drop GPU objects before the process exits",
+        _ => "",
+    }
+}
+
+pub(super) fn kind_of(code: CUresult) -> ErrorKind {
+    match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+        CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE => {
+            ErrorKind::InvalidValue
+        }
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => ErrorKind::NotInitialized,
+        CUresult::CUDA_ERROR_DEINITIALIZED => ErrorKind::Deinitialized,
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+            ErrorKind::InvalidDevice
+        }
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => ErrorKind::NotSupported,
+        CUresult::CUDA_ERROR_NOT_PERMITTED => ErrorKind::NotPermitted,
+        CUresult::CUDA_ERROR_INVALID_CONTEXT => ErrorKind::InvalidContext,
+        CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => ErrorKind::ContextDestroyed,
+        CUresult::CUDA_ERROR_NOT_READY => ErrorKind::NotReady,
+        CUresult::CUDA_ERROR_INVALID_IMAGE
+        | CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
+        | CUresult::CUDA_ERROR_INVALID_PTX
+        | CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+        | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+        | CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED => ErrorKind::InvalidImage,
+        CUresult::CUDA_ERROR_NOT_FOUND => ErrorKind::NotFound,
+        CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => ErrorKind::AlreadyRegistered,
+        CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => ErrorKind::NotRegistered,
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+        | CUresult::CUDA_ERROR_CAPTURED_EVENT
+        | CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => ErrorKind::Capturing,
+        CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+        | CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUresult::CUDA_ERROR_ASSERT
+        | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUresult::CUDA_ERROR_INVALID_PC
+        | CUresult::CUDA_ERROR_LAUNCH_FAILED => ErrorKind::DeviceFault,
+        _ => ErrorKind::Other,
+    }
+}

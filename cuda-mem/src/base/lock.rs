@@ -1,0 +1,204 @@
+//! Locks for state of the process, which are never taken in a fork.
+//!
+//! A fork has only the thread that called `fork`. If another thread of the parent held a lock at that moment, no
+//! thread of the child releases it, and what it guards may be half changed. So these locks ask
+//! [`report::is_forked`] first, and refuse there.
+//!
+//! A panic of a thread that holds one does not poison it.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
+
+use once_cell::sync::OnceCell;
+
+use crate::base::biased::lock::{BiasedLock, Guard};
+use crate::base::biased::thread;
+use crate::base::error::{Error, Result};
+use crate::base::report;
+
+/// A mutex.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Waits for the lock. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    #[inline]
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, T>> {
+        self.lock_unless_forked().ok_or_else(Error::forked)
+    }
+
+    /// Waits for the lock. `None` in a fork.
+    #[inline]
+    pub(crate) fn lock_unless_forked(&self) -> Option<MutexGuard<'_, T>> {
+        if report::is_forked() {
+            return None;
+        }
+        Some(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The value, without the lock: the caller has it alone. In a fork too, where it is as the parent left it.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lock of several readers or one writer.
+#[derive(Debug, Default)]
+pub(crate) struct SharedLock<T>(RwLock<T>);
+
+impl<T> SharedLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(RwLock::new(value))
+    }
+
+    /// Waits for writers. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    #[inline]
+    pub(crate) fn read(&self) -> Result<RwLockReadGuard<'_, T>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        Ok(self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits for readers and writers. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    #[inline]
+    pub(crate) fn write(&self) -> Result<RwLockWriteGuard<'_, T>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        Ok(self.0.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes the lock for writing if it is free. Does not wait. [`Forked`](crate::base::error::ErrorKind::Forked) in a fork.
+    pub(crate) fn try_write(&self) -> Result<Option<RwLockWriteGuard<'_, T>>> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        match self.0.try_write() {
+            Ok(guard) => Ok(Some(guard)),
+            Err(TryLockError::Poisoned(guard)) => Ok(Some(guard.into_inner())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+        }
+    }
+}
+
+/// A spin lock, for what takes a few instructions: its release is a plain store.
+#[derive(Debug, Default)]
+pub(crate) struct SpinLock<T>(spin::Mutex<T>);
+
+impl<T> SpinLock<T> {
+    /// Waits for the lock. `None` in a fork.
+    #[inline]
+    pub(crate) fn lock_unless_forked(&self) -> Option<spin::MutexGuard<'_, T>> {
+        (!report::is_forked()).then(|| self.0.lock())
+    }
+}
+
+/// A lock that costs the thread which takes it most no locked instruction.
+#[derive(Debug)]
+pub(crate) struct UsualThreadLock<T>(BiasedLock<T>);
+
+impl<T: Default> Default for UsualThreadLock<T> {
+    fn default() -> Self {
+        Self(BiasedLock::new(thread::number(), T::default()))
+    }
+}
+
+impl<T> UsualThreadLock<T> {
+    /// Waits for the lock. `None` in a fork.
+    #[inline]
+    pub(crate) fn lock_unless_forked(&self) -> Option<Guard<'_, T>> {
+        (!report::is_forked()).then(|| self.0.lock(thread::number()))
+    }
+}
+
+/// A value that is made once. Others wait for the thread that makes it, so it is a lock too.
+#[derive(Debug)]
+pub(crate) struct LockedOnce<T>(OnceCell<T>);
+
+impl<T> LockedOnce<T> {
+    pub(crate) const fn new() -> Self {
+        Self(OnceCell::new())
+    }
+
+    /// The value, from `make` if there is none yet. An error of `make` is not kept.
+    /// [`Forked`](crate::base::error::ErrorKind::Forked) in a fork, even if there is a value: it is the parent's.
+    pub(crate) fn get_or_try_init(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        self.0.get_or_try_init(make)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::base::error::ErrorKind;
+
+    /// The process has other threads, but only this one holds the locks when it forks, so a child that waited for
+    /// them would wait forever; the alarm ends it then.
+    #[test]
+    fn a_fork_is_refused_though_its_parent_holds_the_locks() {
+        report::watch_forks();
+        let (lock, shared, spin) = (
+            Lock::new(1),
+            SharedLock::new(2),
+            SpinLock(spin::Mutex::new(3)),
+        );
+        let usual = UsualThreadLock::<u8>::default();
+        let once = LockedOnce::new();
+        once.get_or_try_init(|| Ok(4)).expect("not a fork");
+        let held = (
+            lock.lock().expect("not a fork"),
+            shared.write().expect("not a fork"),
+            spin.lock_unless_forked().expect("not a fork"),
+            usual.lock_unless_forked().expect("not a fork"),
+        );
+        // SAFETY: the child only asks the locks and ends with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a signal that ends the child.
+            unsafe { libc::alarm(10) };
+            let refuses = |error: &Error| error.kind() == ErrorKind::Forked;
+            let fine = lock.lock().is_err_and(|error| refuses(&error))
+                && lock.lock_unless_forked().is_none()
+                && shared.read().is_err_and(|error| refuses(&error))
+                && shared.write().is_err_and(|error| refuses(&error))
+                && spin.lock_unless_forked().is_none()
+                && usual.lock_unless_forked().is_none()
+                && once
+                    .get_or_try_init(|| Ok(5))
+                    .is_err_and(|error| refuses(&error));
+            // SAFETY: ends the child without running the parent's exit handlers a second time.
+            unsafe { libc::_exit(i32::from(!fine)) };
+        }
+        assert!(child > 0, "fork failed");
+        let mut status = 0;
+        // SAFETY: `status` is valid for a write, and the child is ours.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        assert_eq!((*held.0, *held.1, *held.2), (1, 2, 3));
+    }
+
+    #[test]
+    fn a_panic_under_the_lock_leaves_it_usable() {
+        let mut lock = Lock::new(1);
+        let panicked = std::thread::scope(|scope| {
+            let holder = scope.spawn(|| {
+                let _held = lock.lock();
+                panic!("while the lock is held");
+            });
+            holder.join()
+        });
+        assert!(panicked.is_err());
+        *lock.lock().expect("not a fork") += 1;
+        assert_eq!(*lock.get_mut(), 2);
+    }
+}

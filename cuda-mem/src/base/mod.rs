@@ -1,0 +1,20 @@
+//! Errors, and what becomes of failures in destructors.
+//!
+//! Every call that can fail returns a [`Result`]. An [`Error`] has a [kind](ErrorKind), the driver function that was called,
+//! and the driver's own code. Out of memory comes with the [numbers](OutOfMemory) at that moment and with what was tried.
+//! A method that consumes its object and fails gives the object back in [`Failed`].
+//!
+//! Destructors cannot return errors and never panic: their failures are [counted](drop_counts) and passed to a
+//! [hook](on_drop_failure).
+
+pub(crate) mod barrier;
+pub(crate) mod biased;
+pub(crate) mod error;
+pub(crate) mod lock;
+pub(crate) mod origin;
+pub(crate) mod pages;
+pub(crate) mod report;
+pub(crate) mod table;
+
+pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
+pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};

@@ -1,0 +1,194 @@
+//! Where failures of `Drop` go, and what happened to drops that came too late.
+//!
+//! A destructor cannot return an error, must not panic, and must not park the error for an
+//! unrelated call. So it counts, and calls a hook that the program may set.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::base::error::{Error, ErrorKind};
+
+/// Something that could not be released in a destructor.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DropFailure<'a> {
+    /// What was being released, such as `"buffer"`.
+    pub object: &'static str,
+    /// Why it failed.
+    pub error: &'a Error,
+}
+
+/// How many drops did not do what they should, since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DropCounts {
+    /// The driver refused to release something; the hook was told.
+    pub failures: u64,
+    /// The driver, or the object's context, was gone already: nothing was left to release.
+    pub too_late: u64,
+    /// The process is a fork, where the parent's objects must not be touched.
+    pub after_fork: u64,
+    /// What waits now until it can be released: pools and arenas whose memory is in use, and what was dropped during a
+    /// capture. It goes at later synchronisations; [`Context::synchronize`](crate::Context::synchronize) lets all go
+    /// that the context had.
+    pub waiting: u64,
+}
+
+type Hook = Arc<dyn Fn(&DropFailure<'_>) + Send + Sync>;
+
+static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
+static FAILURES: AtomicU64 = AtomicU64::new(0);
+static TOO_LATE: AtomicU64 = AtomicU64::new(0);
+static AFTER_FORK: AtomicU64 = AtomicU64::new(0);
+/// Kept by the list of what waits, and here so that everything is counted in one place.
+pub(crate) static WAITING: AtomicU64 = AtomicU64::new(0);
+static FORKED: AtomicBool = AtomicBool::new(false);
+static NVML_FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Calls `hook` whenever a destructor fails, in place of any earlier hook.
+///
+/// It runs inside `Drop`, on whatever thread that is. If it panics, the panic is swallowed.
+///
+/// ```
+/// cuda_mem::base::on_drop_failure(|failure| {
+///     eprintln!("could not release a {}: {}", failure.object, failure.error);
+/// });
+/// assert_eq!(cuda_mem::base::drop_counts().failures, 0);
+/// ```
+pub fn on_drop_failure(hook: impl Fn(&DropFailure<'_>) + Send + Sync + 'static) {
+    let before = HOOK
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .replace(Arc::new(hook));
+    // Not under the lock: what the old hook owns may fail to drop, and come back here.
+    drop(before);
+}
+
+/// The counters of this process.
+#[must_use]
+pub fn drop_counts() -> DropCounts {
+    DropCounts {
+        failures: FAILURES.load(Ordering::Relaxed),
+        too_late: TOO_LATE.load(Ordering::Relaxed),
+        after_fork: AFTER_FORK.load(Ordering::Relaxed),
+        waiting: WAITING.load(Ordering::Relaxed),
+    }
+}
+
+/// Runs what a destructor does, unless this process is a fork, and files the outcome.
+#[inline]
+pub(crate) fn release(object: &'static str, release: impl FnOnce() -> Result<(), Error>) {
+    if is_forked() {
+        AFTER_FORK.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    if let Err(error) = release() {
+        failed(object, &error);
+    }
+}
+
+#[cold]
+pub(crate) fn failed(object: &'static str, error: &Error) {
+    if matches!(
+        error.kind(),
+        ErrorKind::Deinitialized | ErrorKind::ContextDestroyed
+    ) {
+        too_late();
+        return;
+    }
+    FAILURES.fetch_add(1, Ordering::Relaxed);
+    // Cloned out, so that a hook may set another hook.
+    let hook = HOOK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some(hook) = hook {
+        // A panic out of `Drop` may abort the process; a broken hook must not do that.
+        let _ = catch_unwind(AssertUnwindSafe(|| hook(&DropFailure { object, error })));
+    }
+}
+
+/// Counts a drop that found nothing left to release.
+#[cold]
+pub(crate) fn too_late() {
+    TOO_LATE.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether this process came out of `fork` after the driver was initialised.
+#[inline]
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Arranges for [`is_forked`] to become true in children of this process.
+///
+/// The handler costs the hot path one relaxed load, where comparing process ids would cost a
+/// system call.
+#[cfg(unix)]
+pub(crate) fn watch_forks() {
+    use std::sync::Once;
+
+    extern "C" fn mark() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: `mark` only stores to an atomic, which is allowed in a fork handler, and lives
+        // as long as the program. If registering fails for want of memory, forks stay unnoticed
+        // and the driver itself answers NOT_INITIALIZED there.
+        unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    });
+}
+
+#[cfg(not(unix))]
+pub(crate) fn watch_forks() {}
+
+/// Whether this process came out of `fork` after NVML was initialised. Apart from the driver's mark: a
+/// program may look for its GPU, fork, and start the driver in its children.
+pub(crate) fn is_nvml_forked() -> bool {
+    NVML_FORKED.load(Ordering::Relaxed)
+}
+
+/// As [`watch_forks`], for NVML.
+#[cfg(unix)]
+pub(crate) fn watch_nvml_forks() {
+    use std::sync::Once;
+
+    extern "C" fn mark() {
+        NVML_FORKED.store(true, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: as in `watch_forks`. If registering fails, NVML itself answers in forks.
+        unsafe { libc::pthread_atfork(None, None, Some(mark)) };
+    });
+}
+
+#[cfg(not(unix))]
+pub(crate) fn watch_nvml_forks() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_driver_sys::CUresult;
+
+    #[test]
+    fn a_failure_is_counted_and_told_and_a_late_drop_only_counted() {
+        let seen = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&seen);
+        on_drop_failure(move |failure| {
+            assert_eq!(failure.object, "thing");
+            counter.fetch_add(1, Ordering::Relaxed);
+            panic!("a hook that panics does no harm");
+        });
+        let before = drop_counts();
+        release("thing", || Err(Error::driver("cuX", CUresult(1))));
+        release("thing", || {
+            Err(Error::driver("cuX", CUresult::CUDA_ERROR_DEINITIALIZED))
+        });
+        release("thing", || Ok(()));
+        let after = drop_counts();
+        assert_eq!(after.failures - before.failures, 1);
+        assert_eq!(after.too_late - before.too_late, 1);
+        assert_eq!(seen.load(Ordering::Relaxed), 1);
+        on_drop_failure(|_| {});
+    }
+}

@@ -1,0 +1,130 @@
+//! What gdrcopy's kernel module tells under `/proc/driver/gdrdrv`.
+
+use std::io;
+use std::path::Path;
+
+use crate::base::error::{Error, Result};
+
+const FOLDER: &str = "/proc/driver/gdrdrv";
+
+/// What gdrcopy's kernel module tells about itself. From [`Gdr::kernel_facts`](crate::cpu_mapping::Gdr::kernel_facts).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GdrKernelFacts {
+    /// Its version, such as `2.5`.
+    pub version: Option<String>,
+    /// Whether it was built for the driver's `opensource` or `proprietary` modules.
+    pub flavour: Option<String>,
+    /// Whether mappings outlive the memory that they show.
+    pub is_persistent: Option<bool>,
+    /// All that `params` says, in its order and words.
+    pub parameters: Vec<(String, String)>,
+    /// How often pages of devices are pinned at present, by all processes. Only told by a module that was loaded with
+    /// `dbg_enabled=1`, and to root.
+    pub pinned: Option<i64>,
+}
+
+impl GdrKernelFacts {
+    /// `None` if there is no such module, or it tells nothing.
+    pub(super) fn read() -> Result<Option<Self>> {
+        Self::read_from(Path::new(FOLDER))
+    }
+
+    fn read_from(folder: &Path) -> Result<Option<Self>> {
+        let Some(params) = text(&folder.join("params"))? else {
+            return Ok(None);
+        };
+        let count = text(&folder.join("nv_get_pages_refcount"))?;
+        Ok(Some(Self::parse(&params, count.as_deref())))
+    }
+
+    /// `Name: value` a line, and a number.
+    fn parse(params: &str, count: Option<&str>) -> Self {
+        let mut facts = Self {
+            pinned: count.and_then(|count| count.trim().parse().ok()),
+            ..Self::default()
+        };
+        for line in params.lines() {
+            let Some((name, value)) = line.split_once(':') else {
+                continue;
+            };
+            let (name, value) = (name.trim(), value.trim().to_owned());
+            match name {
+                "Version" => facts.version = Some(value.clone()),
+                "Built for NVIDIA driver flavor" => facts.flavour = Some(value.clone()),
+                "Use persistent mapping" => facts.is_persistent = Some(value == "yes"),
+                _ => {}
+            }
+            facts.parameters.push((name.to_owned(), value));
+        }
+        facts
+    }
+}
+
+/// `None` for what is not there, or not for us.
+fn text(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(Error::system(
+            "reading what gdrcopy's kernel module tells",
+            error,
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_names_and_values() {
+        let params = "Version: 2.5\nBuilt for NVIDIA driver flavor: opensource\n\
+                      Use persistent mapping: no\ndbg_enabled: 1\nnonsense\n";
+        let facts = GdrKernelFacts::parse(params, Some("17\n"));
+        assert_eq!(facts.version.as_deref(), Some("2.5"));
+        assert_eq!(facts.flavour.as_deref(), Some("opensource"));
+        assert_eq!((facts.is_persistent, facts.pinned), (Some(false), Some(17)));
+        assert_eq!(facts.parameters.len(), 4);
+        assert_eq!(
+            facts.parameters[3],
+            ("dbg_enabled".to_owned(), "1".to_owned())
+        );
+        assert_eq!(
+            GdrKernelFacts::parse("", Some("many")),
+            GdrKernelFacts::default()
+        );
+    }
+
+    #[test]
+    #[cfg(not(miri))] // Miri does not read files.
+    fn a_module_that_is_not_there_tells_nothing() {
+        let nowhere = Path::new("/nowhere/gdrdrv");
+        assert_eq!(GdrKernelFacts::read_from(nowhere).expect("no error"), None);
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn the_count_is_there_only_sometimes() {
+        let folder = std::env::temp_dir().join(format!("cuda-mem-gdrdrv-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("params"), "Use persistent mapping: yes\n").expect("a file");
+        let facts = GdrKernelFacts::read_from(&folder)
+            .expect("readable")
+            .expect("there");
+        assert_eq!((facts.is_persistent, facts.pinned), (Some(true), None));
+        std::fs::write(folder.join("nv_get_pages_refcount"), "3\n").expect("a file");
+        let facts = GdrKernelFacts::read_from(&folder)
+            .expect("readable")
+            .expect("there");
+        assert_eq!(facts.pinned, Some(3));
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+}

@@ -1,0 +1,327 @@
+//! Which kinds of window to try, in which order: a pure function.
+
+use std::fmt;
+
+use super::kind::{MappingKind, WindowKind, WindowReason};
+use super::options::WindowOptions;
+use crate::driver::pointer::MemoryKind;
+
+/// What the choice depends on beside the options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WindowFacts {
+    /// Where the memory is.
+    pub memory: MemoryKind,
+    /// Whether threads of the host may touch the memory, if it is the host's.
+    pub host_access: bool,
+    /// What the processor does with accesses to the memory, if it is the host's.
+    pub host_mapping: MappingKind,
+    /// Whether the driver says that others may reach the memory; `None` if it does not tell.
+    pub gpu_direct: Option<bool>,
+    /// Whether the block has the pages of the GPU around the window for itself.
+    pub own_pages: bool,
+    /// Whether the device says that dma-bufs of its memory can be mapped.
+    pub dma_buf_mapping: bool,
+    /// Bytes of BAR1 that a mapping would take.
+    pub bar1_needed: u64,
+    /// Bytes of BAR1 that are free; `None` if nobody tells.
+    pub bar1_free: Option<u64>,
+}
+
+impl WindowFacts {
+    /// Memory of a device, of which nothing speaks against a window, and nothing for one.
+    #[must_use]
+    pub fn of(memory: MemoryKind) -> Self {
+        Self {
+            memory,
+            host_access: true,
+            host_mapping: MappingKind::Cached,
+            gpu_direct: None,
+            own_pages: true,
+            dma_buf_mapping: false,
+            bar1_needed: 0,
+            bar1_free: None,
+        }
+    }
+}
+
+/// What was decided. The [`WindowChoice::kind`] of an open window is the one that it has.
+#[derive(Clone, Debug)]
+pub struct WindowChoice {
+    /// Those that may work, the best first.
+    pub(super) candidates: Vec<WindowKind>,
+    /// The others, with the reason.
+    pub(super) left_out: Vec<(WindowKind, WindowReason)>,
+}
+
+impl WindowChoice {
+    /// Decides by facts and wishes alone: asks nobody, and always answers the same.
+    ///
+    /// ```
+    /// use cuda_mem::cpu_mapping::{WindowChoice, WindowFacts, WindowKind, WindowOptions};
+    /// use cuda_mem::driver::MemoryKind;
+    ///
+    /// let mut facts = WindowFacts::of(MemoryKind::Device);
+    /// let choice = WindowChoice::new(&facts, &WindowOptions::new());
+    /// assert_eq!(choice.candidates(), [WindowKind::Gdrcopy, WindowKind::Copies]);
+    ///
+    /// facts.gpu_direct = Some(false);
+    /// let choice = WindowChoice::new(&facts, &WindowOptions::new());
+    /// assert_eq!(choice.kind(), Some(WindowKind::Copies));
+    /// println!("{choice}"); // copies; not gdrcopy: the driver lets nobody else …
+    /// ```
+    #[must_use]
+    pub fn new(facts: &WindowFacts, options: &WindowOptions) -> Self {
+        let mut order = options.preferred.clone();
+        for kind in WindowKind::ALL {
+            if !order.contains(&kind) {
+                order.push(kind);
+            }
+        }
+        let mut choice = Self {
+            candidates: Vec::new(),
+            left_out: Vec::new(),
+        };
+        for kind in order {
+            match reason_against(kind, facts, options) {
+                None => choice.candidates.push(kind),
+                Some(reason) => choice.left_out.push((kind, reason)),
+            }
+        }
+        choice
+    }
+
+    /// The one that was taken, or would be tried first; `None` if none is left.
+    #[must_use]
+    pub fn kind(&self) -> Option<WindowKind> {
+        self.candidates.first().copied()
+    }
+
+    /// Those that may work, the best first. Of an open window it is the one that it has.
+    #[must_use]
+    pub fn candidates(&self) -> &[WindowKind] {
+        &self.candidates
+    }
+
+    /// The others, each with the reason, in the order in which they were looked at.
+    #[must_use]
+    pub fn left_out(&self) -> &[(WindowKind, WindowReason)] {
+        &self.left_out
+    }
+
+    /// The first candidate was tried and failed.
+    pub(super) fn leave_out(&mut self, kind: WindowKind, reason: WindowReason) {
+        self.candidates.retain(|other| *other != kind);
+        self.left_out.push((kind, reason));
+    }
+
+    /// The first candidate is the one.
+    pub(super) fn take(&mut self) {
+        let others = self.candidates.split_off(self.candidates.len().min(1));
+        let others = others.into_iter();
+        self.left_out
+            .extend(others.map(|kind| (kind, WindowReason::NotNeeded)));
+    }
+}
+
+/// `copies; not gdrcopy: …; not dma-buf: …`.
+impl fmt::Display for WindowChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind() {
+            Some(kind) => write!(f, "{kind}")?,
+            None => f.write_str("none")?,
+        }
+        for (kind, reason) in &self.left_out {
+            if !matches!(reason, WindowReason::NotNeeded) {
+                write!(f, "; not {kind}: {reason}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reason_against(
+    kind: WindowKind,
+    facts: &WindowFacts,
+    options: &WindowOptions,
+) -> Option<WindowReason> {
+    if options.refused.contains(&kind) {
+        return Some(WindowReason::Refused);
+    }
+    let is_of_host = facts.memory == MemoryKind::Host;
+    match kind {
+        WindowKind::Copies => None,
+        _ if facts.memory == MemoryKind::Managed => Some(WindowReason::ManagedMemory),
+        WindowKind::HostMapped if !is_of_host => Some(WindowReason::MemoryOfDevice),
+        WindowKind::HostMapped if !facts.host_access => Some(WindowReason::NoAccess),
+        WindowKind::HostMapped => options
+            .mapping
+            .is_some_and(|wanted| wanted != facts.host_mapping)
+            .then_some(WindowReason::NoSuchMapping),
+        _ if is_of_host => Some(WindowReason::MemoryOfHost),
+        WindowKind::Gdrcopy if facts.gpu_direct == Some(false) => Some(WindowReason::NotGpuDirect),
+        WindowKind::Gdrcopy if !facts.own_pages => Some(WindowReason::SharedPages),
+        WindowKind::DmaBuf if !facts.dma_buf_mapping => Some(WindowReason::NoDmaBufMapping),
+        WindowKind::DmaBuf if options.mapping.is_some() => Some(WindowReason::NoSuchMapping),
+        WindowKind::DmaBuf | WindowKind::Gdrcopy => facts
+            .bar1_free
+            .filter(|free| *free < facts.bar1_needed)
+            .map(|free| WindowReason::Bar1Full {
+                needed: facts.bar1_needed,
+                free,
+            }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORIES: [MemoryKind; 4] = [
+        MemoryKind::Device,
+        MemoryKind::Host,
+        MemoryKind::Managed,
+        MemoryKind::Other(77),
+    ];
+    const MAPPINGS: [Option<MappingKind>; 4] = [
+        None,
+        Some(MappingKind::WriteCombining),
+        Some(MappingKind::Cached),
+        Some(MappingKind::Device),
+    ];
+
+    /// Every combination of facts.
+    fn all_facts() -> Vec<WindowFacts> {
+        let mut all = Vec::new();
+        for memory in MEMORIES {
+            for gpu_direct in [None, Some(false), Some(true)] {
+                for bar1_free in [None, Some(1 << 16), Some((1 << 16) - 1)] {
+                    for bits in 0..16 {
+                        all.push(WindowFacts {
+                            memory,
+                            host_access: bits & 4 == 4,
+                            host_mapping: if bits & 8 == 8 {
+                                MappingKind::WriteCombining
+                            } else {
+                                MappingKind::Cached
+                            },
+                            gpu_direct,
+                            own_pages: bits & 1 == 1,
+                            dma_buf_mapping: bits & 2 == 2,
+                            bar1_needed: 1 << 16,
+                            bar1_free,
+                        });
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Every combination of one preference, refusals and a mapping.
+    fn all_options() -> impl Iterator<Item = WindowOptions> {
+        let preferences = std::iter::once(None).chain(WindowKind::ALL.map(Some));
+        preferences.flat_map(|preferred| {
+            (0_u32..16).flat_map(move |refused| {
+                MAPPINGS.into_iter().map(move |mapping| {
+                    let is_refused = |index: &usize| refused >> index & 1 == 1;
+                    let refused = (0..4)
+                        .filter(is_refused)
+                        .map(|index| WindowKind::ALL[index]);
+                    let mut options = WindowOptions::new().prefer(preferred).refuse(refused);
+                    options.mapping = mapping;
+                    options
+                })
+            })
+        })
+    }
+
+    #[test]
+    fn every_kind_is_a_candidate_or_has_a_reason() {
+        let mut firsts = Vec::new();
+        for facts in all_facts() {
+            for options in all_options() {
+                let choice = WindowChoice::new(&facts, &options);
+                for kind in WindowKind::ALL {
+                    let candidates = choice.candidates.iter().filter(|other| **other == kind);
+                    let reasons = choice.left_out.iter().filter(|(other, _)| *other == kind);
+                    assert_eq!(candidates.count() + reasons.count(), 1, "{kind} {facts:?}");
+                    if options.refused.contains(&kind) {
+                        assert!(!choice.candidates.contains(&kind), "{kind} is refused");
+                    }
+                }
+                // Copies go wherever they are not refused.
+                let copies = !options.refused.contains(&WindowKind::Copies);
+                assert_eq!(choice.candidates.contains(&WindowKind::Copies), copies);
+                // A preference is kept if it is possible at all.
+                if let Some(wish) = options.preferred.first()
+                    && choice.candidates.contains(wish)
+                {
+                    assert_eq!(choice.kind(), Some(*wish));
+                }
+                firsts.extend(choice.kind());
+            }
+        }
+        for kind in WindowKind::ALL {
+            assert!(firsts.contains(&kind), "{kind} is never first");
+        }
+    }
+
+    #[test]
+    fn what_is_possible_depends_on_the_memory() {
+        for facts in all_facts() {
+            for options in all_options().filter(|options| options.refused.is_empty()) {
+                let choice = WindowChoice::new(&facts, &options);
+                let has = |kind| choice.candidates.contains(&kind);
+                let is_device = !matches!(facts.memory, MemoryKind::Host | MemoryKind::Managed);
+                let fits = facts.bar1_free.is_none_or(|free| free >= facts.bar1_needed);
+                let gdrcopy =
+                    is_device && facts.gpu_direct != Some(false) && facts.own_pages && fits;
+                assert_eq!(has(WindowKind::Gdrcopy), gdrcopy, "{facts:?}");
+                let dma_buf =
+                    is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();
+                assert_eq!(has(WindowKind::DmaBuf), dma_buf, "{facts:?} {options:?}");
+                let suits = options
+                    .mapping
+                    .is_none_or(|wish| wish == facts.host_mapping);
+                let host = facts.memory == MemoryKind::Host && facts.host_access && suits;
+                assert_eq!(has(WindowKind::HostMapped), host, "{facts:?} {options:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_reasons_are_told_in_words() {
+        let facts = WindowFacts {
+            gpu_direct: Some(false),
+            ..WindowFacts::of(MemoryKind::Device)
+        };
+        let options = WindowOptions::new().refuse([WindowKind::DmaBuf]);
+        let text = WindowChoice::new(&facts, &options).to_string();
+        assert!(
+            text.starts_with("copies; not host-mapped: the memory is the device's"),
+            "{text}"
+        );
+        assert!(text.contains("not dma-buf: not wanted"), "{text}");
+        assert!(
+            text.contains("not gdrcopy: the driver lets nobody else"),
+            "{text}"
+        );
+        let full = WindowFacts {
+            bar1_needed: 2 << 20,
+            bar1_free: Some(1 << 20),
+            ..WindowFacts::of(MemoryKind::Device)
+        };
+        let text = WindowChoice::new(&full, &WindowOptions::new()).to_string();
+        assert!(
+            text.contains("needs 2.0 MiB of BAR1, which has 1.0 MiB free"),
+            "{text}"
+        );
+        let none = WindowOptions::new().refuse(WindowKind::ALL);
+        assert!(
+            WindowChoice::new(&full, &none)
+                .to_string()
+                .starts_with("none; not")
+        );
+    }
+}

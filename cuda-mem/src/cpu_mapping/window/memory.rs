@@ -1,0 +1,86 @@
+//! Memory that suits a window.
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdevice_attribute as Attribute;
+
+use super::kind::{MappingKind, WindowKind};
+use super::options::WindowOptions;
+use crate::base::error::Result;
+use crate::cpu_mapping::gdr::Gdr;
+use crate::driver::device::Device;
+use crate::mapped::vmm::MappedMemory;
+use crate::memory::buffer::{DeviceBuffer, bytes_of};
+use crate::memory::resource::{DirectResource, HostFlags, PinnedResource, Resource};
+use crate::stream::Stream;
+
+/// Smaller blocks share pages of the device with others.
+const OWN_PAGES: usize = 2 << 20;
+
+impl WindowOptions {
+    /// Memory for a window like this, in the order of the stream. Its content is arbitrary. Where a window opens on
+    /// memory of the device, it is [mapped memory](MappedMemory) made for others, in pages of its own (2 MiB at least),
+    /// or of a [`DirectResource`] where the device has no such. Else it is pinned memory of the host, which the processor
+    /// and the devices both reach, write-combining if [that](Self::mapping) is wished; and if that is
+    /// [refused](Self::refuse), of a [`DirectResource`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Resource::alloc`].
+    #[track_caller]
+    pub fn alloc<T: Pod>(&self, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+        let device = stream.device();
+        let can_map = |kind| -> Result<bool> {
+            match kind {
+                WindowKind::DmaBuf if self.mapping.is_some() => Ok(false),
+                WindowKind::DmaBuf => {
+                    device.has_attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)
+                }
+                WindowKind::Gdrcopy => Ok(Gdr::load().is_ok()),
+                WindowKind::HostMapped => Ok(self.mapping != Some(MappingKind::Device)),
+                WindowKind::Copies => Ok(true),
+            }
+        };
+        let wished = self.preferred.iter().copied();
+        let usual = [
+            WindowKind::DmaBuf,
+            WindowKind::Gdrcopy,
+            WindowKind::HostMapped,
+        ];
+        for kind in wished.chain(usual) {
+            if self.refused.contains(&kind) || !can_map(kind)? {
+                continue;
+            }
+            return match kind {
+                WindowKind::DmaBuf | WindowKind::Gdrcopy => of_device(device, stream, len),
+                WindowKind::HostMapped => {
+                    let mut flags = HostFlags::default();
+                    let combined = self.mapping == Some(MappingKind::WriteCombining);
+                    flags.set(HostFlags::WRITE_COMBINED, combined);
+                    let resource = PinnedResource::with_flags(device.driver(), flags);
+                    Resource::new(resource).alloc(stream, len)
+                }
+                WindowKind::Copies => break,
+            };
+        }
+        Resource::new(DirectResource::new(device)).alloc(stream, len)
+    }
+}
+
+/// Memory that others may map, in pages of its own.
+#[track_caller]
+fn of_device<T: Pod>(device: Device, stream: &Stream, len: usize) -> Result<DeviceBuffer<T>> {
+    let bytes = bytes_of::<T>(len)?;
+    let for_others = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    if bytes > 0 && device.has_attribute(for_others)? {
+        let memory = MappedMemory::builder(&device).gpu_direct_rdma(true);
+        let buffer = memory.map(bytes as u64)?.into_buffer(stream, len);
+        return Ok(buffer.map_err(|failed| failed.error)?.into_buffer());
+    }
+    let room = match bytes {
+        0 => len,
+        _ => OWN_PAGES.div_ceil(size_of::<T>()).max(len),
+    };
+    let mut buffer = Resource::new(DirectResource::new(device)).alloc(stream, room)?;
+    buffer.set_len(len);
+    Ok(buffer)
+}

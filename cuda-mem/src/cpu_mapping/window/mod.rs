@@ -1,0 +1,396 @@
+//! Windows: loads and stores of the processor on memory of a GPU.
+
+mod choice;
+#[cfg(target_os = "linux")]
+mod dma_buf;
+mod kind;
+mod memory;
+mod mmio;
+mod open;
+mod options;
+mod staged;
+mod view;
+
+pub use choice::{WindowChoice, WindowFacts};
+pub use kind::{MappingKind, WindowKind, WindowReason};
+pub use options::WindowOptions;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::Range;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+use cuda_driver_sys::gdr::gdr_info_v2_t;
+
+use crate::base::error::{Error, Result};
+use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::buffer::DeviceBuffer;
+use staged::Staged;
+use view::{View, Way};
+
+/// Elements of a buffer that the host loads and stores by itself, at once and in no stream's order: flags that a
+/// running kernel looks at, doorbells, small messages and parameters.
+///
+/// There are several ways to do that ([`WindowKind`]). The best that can be had is taken, and
+/// [`choice`](Self::choice) says which, and why not another.
+///
+/// ```
+/// use cuda_mem::Driver;
+/// use cuda_mem::cpu_mapping::WindowOptions;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
+/// let options = WindowOptions::new();
+/// let mut mailbox = options.alloc::<u64>(&stream, 512)?;
+///
+/// let mut window = options.open(&mut mailbox)?;
+/// window.store(0, 1)?;                // one store of 8 bytes
+/// window.write(8, &[2, 3, 4])?;       // streaming stores
+/// window.flush()?;                    // now the device has them
+/// let mut seen = [0; 3];
+/// window.read(8, &mut seen)?;
+/// assert_eq!((window.load(0)?, seen), (1, [2, 3, 4]));
+/// window.close()?;
+///
+/// assert_eq!(mailbox.to_vec()?[8..11], [2, 3, 4]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+///
+/// **Order.** Opening waits for the streams that use the buffer. From then on the window and the device know
+/// nothing of each other: work that is submitted after a write sees it, and a kernel that runs sees it some time, in no
+/// promised order and, beyond one aligned element of up to 8 bytes, not all at once. Write the message, then the flag
+/// that says it is there.
+///
+/// **Waiting.** Loads and stores wait for nothing. A copy, of a window that is open for
+/// [copies](WindowKind::Copies) or of what is beyond a [limit](WindowOptions::write_limit), waits for itself only. What
+/// it goes through, a stream and 64 KiB of pinned memory, is made when a window for copies opens or at the first copy
+/// beyond a limit, which may wait for a kernel that runs. The context keeps it for the next window.
+///
+/// **Errors.** A direct window answers no errors but for places that it has not. One of
+/// [`Copies`](WindowKind::Copies) answers as the driver does.
+///
+/// A fork has no mappings: a window that is used there ends it.
+///
+/// The buffer is borrowed as long as the window is open, so that its memory cannot go away below it (gdrcopy's
+/// `invalidation_access_after_free`):
+///
+/// ```compile_fail,E0505
+/// # use cuda_mem::DeviceBuffer;
+/// # use cuda_mem::cpu_mapping::WindowOptions;
+/// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
+/// let mut window = WindowOptions::new().open(&mut buffer)?;
+/// drop(buffer); // error: it is borrowed
+/// window.store(0, 1)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// and a closed window has no name any more (`invalidation_access_after_gdr_close`):
+///
+/// ```compile_fail,E0382
+/// # use cuda_mem::DeviceBuffer;
+/// # use cuda_mem::cpu_mapping::WindowOptions;
+/// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
+/// let mut window = WindowOptions::new().open(&mut buffer)?;
+/// window.close()?;
+/// window.store(0, 1)?; // error: use of moved value
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Kernels get the buffer from [`buffer`](Self::buffer).
+pub struct Window<'a, T: Pod> {
+    /// `None` for copies, and for no bytes. Ends before the borrow of the memory.
+    view: Option<View>,
+    /// Made when the window opens if that is all that it has, else when it is needed.
+    copies: RefCell<Option<Staged>>,
+    buffer: &'a mut DeviceBuffer<T>,
+    elements: Range<usize>,
+    choice: WindowChoice,
+    write_limit: usize,
+    read_limit: usize,
+}
+
+impl<T: Pod> Window<'_, T> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.elements.is_empty()
+    }
+
+    /// Number of bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.len() * size_of::<T>()
+    }
+
+    /// The device's address of the first element.
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        self.buffer.as_raw() + (self.elements.start * size_of::<T>()) as u64
+    }
+
+    /// The buffer, for kernels and copies while the window is open.
+    #[must_use]
+    pub fn buffer(&self) -> &DeviceBuffer<T> {
+        self.buffer
+    }
+
+    /// How the memory is reached.
+    #[must_use]
+    pub fn kind(&self) -> WindowKind {
+        self.choice.kind().unwrap_or(WindowKind::Copies)
+    }
+
+    /// How the memory is reached, and why not in another way.
+    #[must_use]
+    pub fn choice(&self) -> &WindowChoice {
+        &self.choice
+    }
+
+    /// What the processor does with accesses; `None` for copies.
+    #[must_use]
+    pub fn mapping(&self) -> Option<MappingKind> {
+        self.view.as_ref().map(View::kind)
+    }
+
+    /// Stores one element, with one store if its address is a multiple of its size. The processor holds it back no
+    /// longer when this returns; it may be on the bus still, see [`flush`](Self::flush). Elements of 1, 2, 4 or 8
+    /// bytes; others do not compile. Copies wait for theirs.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for an element that the window has not.
+    #[inline]
+    pub fn store(&mut self, index: usize, value: T) -> Result<()> {
+        let offset = self.offset(index, 1)?;
+        match &mut self.view {
+            Some(view) => {
+                view.store(offset, value);
+                Ok(())
+            }
+            None => self.write_by_copy(offset, bytemuck::bytes_of(&value)),
+        }
+    }
+
+    /// Loads one element, with one load if its address is a multiple of its size. As [`store`](Self::store).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[inline]
+    pub fn load(&self, index: usize) -> Result<T> {
+        let offset = self.offset(index, 1)?;
+        if let Some(view) = &self.view {
+            return Ok(view.load(offset));
+        }
+        let mut value = T::zeroed();
+        self.read_by_copy(offset, bytemuck::bytes_of_mut(&mut value))?;
+        Ok(value)
+    }
+
+    /// Writes elements, the first of them at `start`: streaming stores, or a copy by the driver beyond the
+    /// [limit](WindowOptions::write_limit). The processor holds nothing back when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for elements that the window has not; then nothing is written.
+    pub fn write(&mut self, start: usize, from: &[T]) -> Result<()> {
+        self.write_bytes_at(self.offset(start, from.len())?, bytemuck::cast_slice(from))
+    }
+
+    /// Reads elements, the first of them from `start`: streaming loads, or a copy by the driver beyond the
+    /// [limit](WindowOptions::read_limit).
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn read(&self, start: usize, to: &mut [T]) -> Result<()> {
+        self.read_bytes_at(self.offset(start, to.len())?, bytemuck::cast_slice_mut(to))
+    }
+
+    /// As [`write`](Self::write), from any byte on.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_bytes(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        self.write_bytes_at(self.within(offset, from.len())?, from)
+    }
+
+    /// As [`read`](Self::read), from any byte on.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read_bytes(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.read_bytes_at(self.within(offset, to.len())?, to)
+    }
+
+    /// Returns when what was written has arrived at the memory: after the stores a load goes the same way, and its
+    /// answer cannot overtake them. Nothing to do for memory of the host, and for copies.
+    ///
+    /// # Errors
+    ///
+    /// None today.
+    pub fn flush(&mut self) -> Result<()> {
+        if let Some(view) = &mut self.view {
+            view.flush();
+        }
+        Ok(())
+    }
+
+    /// What gdrcopy tells of the memory that it pinned; `None` for other windows.
+    ///
+    /// # Errors
+    ///
+    /// As the library answers.
+    #[doc(alias("gdr_get_info", "gdr_get_info_v2"))]
+    pub fn gdr_info(&self) -> Result<Option<gdr_info_v2_t>> {
+        self.pinned().map(|mapping| mapping.info()).transpose()
+    }
+
+    /// Whether the driver took the memory back from gdrcopy; it does so when the memory is freed, which cannot be while
+    /// the window is open. `false` for other windows.
+    ///
+    /// # Errors
+    ///
+    /// As the library answers.
+    #[doc(alias = "gdr_get_callback_flag")]
+    pub fn is_revoked(&self) -> Result<bool> {
+        self.pinned()
+            .map_or(Ok(false), |mapping| mapping.is_revoked())
+    }
+
+    fn pinned(&self) -> Option<&crate::cpu_mapping::gdr::GdrMapping> {
+        match self.view.as_ref()?.way() {
+            Way::Gdr(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+
+    /// Ends the window, as dropping it does, and says how it went. Waits for nothing, unless the window had the driver
+    /// copy and the context keeps what eight others left.
+    ///
+    /// # Errors
+    ///
+    /// As unmapping and unpinning answer; the window is gone all the same.
+    #[doc(alias("gdr_unmap", "gdr_unpin_buffer"))]
+    pub fn close(mut self) -> Result<()> {
+        self.view.take().map_or(Ok(()), View::close)
+    }
+
+    /// Of elements, in bytes.
+    #[inline]
+    fn offset(&self, start: usize, len: usize) -> Result<usize> {
+        match start.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(start * size_of::<T>()),
+            _ => Err(outside("elements", start, len, self.len())),
+        }
+    }
+
+    fn within(&self, offset: usize, len: usize) -> Result<usize> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size_bytes() => Ok(offset),
+            _ => Err(outside("bytes", offset, len, self.size_bytes())),
+        }
+    }
+
+    fn write_bytes_at(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        match &mut self.view {
+            Some(view) if from.len() <= self.write_limit => {
+                view.write(offset, from);
+                Ok(())
+            }
+            _ => self.write_by_copy(offset, from),
+        }
+    }
+
+    fn read_bytes_at(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        match &self.view {
+            Some(view) if to.len() <= self.read_limit => {
+                view.read(offset, to);
+                Ok(())
+            }
+            _ => self.read_by_copy(offset, to),
+        }
+    }
+
+    fn write_by_copy(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.by_copy(from.len(), |copies| {
+            // SAFETY: the range is inside of the buffer, whose memory is there: the host has seen the work before.
+            unsafe { copies.write(self.address() + offset as u64, from) }
+        })
+    }
+
+    fn read_by_copy(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.by_copy(to.len(), |copies| {
+            // SAFETY: as above.
+            unsafe { copies.read(self.address() + offset as u64, to) }
+        })
+    }
+
+    /// Nothing is asked of the driver for no bytes.
+    fn by_copy(&self, bytes: usize, copy: impl FnOnce(&mut Staged) -> Result<()>) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut copies = self.copies.borrow_mut();
+        if let Some(copies) = &mut *copies {
+            return copy(copies);
+        }
+        copy(copies.insert(self.stage()?))
+    }
+
+    fn stage(&self) -> Result<Staged> {
+        Staged::new(
+            self.buffer.stream().context(),
+            self.buffer.device().is_some(),
+        )
+    }
+
+    fn item(&self) -> Item {
+        let stream = self.buffer.stream();
+        Item::new(LedgerKind::Window, self.address())
+            .of(stream.device().driver())
+            .on(self.buffer.device())
+    }
+}
+
+#[cold]
+fn outside(what: &str, start: usize, len: usize, all: usize) -> Error {
+    Error::invalid(format!(
+        "{len} {what} from {start} on are not in a window of {all}"
+    ))
+}
+
+impl<T: Pod> Drop for Window<'_, T> {
+    fn drop(&mut self) {
+        ledger::ended(&self.item());
+    }
+}
+
+impl<T: Pod> fmt::Debug for Window<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("kind", &self.kind())
+            .field("mapping", &self.mapping())
+            .field("elements", &self.elements)
+            .field("buffer", &self.buffer)
+            .finish()
+    }
+}
+
+// What it has is its own or borrowed for itself, and not tied to a thread. Not `Sync`: copies share their staging
+// memory, and two threads that stored to one place would race.
+const _: () = {
+    const fn assert<T: Send>() {}
+    assert::<Window<'_, u8>>();
+};

@@ -1,0 +1,238 @@
+//! Opening: facts are gathered, the choice is made, and what was chosen is tried.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cuda_driver_sys::gdr::{GPU_PAGE_SIZE, gdr_mapping_type_t};
+use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CUpointer_attribute};
+
+use super::Window;
+use super::choice::{WindowChoice, WindowFacts};
+#[cfg(target_os = "linux")]
+use super::dma_buf::DmaBufMapping;
+use super::kind::{MappingKind, WindowKind, WindowReason};
+use super::options::{READ_LIMIT, WRITE_LIMIT, WindowOptions};
+use super::view::{View, Way};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::pages;
+use crate::cpu_mapping::gdr::{Gdr, GdrMapping};
+use crate::driver::device::Device;
+use crate::driver::pointer::MemoryKind;
+use crate::driver::raw;
+use crate::ledger;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::resource::HostFlags;
+use crate::placement::nvml::Nvml;
+
+impl<'a, T: Pod> Window<'a, T> {
+    #[track_caller]
+    pub(super) fn open(buffer: &'a mut DeviceBuffer<T>, options: &WindowOptions) -> Result<Self> {
+        let elements = elements(buffer.len(), options)?;
+        let bytes = elements.len() * size_of::<T>();
+        // What no bytes have.
+        let copies = WindowOptions::new().only([WindowKind::Copies]);
+        let mut window = Self {
+            view: None,
+            copies: RefCell::new(None),
+            buffer,
+            elements,
+            choice: WindowChoice::new(&WindowFacts::of(MemoryKind::Device), &copies),
+            write_limit: usize::MAX,
+            read_limit: usize::MAX,
+        };
+        // Before anything fails, because the window's end is told as well.
+        ledger::born(window.item());
+        window.wait()?;
+        if bytes > 0 {
+            let facts = window.facts(bytes, options)?;
+            window.choice = WindowChoice::new(&facts, options);
+            window.try_all(bytes, &facts, options)?;
+            let is_of_host = facts.memory == MemoryKind::Host;
+            let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
+            window.write_limit = options.write_limit.unwrap_or(unlimited(WRITE_LIMIT));
+            window.read_limit = options.read_limit.unwrap_or(unlimited(READ_LIMIT));
+        }
+        Ok(window)
+    }
+
+    /// For everything that uses the buffer. Nobody's capture is disturbed.
+    fn wait(&mut self) -> Result<()> {
+        if self.buffer.as_raw() == 0 {
+            return Ok(());
+        }
+        self.buffer.settle()?;
+        self.buffer.wait_for_stream()
+    }
+
+    fn facts(&self, bytes: usize, options: &WindowOptions) -> Result<WindowFacts> {
+        let stream = self.buffer.stream();
+        let device = self.buffer.device().unwrap_or(stream.device());
+        let info = device.driver().pointer_info(self.address())?;
+        let memory = info.as_ref().map_or(MemoryKind::Other(0), |info| info.kind);
+        let around = pages::around((self.address(), bytes), GPU_PAGE_SIZE);
+        let needed = around.map_or(bytes, |(_, whole)| whole);
+        let own_pages = info
+            .as_ref()
+            .zip(around)
+            .is_none_or(|(info, (first, whole))| {
+                let end = info.start.saturating_add(info.bytes);
+                first >= info.start && first.saturating_add(whole as u64) <= end
+            });
+        let mut facts = WindowFacts {
+            gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
+            host_access: self.buffer.is_open_to_host().unwrap_or(true),
+            own_pages,
+            dma_buf_mapping: device
+                .has_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)?,
+            bar1_needed: needed as u64,
+            ..WindowFacts::of(memory)
+        };
+        if memory == MemoryKind::Host {
+            facts.host_mapping = self.host_mapping(&device)?;
+        } else if may_take_bar1(&facts, options) {
+            facts.bar1_free = bar1_free(&device);
+        }
+        Ok(facts)
+    }
+
+    /// Takes the first that works.
+    fn try_all(
+        &mut self,
+        bytes: usize,
+        facts: &WindowFacts,
+        options: &WindowOptions,
+    ) -> Result<()> {
+        while let Some(kind) = self.choice.kind() {
+            match self.try_one(kind, bytes, facts, options) {
+                Ok(way) => {
+                    self.view = way.map(|way| View::new(way, bytes));
+                    self.choice.take();
+                    return Ok(());
+                }
+                Err(error) => {
+                    let reason = WindowReason::Failed(Arc::new(error));
+                    self.choice.leave_out(kind, reason);
+                }
+            }
+        }
+        Err(Error::no_window(self.choice.to_string()))
+    }
+
+    fn try_one(
+        &mut self,
+        kind: WindowKind,
+        bytes: usize,
+        facts: &WindowFacts,
+        options: &WindowOptions,
+    ) -> Result<Option<Way>> {
+        let address = self.address();
+        let device = self.buffer.stream().device();
+        match kind {
+            WindowKind::Copies => {
+                // Now, because it might wait for a kernel that later waits for the window.
+                *self.copies.get_mut() = Some(self.stage()?);
+                Ok(None)
+            }
+            WindowKind::HostMapped => {
+                let at = host_pointer(&device, address)?;
+                Ok(Some(Way::Host(at, facts.host_mapping)))
+            }
+            WindowKind::DmaBuf => {
+                #[cfg(target_os = "linux")]
+                {
+                    let context = self.buffer.stream().context();
+                    let mapping = DmaBufMapping::new(context, address, bytes, options.force_pcie)?;
+                    self.make_copies_wait()?;
+                    Ok(Some(Way::DmaBuf(mapping)))
+                }
+                #[cfg(not(target_os = "linux"))]
+                Err(Error::not_supported("dma-bufs are Linux's".to_owned()))
+            }
+            WindowKind::Gdrcopy => {
+                let gdr = Gdr::load()?;
+                let wanted = wanted(options.mapping);
+                // A library that maps dma-bufs asks the driver for them, which needs one (R166).
+                let current = self.buffer.stream().context().bind()?;
+                // SAFETY: the window borrows the buffer, whose memory is a device's and stays.
+                let mapping =
+                    unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
+                drop(current);
+                self.make_copies_wait()?;
+                Ok(Some(Way::Gdr(mapping)))
+            }
+        }
+    }
+
+    /// What the processor does with accesses to this memory of the host: it is cached, unless it was made otherwise.
+    /// What is not pinned was not.
+    fn host_mapping(&self, device: &Device) -> Result<MappingKind> {
+        let Ok(at) = host_pointer(device, self.address()) else {
+            // The try says why.
+            return Ok(MappingKind::Cached);
+        };
+        let combined = HostFlags::WRITE_COMBINED.bits();
+        let _current = self.buffer.stream().context().bind()?;
+        // SAFETY: the address is that of memory that the driver knows, and a context is current.
+        match unsafe { raw::host::flags(device.driver().table(), at.as_ptr().cast()) } {
+            Ok(flags) if flags & combined != 0 => Ok(MappingKind::WriteCombining),
+            _ => Ok(MappingKind::Cached),
+        }
+    }
+
+    /// As third parties want it, once there is a mapping: it cannot be taken back. Mapped memory cannot be told so (R168); the window's own copies are waited for anyway.
+    fn make_copies_wait(&mut self) -> Result<()> {
+        match self.buffer.set_sync_memops(true) {
+            Err(error) if error.kind() == ErrorKind::NotSupported => Ok(()),
+            done => done,
+        }
+    }
+}
+
+/// Those of the options, if the buffer has them.
+fn elements(len: usize, options: &WindowOptions) -> Result<Range<usize>> {
+    let range = options.range.clone().unwrap_or(0..len);
+    if range.start <= range.end && range.end <= len {
+        return Ok(range);
+    }
+    Err(Error::invalid(format!(
+        "elements {} to {} are no range of a buffer of {len}",
+        range.start, range.end
+    )))
+}
+
+/// Whether anything that could be tried takes BAR1: NVML is not asked in vain.
+fn may_take_bar1(facts: &WindowFacts, options: &WindowOptions) -> bool {
+    let choice = WindowChoice::new(facts, options);
+    let may_be = |kind| choice.candidates().contains(&kind);
+    may_be(WindowKind::DmaBuf) || may_be(WindowKind::Gdrcopy) && Gdr::load().is_ok()
+}
+
+/// What NVML tells, if it is there and knows the device.
+fn bar1_free(device: &Device) -> Option<u64> {
+    let nvml = Nvml::load().ok()?;
+    let bar1 = device.nvml(&nvml).ok()?.bar1_memory().ok()?;
+    Some(bar1.free)
+}
+
+/// Where the host reaches memory of its own that devices have under this address.
+fn host_pointer(device: &Device, address: CUdeviceptr) -> Result<NonNull<u8>> {
+    let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER;
+    // SAFETY: the attribute is 8 bytes wide.
+    let at = unsafe { raw::pointer::wide(device.driver().table(), attribute, address) }?;
+    // The memory is the driver's, and was exposed by it.
+    let at = ptr::with_exposed_provenance_mut(at as usize);
+    NonNull::new(at)
+        .ok_or_else(|| Error::not_supported(format!("the host has no address for {address:#x}")))
+}
+
+fn wanted(kind: Option<MappingKind>) -> gdr_mapping_type_t {
+    match kind {
+        Some(MappingKind::WriteCombining) => gdr_mapping_type_t::GDR_MAPPING_TYPE_WC,
+        Some(MappingKind::Cached) => gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING,
+        Some(MappingKind::Device) => gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE,
+        Some(MappingKind::Unknown) | None => gdr_mapping_type_t::GDR_MAPPING_TYPE_NONE,
+    }
+}

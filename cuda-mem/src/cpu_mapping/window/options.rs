@@ -1,0 +1,156 @@
+//! What a window is to be.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use super::Window;
+use super::kind::{MappingKind, WindowKind};
+use crate::base::error::Result;
+use crate::memory::buffer::DeviceBuffer;
+use crate::placement::Placed;
+
+/// Up to here a store through a window is taken for faster than a copy by the driver.
+///
+/// From what gdrcopy's authors published: 64 KiB take 6.5 µs, as long as a copy of any such size. Nobody here has
+/// measured a mapped window; `cargo run --release -p cuda-mem --example window -- latency` does.
+pub(super) const WRITE_LIMIT: usize = 64 << 10;
+
+/// The same of loads, which wait for the bus: 4 KiB take 8 µs.
+pub(super) const READ_LIMIT: usize = 4 << 10;
+
+/// Which windows are wanted, and how. The default takes the best that can be had.
+///
+/// ```
+/// use cuda_mem::Driver;
+/// use cuda_mem::cpu_mapping::{WindowKind, WindowOptions};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
+/// let options = WindowOptions::new().refuse([WindowKind::Gdrcopy]);
+/// let mut flags = options.alloc::<u32>(&stream, 16)?; // memory that suits such a window
+/// let mut window = options.open(&mut flags)?;
+/// window.store(3, 7)?;
+/// assert_eq!(window.load(3)?, 7);
+/// println!("{}", window.choice()); // which kind, and why not another one
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct WindowOptions {
+    pub(super) preferred: Vec<WindowKind>,
+    pub(super) refused: Vec<WindowKind>,
+    pub(super) mapping: Option<MappingKind>,
+    pub(super) force_pcie: bool,
+    pub(super) range: Option<Range<usize>>,
+    pub(super) write_limit: Option<usize>,
+    pub(super) read_limit: Option<usize>,
+}
+
+impl WindowOptions {
+    /// Any window, of the whole buffer.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// These before the others, in this order. If none of them can be had, the others follow.
+    pub fn prefer(mut self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
+        self.preferred.extend(kinds);
+        self
+    }
+
+    /// None of these.
+    pub fn refuse(mut self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
+        self.refused.extend(kinds);
+        self
+    }
+
+    /// None but these.
+    pub fn only(self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
+        let kinds: Vec<WindowKind> = kinds.into_iter().collect();
+        let others = WindowKind::ALL.into_iter();
+        self.refuse(others.filter(|kind| !kinds.contains(kind)))
+    }
+
+    /// Only a mapping of this kind. gdrcopy from version 2.5 on takes the wish; memory of the host is
+    /// [`Cached`](MappingKind::Cached), or [`WriteCombining`](MappingKind::WriteCombining) if it was
+    /// [made so](crate::memory::HostFlags::WRITE_COMBINED); dma-bufs promise nothing.
+    #[doc(alias("gdr_map_v2", "GDR_MAP_FLAG_REQ_WC_MAPPING"))]
+    pub fn mapping(mut self, kind: MappingKind) -> Self {
+        self.mapping = (kind != MappingKind::Unknown).then_some(kind);
+        self
+    }
+
+    /// Over PCIe also where a coherent link is there. For gdrcopy from version 2.5 on, and for dma-bufs from CUDA
+    /// 12.8 on; both may refuse.
+    #[doc(alias(
+        "GDR_PIN_FLAG_FORCE_PCIE",
+        "CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
+    ))]
+    pub fn force_pcie(mut self, wanted: bool) -> Self {
+        self.force_pcie = wanted;
+        self
+    }
+
+    /// Only these elements of the buffer.
+    pub fn range(mut self, elements: Range<usize>) -> Self {
+        self.range = Some(elements);
+        self
+    }
+
+    /// Writes of more bytes are copies by the driver. Without it 64 KiB for windows on a device's memory, and no limit
+    /// for memory of the host. `usize::MAX` is no limit.
+    pub fn write_limit(mut self, bytes: usize) -> Self {
+        self.write_limit = Some(bytes);
+        self
+    }
+
+    /// Reads of more bytes are copies by the driver. Without it 4 KiB for windows on a device's memory, and no limit
+    /// for memory of the host.
+    pub fn read_limit(mut self, bytes: usize) -> Self {
+        self.read_limit = Some(bytes);
+        self
+    }
+
+    /// Opens the window. Waits for what streams do with the buffer. A window into a device's memory
+    /// [makes its copies wait](DeviceBuffer::set_sync_memops), for the whole allocation and for good.
+    ///
+    /// # Errors
+    ///
+    /// [`NoWindow`](crate::ErrorKind::NoWindow) if no kind that is allowed can be had, with the reason of each;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a range that the buffer has not;
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; else as the driver answers to
+    /// the wait.
+    #[track_caller]
+    pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<Window<'a, T>> {
+        Window::open(buffer, self)
+    }
+    /// As [`open`](Self::open), on memory that a [placement](crate::placement::Placement) decided on.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::cpu_mapping::WindowOptions;
+    /// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let devices = Driver::load()?.devices()?;
+    /// let stream = devices[0].primary_context()?.stream()?;
+    /// let machine = Machine::gather(&devices)?;
+    ///
+    /// // A flag that both sides use at any time.
+    /// let request = PlacementRequest::bytes(4).access(AccessPattern::Shared).zeroed();
+    /// let mut flag = request.place(&machine)?.allocate::<u32>(&devices, &stream, 1)?;
+    /// let mut window = WindowOptions::new().open_placed(&mut flag)?;
+    /// assert_eq!(window.load(0)?, 0);
+    /// window.store(0, 1)?; // a kernel that runs sees it
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn open_placed<'a, T: Pod>(&self, placed: &'a mut Placed<T>) -> Result<Window<'a, T>> {
+        Window::open(placed.inner(), self)
+    }
+}

@@ -1,0 +1,77 @@
+//! Copies by the driver, for what no mapping reaches or what is too large for one.
+
+use cuda_driver_sys::CUdeviceptr;
+
+use crate::base::error::Result;
+use crate::memory::copy::Span;
+use crate::stream::Stream;
+use crate::stream::context::Context;
+use crate::stream::stage::Stage;
+
+/// What a window's copies go through, borrowed from the context.
+#[derive(Debug)]
+pub(super) struct Staged {
+    /// `None` only at the end. Ends after the stream, which is a name of the one in it.
+    stage: Option<Stage>,
+    stream: Stream,
+    on_device: bool,
+}
+
+impl Staged {
+    pub(super) fn new(context: &Context, on_device: bool) -> Result<Self> {
+        let stage = context.take_stage()?;
+        // SAFETY: the stage goes back to the context after the last use of this, and lives as long as that.
+        let stream = unsafe { Stream::borrow_raw(context, stage.stream(), ()) };
+        Ok(Self {
+            stage: Some(stage),
+            stream,
+            on_device,
+        })
+    }
+
+    /// Returns when it is done.
+    ///
+    /// # Safety
+    ///
+    /// The bytes at `address` are memory that is valid in every stream meanwhile.
+    pub(super) unsafe fn write(&mut self, address: CUdeviceptr, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's.
+        let span = unsafe { Span::new(address, from.len(), &self.stream, self.on_device) };
+        let stage = self.stage.as_mut().map(Stage::bytes_mut);
+        match stage.and_then(|stage| stage.get_mut(..from.len())) {
+            Some(stage) => {
+                stage.copy_from_slice(from);
+                span.copy_from(stage)
+            }
+            None => span.copy_from(from),
+        }
+    }
+
+    /// Returns when it is done.
+    ///
+    /// # Safety
+    ///
+    /// As [`write`](Self::write).
+    pub(super) unsafe fn read(&mut self, address: CUdeviceptr, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's.
+        let span = unsafe { Span::new(address, to.len(), &self.stream, self.on_device) };
+        let stage = self.stage.as_mut().map(Stage::bytes_mut);
+        match stage.and_then(|stage| stage.get_mut(..to.len())) {
+            Some(stage) => {
+                span.copy_to(stage)?;
+                to.copy_from_slice(stage);
+                Ok(())
+            }
+            None => span.copy_to(to),
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Every copy was waited for.
+        if let Some(stage) = self.stage.take() {
+            self.stream.context().give_stage(stage);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Memory that the processor reaches itself, by whatever way.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use cuda_driver_sys::gdr::gdr_mapping_type_t;
+
+#[cfg(target_os = "linux")]
+use super::dma_buf::DmaBufMapping;
+use super::kind::MappingKind;
+use super::mmio::{self, Routine};
+use crate::base::error::Result;
+use crate::cpu_mapping::gdr::GdrMapping;
+
+/// So many bytes are stored to memory of the host by ordinary stores.
+const CACHED: usize = 64 << 10;
+
+/// Kinds of mappings that this process had: a bit each. With several, stores need the greater fence.
+static KINDS: AtomicU8 = AtomicU8::new(0);
+
+#[derive(Debug)]
+pub(super) enum Way {
+    /// It is the host's, at this address.
+    Host(NonNull<u8>, MappingKind),
+    #[cfg(target_os = "linux")]
+    DmaBuf(DmaBufMapping),
+    Gdr(GdrMapping),
+}
+
+/// So many bytes, and how they are reached. Dropping it ends the mapping.
+#[derive(Debug)]
+pub(super) struct View {
+    at: NonNull<u8>,
+    bytes: usize,
+    way: Way,
+    routine: Routine,
+}
+
+// SAFETY: addresses of the process's own, which are not tied to a thread. Who uses them is decided by the window,
+// which does not let two threads in.
+unsafe impl Send for View {}
+
+impl View {
+    pub(super) fn new(way: Way, bytes: usize) -> Self {
+        let at = match &way {
+            Way::Host(at, _) => *at,
+            #[cfg(target_os = "linux")]
+            Way::DmaBuf(mapping) => mapping.start(),
+            Way::Gdr(mapping) => mapping.start(),
+        };
+        let view = Self {
+            at,
+            bytes,
+            way,
+            routine: Routine::best(),
+        };
+        KINDS.fetch_or(1 << view.kind() as u8, Ordering::Relaxed);
+        view
+    }
+
+    /// What the processor does with accesses.
+    pub(super) fn kind(&self) -> MappingKind {
+        match &self.way {
+            Way::Host(_, kind) => *kind,
+            #[cfg(target_os = "linux")]
+            Way::DmaBuf(_) => MappingKind::Unknown,
+            Way::Gdr(mapping) => match mapping.kind() {
+                gdr_mapping_type_t::GDR_MAPPING_TYPE_WC => MappingKind::WriteCombining,
+                gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING => MappingKind::Cached,
+                gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE => MappingKind::Device,
+                _ => MappingKind::Unknown,
+            },
+        }
+    }
+
+    pub(super) fn way(&self) -> &Way {
+        &self.way
+    }
+
+    fn is_mixed() -> bool {
+        KINDS.load(Ordering::Relaxed).count_ones() > 1
+    }
+
+    /// The address of a range that was found to be inside.
+    fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        debug_assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.bytes)
+        );
+        // SAFETY: callers stay inside of what is mapped.
+        unsafe { self.at.as_ptr().add(offset) }
+    }
+
+    /// Ordinary memory for the processor, where one access more does no harm.
+    fn is_host(&self) -> bool {
+        matches!(self.way, Way::Host(_, MappingKind::Cached))
+    }
+
+    pub(super) fn write(&mut self, offset: usize, from: &[u8]) {
+        let to = self.at(offset, from.len());
+        // Streaming stores go past the caches: right for what leaves them anyway, slow for a few bytes of the host's.
+        let routine = if self.is_host() && from.len() <= CACHED {
+            Routine::Plain
+        } else {
+            self.routine
+        };
+        // SAFETY: the range is inside; a slice of the program does not overlap a mapping, nor memory of the host that a
+        // buffer has for itself; the window has it exclusively but for devices; the fence follows.
+        unsafe { mmio::store(routine, to, from.as_ptr(), from.len()) };
+        mmio::fence_after_store(Self::is_mixed());
+    }
+
+    pub(super) fn read(&self, offset: usize, to: &mut [u8]) {
+        let from = self.at(offset, to.len());
+        mmio::fence_around_load();
+        // SAFETY: as in `write`; nobody stores through the window while it is borrowed for this.
+        unsafe { mmio::load(self.routine, to.as_mut_ptr(), from, to.len()) };
+        if !self.is_host() {
+            mmio::fence_around_load();
+        }
+    }
+
+    /// One store if the place is a multiple of the size; else of bytes.
+    pub(super) fn store<T: bytemuck::Pod>(&mut self, offset: usize, value: T) {
+        let to = self.at(offset, size_of::<T>());
+        if to.addr().is_multiple_of(size_of::<T>()) {
+            // SAFETY: as in `write`, and the place is a multiple of the size.
+            unsafe { mmio::store_once(to.cast::<T>(), value) };
+            mmio::fence_after_store(Self::is_mixed());
+        } else {
+            self.write(offset, bytemuck::bytes_of(&value));
+        }
+    }
+
+    /// One load if the place is a multiple of the size; else of bytes.
+    pub(super) fn load<T: bytemuck::Pod>(&self, offset: usize) -> T {
+        let from = self.at(offset, size_of::<T>());
+        if from.addr().is_multiple_of(size_of::<T>()) {
+            // SAFETY: as in `read`, and the place is a multiple of the size.
+            let value = unsafe { mmio::load_once(from.cast::<T>()) };
+            // What is loaded next is not older than this.
+            if self.is_host() {
+                std::sync::atomic::fence(Ordering::Acquire);
+            } else {
+                mmio::fence_around_load();
+            }
+            return value;
+        }
+        let mut value = T::zeroed();
+        self.read(offset, bytemuck::bytes_of_mut(&mut value));
+        value
+    }
+
+    /// A load behind the stores: its answer cannot come before they have arrived.
+    pub(super) fn flush(&mut self) {
+        mmio::fence_after_store(true);
+        if !self.is_host() && self.bytes > 0 {
+            // SAFETY: there is a byte.
+            let _arrived: u8 = unsafe { mmio::load_once(self.at(0, 1)) };
+            mmio::fence_around_load();
+        }
+    }
+
+    pub(super) fn close(self) -> Result<()> {
+        match self.way {
+            Way::Host(..) => Ok(()),
+            #[cfg(target_os = "linux")]
+            Way::DmaBuf(mapping) => mapping.close(),
+            Way::Gdr(mapping) => mapping.close(),
+        }
+    }
+}

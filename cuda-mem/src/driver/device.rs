@@ -1,0 +1,430 @@
+//! Devices, and what they can do. Nothing here creates a context.
+
+mod identity;
+
+pub use identity::PciId;
+
+use std::fmt;
+
+use bitflags::bitflags;
+use cuda_driver_sys::{CUdevice, CUdevice_attribute, CUresult, CudaVersion};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::driver::Driver;
+use crate::driver::raw;
+
+/// One GPU. A cheap handle; making or asking it creates no context on the GPU.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let driver = cuda_mem::Driver::load()?;
+/// for device in driver.devices()? {
+///     println!("{}: {} {}", device.ordinal(), device.name()?, device.uuid()?);
+/// }
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    driver: Driver,
+    raw: CUdevice,
+    ordinal: u32,
+}
+
+impl Driver {
+    /// The device with this ordinal, counted among the visible ones from 0.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDevice`](ErrorKind::InvalidDevice) if there is none. The text quotes what `CUDA_VISIBLE_DEVICES` was
+    /// when the driver was initialised.
+    #[doc(alias = "cuDeviceGet")]
+    pub fn device(&self, ordinal: usize) -> Result<Device> {
+        // An ordinal beyond the driver's int is a device that is not there.
+        let asked = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        // SAFETY: the driver is initialised.
+        let raw = unsafe { raw::device::get(self.table(), asked) }
+            .map_err(|error| self.not_there(ordinal, error))?;
+        Ok(Device {
+            driver: *self,
+            raw,
+            ordinal: asked.unsigned_abs(),
+        })
+    }
+
+    #[cold]
+    fn not_there(&self, ordinal: usize, error: Error) -> Error {
+        match self.device_count() {
+            Ok(count) => error
+                .asked(|| format!("device {ordinal} of {count}"))
+                .no_device(|| self.start_facts().hint(count)),
+            Err(_) => error.asked(|| format!("device {ordinal}")),
+        }
+    }
+
+    /// All visible devices, in the order of their ordinals.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        (0..self.device_count()?)
+            .map(|ordinal| self.device(ordinal))
+            .collect()
+    }
+}
+
+impl Device {
+    /// The driver this device belongs to.
+    #[must_use]
+    #[inline]
+    pub fn driver(&self) -> Driver {
+        self.driver
+    }
+
+    /// The number of this device among the visible ones.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn as_raw(&self) -> CUdevice {
+        self.raw
+    }
+
+    /// The product name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuDeviceGetName")]
+    pub fn name(&self) -> Result<String> {
+        // SAFETY: the handle came from this driver.
+        unsafe { raw::device::name(self.driver.table(), self.raw) }
+    }
+
+    /// The identity of the GPU, the same in every process and for NVML. With MIG, that of the
+    /// MIG device from CUDA 11.4 on.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))]
+    pub fn uuid(&self) -> Result<Uuid> {
+        // SAFETY: the handle came from this driver.
+        unsafe { raw::device::uuid(self.driver.table(), self.raw) }.map(Uuid)
+    }
+
+    /// Bytes of memory on the device, used or not.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuDeviceTotalMem")]
+    pub fn total_memory(&self) -> Result<u64> {
+        // SAFETY: the handle came from this driver.
+        let bytes = unsafe { raw::device::total_memory(self.driver.table(), self.raw) }?;
+        Ok(bytes as u64)
+    }
+
+    /// The driver's own number for an attribute; `None` if this driver does not know it.
+    ///
+    /// # Errors
+    ///
+    /// Anything but the INVALID_VALUE by which a driver says that an attribute is too new for it.
+    #[doc(alias = "cuDeviceGetAttribute")]
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<Option<i32>> {
+        match self.query(attribute) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == ErrorKind::InvalidValue => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a yes-or-no attribute is yes; a driver that does not know it says no.
+    pub(crate) fn has_attribute(&self, attribute: CUdevice_attribute) -> Result<bool> {
+        Ok(self.attribute(attribute)?.unwrap_or(0) != 0)
+    }
+
+    fn query(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        // SAFETY: the handle came from this driver.
+        unsafe { raw::device::attribute(self.driver.table(), attribute, self.raw) }
+    }
+
+    /// An attribute that drivers know since `since`; `None` if this one is older. From that version
+    /// on, a driver that does not know it is an error and not an answer.
+    pub(crate) fn query_since(
+        &self,
+        attribute: CUdevice_attribute,
+        since: CudaVersion,
+    ) -> Result<Option<i32>> {
+        match self.query(attribute) {
+            Err(error)
+                if error.kind() == ErrorKind::InvalidValue && self.driver.version() < since =>
+            {
+                Ok(None)
+            }
+            answer => answer.map(Some),
+        }
+    }
+
+    /// What this device can do. About a dozen attribute queries; keep the answer.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. An attribute that the driver is too old for is a `No`, not an error.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let can = device.capabilities()?;
+    /// println!("memory pools: {}", can.memory_pools);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn capabilities(&self) -> Result<Capabilities> {
+        let number = |attribute| Ok::<u32, Error>(self.query(attribute)?.unsigned_abs());
+        let support = |attribute, major, minor| self.support(attribute, major, minor);
+        use CUdevice_attribute as A;
+        Ok(Capabilities {
+            compute_capability: (
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            memory_pools: self.supports_memory_pools()?,
+            pool_handle_types: HandleTypes::from_bits_retain(
+                self.query_since(
+                    A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+                    CudaVersion::new(11, 3),
+                )?
+                .unwrap_or(0)
+                .cast_unsigned(),
+            ),
+            virtual_memory: support(
+                A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                10,
+                2,
+            )?,
+            unified_addressing: support(A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 4, 0)?,
+            concurrent_managed_access: support(
+                A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+                8,
+                0,
+            )?,
+            pageable_memory_access: support(A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 8, 0)?,
+            gpu_direct_rdma: support(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 11, 3)?,
+            dma_buf: support(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 11, 7)?,
+            host_memory_pools: support(A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0)?,
+        })
+    }
+
+    /// Whether memory pools exist here; they need CUDA 11.2 and a device that has them.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED")]
+    pub fn supports_memory_pools(&self) -> Result<Support> {
+        self.support(
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+            11,
+            2,
+        )
+    }
+
+    fn support(&self, attribute: CUdevice_attribute, major: u32, minor: u32) -> Result<Support> {
+        let since = CudaVersion::new(major, minor);
+        Ok(match self.query_since(attribute, since)? {
+            None => Support::No(Reason::DriverTooOld {
+                since,
+                found: self.driver.version(),
+            }),
+            Some(0) => Support::No(Reason::Device),
+            Some(_) => Support::Yes,
+        })
+    }
+}
+
+/// `device 0`, by its ordinal.
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}", self.ordinal)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.ordinal)
+    }
+}
+
+/// Whether something can be done, and if not, why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It can.
+    Yes,
+    /// It cannot, for this reason.
+    No(Reason),
+}
+
+/// Why something is not supported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The driver does not know it.
+    DriverTooOld {
+        /// The first CUDA version that does.
+        since: CudaVersion,
+        /// The driver's version.
+        found: CudaVersion,
+    },
+    /// The driver knows it, and says that this device has it not.
+    Device,
+    /// Only trying tells, and the driver refused with this code.
+    Refused(CUresult),
+}
+
+impl Support {
+    /// Whether it is [`Yes`](Self::Yes).
+    #[must_use]
+    pub fn is_yes(self) -> bool {
+        self == Self::Yes
+    }
+}
+
+impl fmt::Display for Support {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Yes => f.write_str("yes"),
+            Self::No(reason) => write!(f, "no ({reason})"),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DriverTooOld { since, found } => {
+                write!(f, "needs CUDA {since}, the driver has {found}")
+            }
+            Self::Device => f.write_str("not on this device"),
+            Self::Refused(code) => write!(f, "tried, and the driver answered {code}"),
+        }
+    }
+}
+
+/// What a device can do. From [`Device::capabilities`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Major and minor version of the architecture: (9, 0) for Hopper.
+    pub compute_capability: (u32, u32),
+    /// Number of streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Stream-ordered memory pools.
+    pub memory_pools: Support,
+    /// The kinds of handle by which a pool may be shared. A set bit is no proof: on some systems
+    /// only creating such a pool tells, see [`PoolBuilder::support`](crate::PoolBuilder::support).
+    pub pool_handle_types: HandleTypes,
+    /// Physical memory and address ranges handled apart.
+    pub virtual_memory: Support,
+    /// One address space for host and devices.
+    pub unified_addressing: Support,
+    /// Host and device may touch managed memory at the same time.
+    pub concurrent_managed_access: Support,
+    /// The device reads ordinary host memory.
+    pub pageable_memory_access: Support,
+    /// Network cards and others may read device memory directly.
+    pub gpu_direct_rdma: Support,
+    /// Device memory can be handed out as a dma-buf.
+    pub dma_buf: Support,
+    /// Pools of host memory, as the attribute says. For those of NUMA nodes and of managed memory, and
+    /// for certainty, see [`PoolBuilder::support`](crate::PoolBuilder::support).
+    pub host_memory_pools: Support,
+}
+
+bitflags! {
+    /// Kinds of handle by which memory is shared between processes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct HandleTypes: u32 {
+        /// A file descriptor.
+        const POSIX_FILE_DESCRIPTOR = 1;
+        /// An NT handle.
+        const WIN32 = 2;
+        /// A globally shared handle of Windows.
+        const WIN32_KMT = 4;
+        /// A handle that works across machines on one NVLink fabric. CUDA 12.3 or newer.
+        const FABRIC = 8;
+    }
+}
+
+/// `A | B`, or `none`.
+pub(crate) fn write_flags<F>(f: &mut fmt::Formatter<'_>, flags: &F) -> fmt::Result
+where
+    F: bitflags::Flags<Bits: bitflags::parser::WriteHex>,
+{
+    if flags.is_empty() {
+        return f.write_str("none");
+    }
+    bitflags::parser::to_writer(flags, f)
+}
+
+impl fmt::Display for HandleTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_flags(f, self)
+    }
+}
+
+/// The identity of a GPU. Shown as the driver and its tools write it: `GPU-` and five groups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uuid(pub [u8; 16]);
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_looks_as_the_tools_write_it() {
+        let uuid = Uuid([
+            0x9e, 0x8d, 0x35, 0xe3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 255,
+        ]);
+        assert_eq!(uuid.to_string(), "GPU-9e8d35e3-0001-0203-0405-060708090aff");
+    }
+
+    #[test]
+    fn reasons_are_said_in_words() {
+        let reason = Reason::DriverTooOld {
+            since: CudaVersion::new(13, 0),
+            found: CudaVersion::new(12, 2),
+        };
+        assert_eq!(
+            Support::No(reason).to_string(),
+            "no (needs CUDA 13.0, the driver has 12.2)"
+        );
+        assert_eq!(
+            HandleTypes::from_bits_retain(9).to_string(),
+            "POSIX_FILE_DESCRIPTOR | FABRIC"
+        );
+        assert_eq!(HandleTypes::empty().to_string(), "none");
+    }
+}

@@ -1,0 +1,16 @@
+//! The driver and its devices.
+//!
+//! [`Driver::load`] finds and opens the driver at run time. A [`Device`] says what it can do
+//! ([`Capabilities`]) without creating a context. [`Location`] names where memory is, and [`PointerInfo`] says what the
+//! driver knows about an address.
+
+pub(crate) mod device;
+pub(crate) mod load;
+pub(crate) mod location;
+pub(crate) mod pointer;
+pub(crate) mod raw;
+
+pub use device::{Capabilities, Device, HandleTypes, PciId, Reason, Support, Uuid};
+pub use load::Driver;
+pub use location::{AllocationType, Location};
+pub use pointer::{MemoryKind, PointerInfo};

@@ -1,0 +1,381 @@
+//! Buffers that a graph uses and therefore owns.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use cuda_driver_sys::{CUdeviceptr, CUgraphNode};
+
+use super::{Graph, GraphExec, Parts};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::lock::Lock;
+use crate::memory::buffer::{DeviceBuffer, Loan};
+use crate::stream::Stream;
+use crate::stream::context::Context;
+use crate::stream::join::order;
+
+/// A buffer that was given to a graph, by which the graph knows it.
+pub struct Adopted<T> {
+    pub(super) owner: u64,
+    pub(super) index: usize,
+    pub(super) address: CUdeviceptr,
+    pub(super) len: usize,
+    /// Memory of a device; else of the host.
+    pub(super) on_device: bool,
+    pub(super) element: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Adopted<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Adopted<T> {}
+
+impl<T> Adopted<T> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T> fmt::Debug for Adopted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Adopted({} elements)", self.len)
+    }
+}
+
+/// A buffer of any element, or memory that several graphs use.
+pub(crate) trait AnyBuffer: Any + Send + Sync {
+    fn stream(&self) -> &Stream;
+    /// The buffer's stream waits for others that may still use it.
+    fn settle(&mut self) -> Result<()>;
+    /// `Ok` if work in this context may touch the memory.
+    fn require_reach_in(&self, context: &Context) -> Result<()>;
+    /// It may not be freed before `stream` has been waited for.
+    fn owe(&self, stream: &Stream);
+    fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+
+    /// The number of the memory that several graphs use; 0 for a buffer.
+    fn number(&self) -> u64 {
+        0
+    }
+
+    /// Held from before a launch waits for earlier uses until later ones wait for the launch; of memory that several
+    /// graphs use. Buffers have one graph, which is launched by one thread at a time.
+    fn turn(&self) -> Option<Arc<Lock<()>>> {
+        None
+    }
+
+    /// A graph that kept a block of it has ended.
+    fn take_back(&self, _: CUdeviceptr) {}
+}
+
+impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
+    fn stream(&self) -> &Stream {
+        DeviceBuffer::stream(self)
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        DeviceBuffer::settle(self)
+    }
+
+    fn require_reach_in(&self, context: &Context) -> Result<()> {
+        DeviceBuffer::require_reach_in(self, context)
+    }
+
+    fn owe(&self, stream: &Stream) {
+        self.owe_to(stream);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// A buffer in a graph, and the last nodes that use it.
+pub(super) struct Guest {
+    pub(super) buffer: Box<dyn AnyBuffer>,
+    pub(super) last: Vec<CUgraphNode>,
+    /// A capture may have used it, in nodes that nobody knows by name.
+    pub(super) is_captured: bool,
+}
+
+impl Parts {
+    pub(super) fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> Adopted<T> {
+        let adopted = Adopted {
+            owner: self.id,
+            index: self.guests.len(),
+            address: buffer.as_raw(),
+            len: buffer.len(),
+            on_device: buffer.device().is_some(),
+            element: PhantomData,
+        };
+        self.guests.push(Guest {
+            buffer: Box::new(buffer),
+            last: Vec::new(),
+            is_captured: false,
+        });
+        adopted
+    }
+
+    /// The place of memory that several graphs use among the guests.
+    pub(super) fn shared_guest(&mut self, memory: impl AnyBuffer) -> usize {
+        let number = memory.number();
+        let known = self.guests.iter();
+        let known = known
+            .map(|guest| guest.buffer.number())
+            .position(|other| other == number);
+        known.unwrap_or_else(|| {
+            self.guests.push(Guest {
+                buffer: Box::new(memory),
+                last: Vec::new(),
+                is_captured: false,
+            });
+            self.guests.len() - 1
+        })
+    }
+
+    pub(super) fn guest<T: Pod>(&self, adopted: &Adopted<T>) -> Result<&DeviceBuffer<T>> {
+        self.check_owner(adopted.owner)?;
+        let guest = self.guests.get(adopted.index);
+        guest
+            .and_then(|guest| guest.buffer.as_any().downcast_ref())
+            .ok_or_else(unknown)
+    }
+
+    pub(super) fn guest_mut<T: Pod>(
+        &mut self,
+        adopted: &Adopted<T>,
+    ) -> Result<&mut DeviceBuffer<T>> {
+        self.check_owner(adopted.owner)?;
+        let guest = self.guests.get_mut(adopted.index);
+        guest
+            .and_then(|guest| guest.buffer.as_any_mut().downcast_mut())
+            .ok_or_else(unknown)
+    }
+
+    /// `Ok` if work in this context may touch the buffer.
+    pub(super) fn require_reach_of<T: Pod>(
+        &self,
+        adopted: &Adopted<T>,
+        context: &Context,
+    ) -> Result<()> {
+        let reach = self.guest(adopted)?.require_reach_in(context);
+        reach.map_err(explain)
+    }
+
+    /// `Ok` if all memory of a graph for the context `home` may be touched in a launch in `stream`. No driver call
+    /// if all of it is of one context.
+    pub(super) fn require_reach(&self, home: &Context, stream: &Stream) -> Result<()> {
+        for guest in &self.guests {
+            let reach = guest.buffer.require_reach_in(home);
+            let reach = reach.and_then(|()| guest.buffer.require_reach_in(stream.context()));
+            reach.map_err(explain)?;
+        }
+        let (own, other) = (home.device(), stream.device());
+        let is_none = |block: &super::Block| block.address == 0 || block.guest.is_some();
+        if own == other || self.blocks.iter().all(is_none) {
+            return Ok(());
+        }
+        if self.left().next().is_some() {
+            return Err(Error::invalid(format!(
+                "the graph leaves memory of {own}, which is used in the stream of the launch, and {other} has no \
+                 access to graph memory; launch it in a stream of {own}"
+            )));
+        }
+        if other.can_access_peer(&own)? {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the graph uses memory of {own}, which {other} cannot reach: they are no peers on this machine; launch \
+             it in a stream of {own}"
+        )))
+    }
+
+    /// The turns of all memory that other graphs use too, in the order in which they are to be taken.
+    pub(super) fn turns(&self) -> Vec<Arc<Lock<()>>> {
+        let mut shared: Vec<_> = self
+            .guests
+            .iter()
+            .filter_map(|guest| Some((guest.buffer.number(), guest.buffer.turn()?)))
+            .collect();
+        shared.sort_unstable_by_key(|(number, _)| *number);
+        shared.into_iter().map(|(_, turn)| turn).collect()
+    }
+
+    /// `stream` waits for everything that was done with the buffers.
+    pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
+        for guest in &mut self.guests {
+            guest.buffer.settle()?;
+            order(guest.buffer.stream().as_ref(), stream.as_ref())?;
+        }
+        Ok(())
+    }
+
+    /// What is done with the buffers from now on waits for `stream`. All are tried; what could not be
+    /// ordered is remembered by the buffer, and ordered before its next use.
+    pub(super) fn leave(&self, stream: &Stream) {
+        for guest in &self.guests {
+            let home = guest.buffer.stream();
+            if order(stream.as_ref(), home.as_ref()).is_err() {
+                guest.buffer.owe(stream);
+            }
+        }
+    }
+}
+
+/// Says of which buffer the error is.
+#[cold]
+fn explain(error: Error) -> Error {
+    if error.code().is_some() {
+        return error.asked(|| "a buffer that the graph has adopted".to_owned());
+    }
+    match error.kind() {
+        ErrorKind::InvalidValue => {
+            Error::invalid(format!("of a buffer that the graph has adopted: {error}"))
+        }
+        _ => error,
+    }
+}
+
+#[cold]
+fn unknown() -> Error {
+    Error::invalid("this graph has no such buffer".to_owned())
+}
+
+impl Graph {
+    /// Gives a buffer to the graph, so that nodes can use it.
+    pub fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> Adopted<T> {
+        self.parts.adopt(buffer)
+    }
+}
+
+impl GraphExec {
+    /// A buffer that was adopted, to be read in the order of its own stream: after every launch so far.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
+    pub fn buffer<T: Pod>(&self, adopted: &Adopted<T>) -> Result<&DeviceBuffer<T>> {
+        self.parts.guest(adopted)
+    }
+
+    /// As [`buffer`](Self::buffer), to be written.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// What the graph was given cannot be exchanged:
+    ///
+    /// ```compile_fail,E0308
+    /// # use cuda_mem::{DeviceBuffer, Error};
+    /// # use cuda_mem::interop::{Adopted, GraphExec};
+    /// # fn example(exec: &mut GraphExec, adopted: &Adopted<u8>, mut other: DeviceBuffer<u8>)
+    /// # -> Result<(), Error> {
+    /// std::mem::swap(&mut exec.buffer_mut(adopted)?, &mut other); // error: mismatched types
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn buffer_mut<T: Pod>(&mut self, adopted: &Adopted<T>) -> Result<AdoptedMut<'_, T>> {
+        Ok(AdoptedMut(self.parts.guest_mut(adopted)?))
+    }
+
+    /// Ends the instance and gives one adopted buffer back. What runs still completes, before
+    /// everything that is done with the buffer from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
+    pub fn into_buffer<T: Pod>(mut self, adopted: &Adopted<T>) -> Result<DeviceBuffer<T>> {
+        self.parts.guest(adopted)?;
+        let guest = self.parts.guests.swap_remove(adopted.index);
+        // The last one has its place now.
+        let moved = self.parts.guests.len();
+        for block in &mut self.parts.blocks {
+            if block.guest == Some(moved) {
+                block.guest = Some(adopted.index);
+            }
+        }
+        let buffer = guest.buffer.into_any().downcast();
+        buffer.map(|buffer| *buffer).map_err(|_| unknown())
+    }
+}
+
+/// An adopted buffer that is being written. It is not the buffer itself: that must stay where the graph
+/// knows it, and a reference could be used to exchange it for another.
+pub struct AdoptedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
+
+impl<T: Pod> AdoptedMut<'_, T> {
+    /// See [`DeviceBuffer::fill`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.0.fill(value)
+    }
+
+    /// See [`DeviceBuffer::zero`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn zero(&mut self) -> Result<()> {
+        self.0.zero()
+    }
+
+    /// See [`DeviceBuffer::copy_from`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
+        self.0.copy_from(from)
+    }
+
+    /// See [`DeviceBuffer::copy_from_buffer`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
+        self.0.copy_from_buffer(from)
+    }
+
+    /// See [`DeviceBuffer::on`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn on<'b>(&'b mut self, other: &'b Stream) -> Result<Loan<'b, T>> {
+        self.0.on(other)
+    }
+}
+
+impl<T: Pod> fmt::Debug for AdoptedMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AdoptedMut({:?})", self.0)
+    }
+}

@@ -1,0 +1,432 @@
+//! Recording a stream into a graph.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
+
+use super::{Adopted, AnyBuffer, Block, Graph, Left, Parts};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::report;
+use crate::driver::raw;
+use crate::memory::buffer::{DeviceBuffer, bytes_of};
+use crate::memory::copy::Span;
+use crate::stream::Stream;
+use crate::stream::{deferred, recording};
+
+/// What the driver refuses elsewhere while a stream is captured. What it refuses also makes the
+/// capture worthless; dropping buffers of other streams is made not to disturb it, in every mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CaptureMode {
+    /// No thread may do what could wait for the device, such as synchronising, allocating in another
+    /// stream, or asking whether one is done.
+    Global,
+    /// The same for the capturing thread only.
+    #[default]
+    ThreadLocal,
+    /// Only the captured stream itself, and waiting for its whole context, are out of bounds.
+    Relaxed,
+}
+
+impl CaptureMode {
+    fn raw(self) -> CUstreamCaptureMode {
+        match self {
+            Self::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            Self::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            Self::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        }
+    }
+}
+
+/// A stream that is being recorded. From [`Stream::capture`].
+pub struct Capture {
+    stream: Stream,
+    parts: RefCell<Parts>,
+    is_over: Cell<bool>,
+    /// Ends after the capture: until then the stream is refused to everybody else.
+    note: Option<recording::Note>,
+    /// In two of the modes the driver wants the thread that began to end it.
+    not_send: PhantomData<*mut ()>,
+}
+
+/// Graph memory that is being recorded, between its allocation and its free. Dropping it records the
+/// free, as with a [`DeviceBuffer`]. It lives only within the capture.
+pub struct GraphBuffer<'c, T: Pod> {
+    capture: &'c Capture,
+    index: usize,
+    /// 0 if there are no bytes, or it was freed or left.
+    address: CUdeviceptr,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl Stream {
+    /// Records what `record` does with the capture into a graph; nothing of it runs before the graph
+    /// is launched. Needs CUDA 11.4. The legacy default stream cannot be captured.
+    ///
+    /// Meanwhile the stream is refused to everything else of this crate, with
+    /// [`Capturing`](crate::ErrorKind::Capturing) and without harm to the capture; a buffer of it that
+    /// is dropped is freed when the capture has ended. If `record` fails or panics, the capture ends
+    /// and leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// What `record` answers; [`Capturing`](crate::ErrorKind::Capturing) if the stream is captured
+    /// already, or something made the capture worthless (see [`CaptureMode`]); else as the driver
+    /// answers.
+    ///
+    /// ```
+    /// # use cuda_mem::Driver;
+    /// # use cuda_mem::interop::{CaptureMode, Instantiate};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let result = device.default_pool()?.alloc::<u32>(&stream, 100)?;
+    /// let (graph, result) = stream.capture(CaptureMode::default(), |capture| {
+    ///     let result = capture.adopt(result);
+    ///     let mut numbers = capture.alloc::<u32>(100)?;
+    ///     numbers.fill(7)?;
+    ///     numbers.copy_out(&result)?;
+    ///     Ok(result)
+    /// })?;
+    /// let mut exec = graph.instantiate(Instantiate::default())?;
+    /// for _ in 0..3 {
+    ///     exec.launch(&stream)?;
+    /// }
+    /// assert_eq!(exec.buffer(&result)?.to_vec()?, [7; 100]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    ///
+    /// Graph memory does not leave the capture:
+    ///
+    /// ```compile_fail
+    /// # use cuda_mem::Stream;
+    /// # use cuda_mem::interop::CaptureMode;
+    /// # fn example(stream: Stream) -> Result<(), cuda_mem::Error> {
+    /// stream.capture(CaptureMode::default(), |capture| capture.alloc::<u32>(100))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias("cuStreamBeginCapture", "cuStreamEndCapture"))]
+    #[track_caller]
+    pub fn capture<R>(
+        &self,
+        mode: CaptureMode,
+        record: impl FnOnce(&Capture) -> Result<R>,
+    ) -> Result<(Graph, R)> {
+        self.release_deferred();
+        let note = self.as_ref().begin_capture(mode.raw()).map_err(|error| {
+            error.meaning(
+                CUresult::CUDA_ERROR_ILLEGAL_STATE,
+                ErrorKind::Capturing,
+                "somebody captures the stream already",
+            )
+        })?;
+        let capture = Capture {
+            stream: self.clone(),
+            parts: RefCell::new(Parts::new()),
+            is_over: Cell::new(false),
+            note: Some(note),
+            not_send: PhantomData,
+        };
+        let recorded = record(&capture)?;
+        let raw = capture.end()?;
+        let mut parts = capture.parts.replace(Parts::new());
+        for guest in &mut parts.guests {
+            guest.is_captured = true;
+        }
+        let graph = Graph::own(self.context(), raw, parts);
+        Ok((graph, recorded))
+    }
+}
+
+impl Capture {
+    /// The stream that is recorded.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Records an allocation of `len` elements of graph memory. Their content is arbitrary.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the size overflows; else as the driver
+    /// answers. Whether the device has the memory shows at the launch.
+    #[doc(alias = "cuMemAllocAsync")]
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<GraphBuffer<'_, T>> {
+        let bytes = bytes_of::<T>(len)?;
+        let address = if bytes == 0 {
+            0
+        } else {
+            let open = self.stream.as_ref().submit_recorded()?;
+            // SAFETY: the stream is live and captured, so this makes a node, and the memory is the graph's
+            // (R67).
+            unsafe { raw::alloc::from_current_pool(open.queue(), bytes) }
+                .map_err(|error| error.asked(|| format!("{bytes} bytes of graph memory")))?
+        };
+        let mut parts = self.parts.borrow_mut();
+        let index = parts.blocks.len();
+        parts.blocks.push(Block {
+            address,
+            bytes,
+            is_freed: false,
+            guest: None,
+            is_alone: false,
+        });
+        Ok(GraphBuffer {
+            capture: self,
+            index,
+            address,
+            len,
+            element: PhantomData,
+        })
+    }
+
+    /// A buffer in memory that several graphs use. Nothing is recorded for it; the graph keeps the memory. If it is of this
+    /// graph alone, it is so until the graph ends.
+    pub(crate) fn buffer_of<T: Pod>(
+        &self,
+        memory: impl AnyBuffer,
+        address: CUdeviceptr,
+        len: usize,
+        is_alone: bool,
+    ) -> GraphBuffer<'_, T> {
+        let mut parts = self.parts.borrow_mut();
+        let guest = parts.shared_guest(memory);
+        let index = parts.blocks.len();
+        parts.blocks.push(Block {
+            address,
+            bytes: len * size_of::<T>(),
+            is_freed: address == 0,
+            guest: Some(guest),
+            is_alone,
+        });
+        GraphBuffer {
+            capture: self,
+            index,
+            address,
+            len,
+            element: PhantomData,
+        }
+    }
+
+    /// Gives a buffer to the graph, so that copies from and to it can be recorded.
+    pub fn adopt<T: Pod + Send + Sync>(&self, buffer: DeviceBuffer<T>) -> Adopted<T> {
+        self.parts.borrow_mut().adopt(buffer)
+    }
+
+    fn end(&self) -> Result<CUgraph> {
+        self.is_over.set(true);
+        // SAFETY: this value began the capture.
+        unsafe { self.stream.as_ref().end_capture() }
+    }
+}
+
+impl Parts {
+    /// A block is free from here on in the order of the capture, if it is memory that several graphs use.
+    fn give_back(&mut self, index: usize) -> bool {
+        let Some(block) = self.blocks.get_mut(index) else {
+            return false;
+        };
+        let guest = block.guest.and_then(|guest| self.guests.get(guest));
+        let Some(guest) = guest else {
+            return false;
+        };
+        // Its graph writes there at every launch.
+        if !block.is_alone {
+            block.is_freed = true;
+            guest.buffer.take_back(block.address);
+        }
+        true
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.is_over.get() {
+            let table = self.stream.context().driver().table();
+            report::release("capture", || {
+                let graph = match self.end() {
+                    Ok(graph) => graph,
+                    // Lost already, and over now: nothing is left.
+                    Err(error) if error.kind() == ErrorKind::Capturing => return Ok(()),
+                    Err(error) => return Err(error),
+                };
+                // SAFETY: the graph was handed out just now, and nobody has it.
+                unsafe { raw::graph::destroy(table, graph) }
+            });
+        }
+        self.note = None;
+        self.stream.release_deferred();
+        deferred::poll();
+    }
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Capture({:?})", self.stream)
+    }
+}
+
+impl<T: Pod> GraphBuffer<'_, T> {
+    /// The address, fixed from now on; 0 if there are no bytes. It is valid only in the graph's order.
+    #[must_use]
+    pub fn as_raw(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Records a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.span().recorded().fill(value)
+    }
+
+    /// Records a copy of other graph memory of the same length and capture.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths or the captures differ; else as
+    /// the driver answers.
+    #[doc(alias = "cuMemcpyDtoDAsync")]
+    pub fn copy_from(&mut self, from: &GraphBuffer<'_, T>) -> Result<()> {
+        if !std::ptr::eq(self.capture, from.capture) {
+            return Err(Error::invalid(
+                "the two buffers are of two captures".to_owned(),
+            ));
+        }
+        self.span().check_len(from.len, "source")?;
+        self.span().recorded().copy_from_span(&from.span(), None)
+    }
+
+    /// Records a copy of an adopted buffer of the same length into this memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), with the capture as it
+    /// was, if the stream's device has no access to the buffer.
+    #[doc(alias = "cuMemcpyDtoDAsync")]
+    pub fn copy_in(&mut self, from: &Adopted<T>) -> Result<()> {
+        self.require_reach_of(from)?;
+        self.span().check_len(from.len, "source")?;
+        let source = self.beside(from);
+        self.span().recorded().copy_from_span(&source, None)
+    }
+
+    /// Records a copy of this memory into an adopted buffer of the same length.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_in`](Self::copy_in).
+    #[doc(alias = "cuMemcpyDtoDAsync")]
+    pub fn copy_out(&self, to: &Adopted<T>) -> Result<()> {
+        self.require_reach_of(to)?;
+        self.span().check_len(to.len, "target")?;
+        let target = self.beside(to);
+        target.recorded().copy_from_span(&self.span(), None)
+    }
+
+    /// Leaves the memory allocated after a launch; the instance knows it by the token. In memory that graphs of a
+    /// [`CapturePool`](crate::arena::CapturePool) share, it holds what this graph wrote until another one of them is launched.
+    #[must_use]
+    pub fn leave(mut self) -> Left<T> {
+        let left = Left {
+            owner: self.capture.parts.borrow().id,
+            index: self.index,
+            address: self.address,
+            len: self.len,
+            element: PhantomData,
+        };
+        self.address = 0;
+        left
+    }
+
+    /// Records the free, as dropping does, and says how it went.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; then a launch leaves the memory.
+    #[doc(alias = "cuMemFreeAsync")]
+    pub fn free(mut self) -> Result<()> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<()> {
+        if self.address == 0 || self.capture.is_over.get() {
+            return Ok(());
+        }
+        let address = std::mem::take(&mut self.address);
+        if self.capture.parts.borrow_mut().give_back(self.index) {
+            return Ok(());
+        }
+        let stream = &self.capture.stream;
+        let open = stream.as_ref().submit_recorded()?;
+        // SAFETY: the memory was allocated in this capture, and all its uses are recorded before this. No
+        // other free of it is recorded (R72).
+        unsafe { raw::alloc::free(open.queue(), address) }?;
+        let mut parts = self.capture.parts.borrow_mut();
+        if let Some(block) = parts.blocks.get_mut(self.index) {
+            block.is_freed = true;
+        }
+        Ok(())
+    }
+
+    fn span(&self) -> Span<'_, T> {
+        // SAFETY: the memory is valid in the order of the recorded stream from its allocation to its free;
+        // the buffer is borrowed.
+        unsafe { Span::new(self.address, self.len, &self.capture.stream, true) }
+    }
+
+    fn require_reach_of(&self, adopted: &Adopted<T>) -> Result<()> {
+        let parts = self.capture.parts.borrow();
+        parts.require_reach_of(adopted, self.capture.stream.context())
+    }
+
+    fn beside(&self, adopted: &Adopted<T>) -> Span<'_, T> {
+        // SAFETY: the graph owns the buffer, so it is valid at every launch, which the buffer's own stream
+        // is ordered with.
+        unsafe {
+            Span::new(
+                adopted.address,
+                adopted.len,
+                &self.capture.stream,
+                adopted.on_device,
+            )
+        }
+    }
+}
+
+impl<T: Pod> Drop for GraphBuffer<'_, T> {
+    fn drop(&mut self) {
+        report::release("graph buffer", || self.release());
+    }
+}
+
+impl<T: Pod> fmt::Debug for GraphBuffer<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "GraphBuffer({} elements at {:#x})",
+            self.len, self.address
+        )
+    }
+}

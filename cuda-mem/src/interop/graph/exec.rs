@@ -1,0 +1,296 @@
+//! Instances of graphs.
+
+use std::fmt;
+
+use cuda_driver_sys::{CUdeviceptr, CUgraphExec, CUgraphInstantiate_flags};
+
+use super::{Block, Graph, Parts};
+use crate::base::error::{Error, ErrorKind, Failed, Result, took_effect};
+use crate::base::report;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::context::Context;
+use crate::stream::join::order;
+use crate::stream::launches;
+use crate::stream::{OrderedRelease, Stream, StreamRef};
+
+/// How to make an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Instantiate {
+    /// What a launch leaves allocated must be freed before the next launch.
+    #[default]
+    Plain,
+    /// A launch first frees what the one before it has left.
+    AutoFree,
+}
+
+/// A graph that can be launched. It holds the graph, of which there can be one instance at a time
+/// (R73), and the buffers that the graph has adopted.
+///
+/// What a launch leaves allocated belongs to the instance: [`left`](Self::left) gives access to it,
+/// [`free_left`](Self::free_left) frees it, and so does dropping the instance, in the order of the
+/// stream of that launch. The driver alone would keep it for ever (R70).
+pub struct GraphExec {
+    raw: CUgraphExec,
+    kind: Instantiate,
+    pub(super) parts: Parts,
+    pub(super) alive: Option<Alive>,
+    /// Dropped after the instance.
+    graph: Graph,
+}
+
+/// What a launch has left.
+pub(super) struct Alive {
+    pub(super) stream: Stream,
+    pub(super) blocks: Vec<Block>,
+}
+
+// SAFETY: handles of instances may be used from any thread, by one at a time, which `&mut self` sees
+// to.
+unsafe impl Send for GraphExec {}
+// SAFETY: what can be called through a shared reference only reads the fields.
+unsafe impl Sync for GraphExec {}
+
+impl Graph {
+    /// Makes a graph ready to be launched. Needs CUDA 11.4.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the graph comes back.
+    #[doc(alias("cuGraphInstantiate", "cuGraphInstantiateWithFlags"))]
+    #[track_caller]
+    pub fn instantiate(self, kind: Instantiate) -> Result<GraphExec, Failed<Self>> {
+        let flags = match kind {
+            Instantiate::Plain => 0,
+            Instantiate::AutoFree => {
+                CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH.0
+            }
+        };
+        let table = self.context.driver().table();
+        let made = self.context.bind().and_then(|_current| {
+            // SAFETY: the graph is live and has no instance, since that would own it (R73); its context
+            // is current. Of the flags at most one is set, so none excludes another (R74).
+            unsafe { raw::graph::instantiate(table, self.raw, flags.into()) }
+        });
+        match made {
+            Err(error) => Err(Failed::new(error, self)),
+            Ok(raw) => {
+                let mut graph = self;
+                let parts = std::mem::replace(&mut graph.parts, Parts::new());
+                let exec = GraphExec {
+                    raw,
+                    kind,
+                    parts,
+                    alive: None,
+                    graph,
+                };
+                ledger::born(exec.item());
+                Ok(exec)
+            }
+        }
+    }
+}
+
+impl GraphExec {
+    fn item(&self) -> Item {
+        let device = self.context().device();
+        Item::new(LedgerKind::GraphExec, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
+    /// The context that the work is for.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.graph.context
+    }
+
+    /// The driver's handle. It stays valid while the instance lives. Launches that go past this crate
+    /// must free what they leave, and order themselves with the adopted buffers.
+    #[must_use]
+    pub fn as_raw(&self) -> CUgraphExec {
+        self.raw
+    }
+
+    /// Bytes that the last launch has left and that were not freed since.
+    #[must_use]
+    pub fn left_bytes(&self) -> usize {
+        let blocks = self.alive.iter().flat_map(|alive| &alive.blocks);
+        blocks.map(|block| block.bytes).sum()
+    }
+
+    /// Submits the whole graph to a stream, in order with everything that was done with the adopted
+    /// buffers. Does not synchronise. Launches of one instance run one after another, whatever their
+    /// streams.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device of the stream, or that of the graph, has
+    /// no access to an adopted buffer; and in a stream of another device than the graph's, if the graph leaves
+    /// memory, or allocates any and the devices are no peers: launch it in a stream of its own device then, and
+    /// let the other stream [wait](Stream::wait_for) for that.
+    /// [`StillAllocated`](crate::ErrorKind::StillAllocated) if the last launch left memory that was not
+    /// freed since, unless the instance was made with [`Instantiate::AutoFree`];
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory), since graph memory is taken from the device here
+    /// or in [`upload`](Self::upload); else as the driver answers.
+    #[doc(alias = "cuGraphLaunch")]
+    pub fn launch(&mut self, stream: &Stream) -> Result<()> {
+        if let Some(alive) = &self.alive
+            && !alive.blocks.is_empty()
+            && self.kind == Instantiate::Plain
+        {
+            let bytes = self.left_bytes() as u64;
+            return Err(Error::still_allocated(alive.blocks.len(), bytes));
+        }
+        stream.as_ref().refuse_recorded()?;
+        self.check_driver(stream)?;
+        self.parts.require_reach(self.context(), stream)?;
+        // What was done with the memory that this launch frees comes before it.
+        if let Some(before) = &self.alive {
+            order(before.stream.as_ref(), stream.as_ref())?;
+        }
+        // Launches of other threads that use the same memory come before all of this, or after it.
+        let turns = self.parts.turns();
+        let _turns: Vec<_> = turns
+            .iter()
+            .map(|turn| turn.lock())
+            .collect::<Result<_>>()?;
+        self.parts.enter(stream)?;
+        let open = stream.as_ref().submit_bound()?;
+        let launched = {
+            let _turn = launches::launch(stream.as_raw())?;
+            // SAFETY: the instance and the stream are live; the adopted buffers are valid here, as the stream
+            // waits for theirs. Nothing of the last launch is left unless the driver frees it (R71).
+            unsafe { raw::graph::launch(open.queue(), self.raw) }
+        };
+        // A code that reports an earlier fault does not say that nothing was launched.
+        if took_effect(&launched) {
+            self.parts.leave(stream);
+        }
+        launched.map_err(|error| error.asked(|| self.graph.in_words()))?;
+        let blocks: Vec<Block> = self.parts.left().copied().collect();
+        self.alive = (!blocks.is_empty()).then(|| Alive {
+            stream: stream.clone(),
+            blocks,
+        });
+        Ok(())
+    }
+
+    /// Takes the device memory that a launch needs, so that the launch has not to. Does not
+    /// synchronise. From then on waits between streams cost more, see [`Stream::wait_for`].
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the graph could not be [launched](Self::launch) in this
+    /// stream; [`OutOfMemory`](crate::ErrorKind::OutOfMemory); else as the driver answers.
+    #[doc(alias = "cuGraphUpload")]
+    pub fn upload(&mut self, stream: &Stream) -> Result<()> {
+        self.check_driver(stream)?;
+        self.parts.require_reach(self.context(), stream)?;
+        let open = stream.as_ref().submit_bound()?;
+        let _turn = launches::launch(stream.as_raw())?;
+        // SAFETY: the instance and the stream are live.
+        unsafe { raw::graph::upload(open.queue(), self.raw) }
+    }
+
+    fn check_driver(&self, stream: &Stream) -> Result<()> {
+        let driver = self.context().driver();
+        driver.require_same(
+            stream.context().driver(),
+            format_args!("the graph and the stream"),
+        )
+    }
+
+    /// Frees what the last launch has left, in the order of its stream. Nothing happens if there is
+    /// nothing. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, of the first block that could not be freed. What could not be freed is
+    /// still left.
+    #[doc(alias = "cuMemFreeAsync")]
+    pub fn free_left(&mut self) -> Result<()> {
+        while let Some(alive) = &mut self.alive {
+            let Some(block) = alive.blocks.last() else {
+                // Where it was used and freed stays known: the next launch uses the memory anew.
+                break;
+            };
+            let freed = free(block.address, alive.stream.as_ref());
+            if took_effect(&freed) {
+                alive.blocks.pop();
+            }
+            freed?;
+        }
+        Ok(())
+    }
+
+    /// The end: what cannot be freed because the stream is captured is left to the stream; any other
+    /// failure is reported, and the next block tried.
+    fn free_at_last(&mut self) {
+        while let Some(alive) = &mut self.alive {
+            let Some(block) = alive.blocks.pop() else {
+                self.alive = None;
+                break;
+            };
+            report::release("graph memory", || {
+                let freed = free(block.address, alive.stream.as_ref());
+                match freed {
+                    Err(error) if error.kind() == ErrorKind::Capturing => {
+                        alive.stream.release_later(LeftMemory(block.address));
+                        Ok(())
+                    }
+                    freed => freed,
+                }
+            });
+        }
+    }
+}
+
+/// Memory that the last launch of an instance has left, when the instance is gone.
+struct LeftMemory(CUdeviceptr);
+
+impl OrderedRelease for LeftMemory {
+    fn waits_for_stream(&self) -> bool {
+        false
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        free(self.0, stream)
+    }
+}
+
+/// Frees one block outside its graph.
+fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    let open = stream.submit()?;
+    // The driver would record the free instead of carrying it out.
+    open.refuse_captured(
+        "the stream in which the graph left memory is being captured; free it afterwards",
+    )?;
+    // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
+    open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })
+        .map_err(|error| crate::memory::buffer::explain_refusal(error, stream))
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        self.free_at_last();
+        ledger::ended(&self.item());
+        let table = self.graph.context.driver().table();
+        // SAFETY: the instance is this value's.
+        report::release("graph instance", || unsafe {
+            raw::graph::destroy_exec(table, self.raw)
+        });
+    }
+}
+
+impl fmt::Debug for GraphExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphExec")
+            .field("raw", &self.raw)
+            .field("kind", &self.kind)
+            .field("left_bytes", &self.left_bytes())
+            .field("adopted", &self.parts.guests.len())
+            .finish()
+    }
+}

@@ -1,0 +1,62 @@
+//! Events between processes.
+
+use cuda_driver_sys::CUresult;
+
+use super::handles::EventHandle;
+use crate::base::error::{ErrorKind, Result};
+use crate::driver::raw;
+use crate::stream::context::Context;
+use crate::stream::event::Event;
+
+impl Event {
+    /// A handle by which another process opens this event, with [`Context::import_event`]. The event
+    /// must come from [`Context::interprocess_event`].
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) for other events.
+    #[doc(alias = "cuIpcGetEventHandle")]
+    pub fn export(&self) -> Result<EventHandle> {
+        let table = self.context().driver().table();
+        let _current = self.context().bind()?;
+        // SAFETY: the event is live and its context current.
+        unsafe { raw::ipc::export_event(table, self.as_raw()) }
+            .map_err(|error| {
+                error.asked(|| "an event, which must be made to be interprocess".to_owned())
+            })
+            .map(EventHandle)
+    }
+}
+
+impl Context {
+    /// Opens an event of another process. It can be recorded and waited for here and there; each wait
+    /// means the last recording of either.
+    ///
+    /// A recording that is not reached when its process dies is never reached: streams that wait for it
+    /// stay where they are, and their context's last handle is dropped only by the end of the process
+    /// (both measured). Where a process may die, wait for its word on the host instead.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](ErrorKind::PeerGone) if there is no such event any more;
+    /// [`InvalidContext`](ErrorKind::InvalidContext) in the process that made it (measured).
+    #[doc(alias = "cuIpcOpenEventHandle")]
+    #[track_caller]
+    pub fn import_event(&self, handle: &EventHandle) -> Result<Event> {
+        let current = self.bind()?;
+        // SAFETY: this context is current. A driver wrote the handle: handles come from `export`, or from
+        // `from_bytes` and `from_raw`, whose callers vouch for it.
+        let raw = unsafe { raw::ipc::import_event(self.driver().table(), handle.0) };
+        drop(current);
+        let raw = raw.map_err(|error| {
+            // Measured: what a driver answers when the event's context is gone.
+            error.meaning(
+                CUresult::CUDA_ERROR_MAP_FAILED,
+                ErrorKind::PeerGone,
+                "the event, or the process that made it, is gone",
+            )
+        })?;
+        // SAFETY: made just now, in this context.
+        Ok(unsafe { Event::from_raw(self, raw) })
+    }
+}

@@ -1,0 +1,110 @@
+//! A buffer while another process uses it.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+use super::channel::Channel;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::report;
+use crate::memory::buffer::DeviceBuffer;
+
+impl Channel {
+    /// Lends a buffer to the other process until that gives it back or dies. Sends it as
+    /// [`send_buffer`](Self::send_buffer) does. Several buffers may be lent at a
+    /// time, and come back in any order; several threads may wait, each for one of them. Nothing else may be
+    /// received at this end meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// ```no_run
+    /// # fn example(
+    /// #     channel: cuda_mem::interop::Channel,
+    /// #     pool: cuda_mem::MemoryPool,
+    /// #     stream: cuda_mem::Stream,
+    /// # ) -> Result<(), cuda_mem::Error> {
+    /// channel.send_pool(&pool)?;
+    /// let mut buffer = pool.alloc_from(&stream, &[1.0f32; 1000])?;
+    /// channel.lend(&mut buffer)?.wait()?; // the other process has it
+    /// println!("{:?}", buffer.to_vec()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "cuMemPoolExportPointer")]
+    pub fn lend<'a, T: Pod>(&'a self, buffer: &'a mut DeviceBuffer<T>) -> Result<Lent<'a, T>> {
+        buffer.settle()?;
+        let number = self.next_number();
+        // Before it is sent: another thread that waits may read the answer first.
+        self.returns.expect(number)?;
+        if let Err(error) = self.send_numbered(buffer, number) {
+            self.returns.forget(number);
+            return Err(error);
+        }
+        Ok(Lent {
+            channel: self,
+            buffer,
+            number,
+            is_waited_for: false,
+        })
+    }
+}
+
+/// A buffer that another process has. The buffer cannot be used or freed here until that process gives
+/// it back, so that it frees first, as the driver wants it (R56).
+///
+/// Dropping waits too: until word comes, or the end of the other process. Leaking it lets the buffer be
+/// freed under the other process's work, which then reads and writes memory that is somebody else's by
+/// then; it stays mapped there (measured).
+#[must_use = "it waits for the other process when dropped"]
+pub struct Lent<'a, T: Pod> {
+    channel: &'a Channel,
+    buffer: &'a mut DeviceBuffer<T>,
+    number: u64,
+    is_waited_for: bool,
+}
+
+impl<T: Pod> Lent<'_, T> {
+    /// Waits until the other process has given the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// [`PeerGone`](ErrorKind::PeerGone) if it died instead, or closed the channel. Its mapping goes with
+    /// it; work that it had submitted may run for a moment more.
+    /// [`PeerFailed`](ErrorKind::PeerFailed) if it could not wait for its work or free its mapping; the
+    /// error says why.
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if it sent something else, which is lost; the wait goes
+    /// on then when the guard is dropped, which is at once.
+    pub fn wait(mut self) -> Result<()> {
+        let answer = self.channel.wait_for_return(self.number);
+        let is_end =
+            |error: &Error| matches!(error.kind(), ErrorKind::PeerGone | ErrorKind::PeerFailed);
+        self.is_waited_for = answer.as_ref().err().is_none_or(is_end);
+        answer
+    }
+}
+
+impl<T: Pod> Drop for Lent<'_, T> {
+    fn drop(&mut self) {
+        if !self.is_waited_for {
+            report::release("lent buffer", || {
+                loop {
+                    match self.channel.wait_for_return(self.number) {
+                        // Something else came, and was read; the buffer is still lent.
+                        Err(error) if error.kind() == ErrorKind::InvalidValue => {}
+                        Err(error) if error.kind() == ErrorKind::PeerGone => return Ok(()),
+                        answer => return answer,
+                    }
+                }
+            });
+        }
+        self.channel.returns.forget(self.number);
+    }
+}
+
+impl<T: Pod> fmt::Debug for Lent<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lent").field(&self.buffer).finish()
+    }
+}

@@ -1,0 +1,247 @@
+//! Messages about memory: one kind each, so that what was not expected is refused.
+
+use std::os::fd::AsFd;
+
+use bytemuck::Pod;
+
+use super::channel::Channel;
+use super::handles::{EventHandle, SharedBuffer};
+use super::pool::ImportedPool;
+use super::reply::{self, FAILED, Received};
+use super::returns::Return;
+use super::{registry, socket, wire};
+use crate::base::error::{Error, Failed, Result};
+use crate::driver::device::Device;
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::pool::MemoryPool;
+use crate::stream::Stream;
+use crate::stream::context::Context;
+use crate::stream::event::Event;
+
+/// What a message is.
+const POOL: u8 = 16;
+const RETURNED: u8 = 17;
+const SENT: u8 = 18;
+
+impl Channel {
+    /// Sends a pool, for [`receive_pool`](Self::receive_pool) at the other end.
+    ///
+    /// # Errors
+    ///
+    /// As [`MemoryPool::export_fd`] and [`send`](Self::send).
+    pub fn send_pool(&self, pool: &MemoryPool) -> Result<()> {
+        let descriptor = pool.export_fd()?;
+        self.send(&wire::seal(POOL, &[]), &[descriptor.as_fd()])
+    }
+
+    /// Waits for a pool, and imports it for `device`. Safe whatever the other process sends: a pool comes as a
+    /// descriptor, which no process can forge, and the driver refuses those of files, pipes and sockets
+    /// (measured).
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive) and [`ImportedPool::from_fd`];
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    #[track_caller]
+    pub fn receive_pool(&self, device: &Device) -> Result<ImportedPool> {
+        let message = self.receive()?;
+        match (
+            wire::open("a pool", &message.bytes)?,
+            &message.descriptors[..],
+        ) {
+            ((POOL, []), [descriptor]) => ImportedPool::from_fd(device, descriptor),
+            _ => Err(unexpected("a pool")),
+        }
+    }
+
+    /// Sends where a buffer lies, for [`receive_buffer`](Self::receive_buffer) at the other end. Waits
+    /// first until the buffer's stream has done what is in it, so that the memory is there and holds
+    /// what was written. See [`lend`](Self::lend) for a buffer that may not go before the other end is
+    /// done with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::export`], [`Stream::synchronize`](crate::Stream::synchronize) and
+    /// [`send`](Self::send).
+    pub fn send_buffer<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<()> {
+        self.send_numbered(buffer, self.next_number())
+    }
+
+    /// The number is that by which word of the buffer comes back.
+    pub(super) fn send_numbered<T: Pod>(
+        &self,
+        buffer: &DeviceBuffer<T>,
+        number: u64,
+    ) -> Result<()> {
+        let shared = buffer.export()?;
+        buffer.wait_for_writers()?;
+        buffer.stream().synchronize()?;
+        let body = [&number.to_le_bytes()[..], &shared.to_bytes()].concat();
+        self.send(&wire::seal(SENT, &body), &[])
+    }
+
+    /// Waits for a buffer of `pool`, and imports it for use in the order of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// As [`ImportedPool::import`]: the process at the other end uses this crate, sends buffers of this
+    /// pool with [`send_buffer`](Self::send_buffer) or [`lend`](Self::lend), and keeps them until they
+    /// are given back here.
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive) and [`ImportedPool::import`];
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    #[track_caller]
+    pub unsafe fn receive_buffer<T: Pod>(
+        &self,
+        pool: &ImportedPool,
+        stream: &Stream,
+    ) -> Result<DeviceBuffer<T>> {
+        let message = self.receive()?;
+        let what = "a buffer";
+        let (SENT, body) = wire::open(what, &message.bytes)? else {
+            return Err(unexpected(what));
+        };
+        let Some((number, shared)) = body.split_first_chunk::<8>() else {
+            return Err(unexpected(what));
+        };
+        let shared = SharedBuffer::from_bytes(shared)?;
+        let received = Received::new(&self.open, u64::from_le_bytes(*number));
+        // SAFETY: the caller vouches for the other process, and the sender has waited for the
+        // allocation (R55).
+        unsafe { pool.import_as(stream, &shared, Some(received)) }
+    }
+
+    /// Waits until the work of a buffer that was received here is done, frees it, and tells the other end,
+    /// which waits for it in [`Lent`](super::Lent).
+    ///
+    /// If the buffer comes back with the error, it may be given back again. If it is dropped instead, or
+    /// does not come back, the other end's wait ends with
+    /// [`PeerFailed`](crate::ErrorKind::PeerFailed). If the other end cannot be told, the channel is
+    /// closed in both directions, and its wait ends with [`PeerGone`](crate::ErrorKind::PeerGone).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the buffer did not come through a channel;
+    /// [`InUse`](crate::ErrorKind::InUse) while another view of the same memory is alive, and then the other
+    /// end goes on waiting; [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; else as
+    /// the driver answers, and as [`send`](Self::send).
+    pub fn give_back<T: Pod>(
+        &self,
+        mut buffer: DeviceBuffer<T>,
+    ) -> Result<(), Failed<DeviceBuffer<T>>> {
+        let Some(number) = buffer.loan_number() else {
+            let text = format!("{} was not received through a channel", buffer.in_words());
+            return Err(Failed::new(Error::invalid(text), buffer));
+        };
+        match registry::users(buffer.as_raw()) {
+            Ok(0 | 1) => {}
+            Ok(users) => {
+                let error = Error::in_use("the other process's memory", users - 1);
+                return Err(Failed::new(error, buffer));
+            }
+            Err(error) => return Err(Failed::new(error, buffer)),
+        }
+        // First, so that nothing here uses the memory even if it cannot be freed.
+        if let Err(error) = buffer
+            .settle()
+            .and_then(|()| buffer.stream().as_ref().wait_uncaptured())
+        {
+            buffer.note_failed_return(Some(error.to_string()));
+            return Err(Failed::new(error, buffer));
+        }
+        buffer.note_failed_return(None);
+        match buffer.free_sync() {
+            Ok(()) => self
+                .answer(&wire::seal(RETURNED, &number.to_le_bytes()))
+                .map_err(Failed::lost),
+            Err(failed) => {
+                let words = failed.error.to_string();
+                match &failed.object {
+                    Some(buffer) => buffer.note_failed_return(Some(words)),
+                    None => {
+                        // The caller is told of the first failure; after a second one the channel is
+                        // closed.
+                        let _ = self.answer(&reply::failed(number, &words));
+                    }
+                }
+                Err(failed)
+            }
+        }
+    }
+
+    /// Sends what the other end waits for. If it cannot be sent, the channel is closed, so that the other
+    /// end does not wait for ever.
+    fn answer(&self, bytes: &[u8]) -> Result<()> {
+        self.send(bytes, &[])
+            .inspect_err(|_| socket::shut_down(self.as_fd()))
+    }
+
+    /// Waits until the buffer with this number was given back.
+    pub(super) fn wait_for_return(&self, number: u64) -> Result<()> {
+        let found = self.returns.wait(number, || self.receive_return())?;
+        match found.failure {
+            None => Ok(()),
+            Some(words) => Err(Error::peer_failed(format!(
+                "the other process could not give the buffer back, and work of it may still use the \
+                 memory; it says: {words}"
+            ))),
+        }
+    }
+
+    /// Waits for the next message, which must be the answer to a buffer.
+    fn receive_return(&self) -> Result<Return> {
+        let message = self.receive()?;
+        let what = "word that a buffer is given back";
+        let (kind, body) = wire::open(what, &message.bytes)?;
+        let (number, words) = body
+            .split_first_chunk::<8>()
+            .ok_or_else(|| unexpected(what))?;
+        let failure = match kind {
+            RETURNED if words.is_empty() => None,
+            FAILED => Some(String::from_utf8_lossy(words).replace(char::is_control, " ")),
+            _ => return Err(unexpected(what)),
+        };
+        let number = u64::from_le_bytes(*number);
+        Ok(Return { number, failure })
+    }
+
+    /// Sends an event, for [`receive_event`](Self::receive_event) at the other end.
+    ///
+    /// # Errors
+    ///
+    /// As [`Event::export`] and [`send`](Self::send).
+    pub fn send_event(&self, event: &Event) -> Result<()> {
+        self.send(&event.export()?.to_bytes(), &[])
+    }
+
+    /// Waits for an event, and opens it in `context`.
+    ///
+    /// # Safety
+    ///
+    /// The process at the other end uses this crate, and sends an event with
+    /// [`send_event`](Self::send_event). The driver believes the handle that comes, see
+    /// [`EventHandle::from_bytes`].
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive) and [`Context::import_event`];
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if something else comes.
+    ///
+    /// ```compile_fail,E0133
+    /// # fn example(channel: cuda_mem::interop::Channel, context: cuda_mem::Context) {
+    /// let _ = channel.receive_event(&context); // error: unsafe
+    /// # }
+    /// ```
+    #[track_caller]
+    pub unsafe fn receive_event(&self, context: &Context) -> Result<Event> {
+        let message = self.receive()?;
+        // SAFETY: the caller vouches for the other process.
+        context.import_event(&unsafe { EventHandle::from_bytes(&message.bytes) }?)
+    }
+}
+
+fn unexpected(what: &str) -> Error {
+    Error::invalid(format!("the other process sent something else than {what}"))
+}

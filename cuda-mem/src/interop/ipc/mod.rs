@@ -1,0 +1,23 @@
+//! Sharing memory with other processes: pools, buffers, events, and a channel to pass them through.
+//!
+//! A pool that was built with [`HandleTypes`](crate::driver::HandleTypes) is exported once, as a descriptor;
+//! then each buffer as a few bytes that say where it lies in the pool. The other process imports the
+//! pool, and then each buffer. See the chapter on sharing in the book for what must be kept in order.
+
+mod channel;
+mod event;
+mod handles;
+mod lent;
+mod message;
+mod pointer;
+mod pool;
+mod registry;
+mod reply;
+mod returns;
+mod socket;
+mod wire;
+
+pub use channel::{Channel, Listener, Message, Peers};
+pub use handles::{EventHandle, FabricHandle, PointerToken, SharedBuffer};
+pub use lent::Lent;
+pub use pool::ImportedPool;

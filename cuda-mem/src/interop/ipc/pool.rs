@@ -1,0 +1,311 @@
+//! Exporting a pool, and importing one.
+
+use std::fmt;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemoryPool, CUresult};
+
+use super::handles::FabricHandle;
+use super::registry;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::device::{Device, HandleTypes};
+use crate::driver::location::Location;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::pool::{self, MemoryPool};
+
+impl MemoryPool {
+    /// A descriptor of this pool for another process, which imports it with
+    /// [`ImportedPool::from_fd`]. Each call makes a new one. The pool must have been built with
+    /// [`HandleTypes::POSIX_FILE_DESCRIPTOR`].
+    ///
+    /// It is close-on-exec. The driver makes it without (measured), so a program that another thread
+    /// starts at this very moment can inherit it.
+    ///
+    /// A default pool cannot be exported:
+    ///
+    /// ```compile_fail,E0599
+    /// # fn example(device: cuda_mem::Device) -> Result<(), cuda_mem::Error> {
+    /// device.default_pool()?.export_fd()?; // error: no such method
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that kind of handle;
+    /// [`NotPermitted`](ErrorKind::NotPermitted) for a pool that can also be exported to a fabric, on a
+    /// machine without one.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, MemoryPool};
+    /// use cuda_mem::driver::HandleTypes;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let pool = MemoryPool::builder(&device)
+    ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+    ///     .build()?;
+    /// let descriptor: std::os::fd::OwnedFd = pool.export_fd()?;
+    /// # drop(descriptor);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    pub fn export_fd(&self) -> Result<OwnedFd> {
+        self.export("POSIX_FILE_DESCRIPTOR", || {
+            // SAFETY: the pool is live, and no pool ends meanwhile.
+            unsafe { raw::ipc::export_fd(self.driver().table(), self.as_raw()) }
+        })
+    }
+
+    /// A handle of this pool for processes of all machines on its NVLink fabric. The pool must have been
+    /// built with [`HandleTypes::FABRIC`]. Needs CUDA 12.3.
+    ///
+    /// # Errors
+    ///
+    /// [`NotPermitted`](ErrorKind::NotPermitted) on a machine without a fabric, or where this process
+    /// may not use it; [`InvalidValue`](ErrorKind::InvalidValue) if the pool was built without that kind
+    /// of handle.
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    pub fn export_fabric(&self) -> Result<FabricHandle> {
+        self.export("FABRIC", || {
+            // SAFETY: the pool is live, no pool ends meanwhile, and no export of it has failed.
+            unsafe { raw::ipc::export_fabric(self.driver().table(), self.as_raw()) }
+        })
+        .map(FabricHandle)
+    }
+
+    fn export<T>(&self, kind: &str, export: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.require_healthy()?;
+        // Asked of the driver, this would be NOT_PERMITTED, and the next allocation from the pool a
+        // crash (measured, R127).
+        if self.handle_types().contains(HandleTypes::FABRIC) && !has_fabric() {
+            return Err(Error::not_permitted(format!(
+                "{} has fabric handles, and this process may use no channel in {CHANNELS}; build a pool with \
+                 other kinds of handle only",
+                **self
+            )));
+        }
+        let _ends = pool::no_pool_ends()?;
+        // Again, now that nobody else exports it.
+        self.require_healthy()?;
+        export().map_err(|error| {
+            if error.code().is_some() && error.kind() != ErrorKind::InvalidValue {
+                self.note_failed_export();
+            }
+            error.asked(|| format!("{}, which must be built with HandleTypes::{kind}", **self))
+        })
+    }
+}
+
+/// Where NVIDIA's driver puts the channels that fabric handles need.
+const CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
+
+/// Whether this process may use any of them.
+fn has_fabric() -> bool {
+    let open = |path| File::options().read(true).write(true).open(path);
+    let channels = std::fs::read_dir(CHANNELS).into_iter().flatten().flatten();
+    channels
+        .map(|entry| open(entry.path()))
+        .any(|file| file.is_ok())
+}
+
+/// A pool of another process, to import its buffers from.
+///
+/// A handle that can be cloned. The exporter's memory stays its own: nothing can be allocated here,
+/// nothing set, and the end of this pool frees nothing (R53, R59). Imported buffers keep the pool. If
+/// the exporter is gone, what was imported stays valid.
+///
+/// ```compile_fail,E0599
+/// # fn example(pool: cuda_mem::interop::ImportedPool, stream: cuda_mem::Stream) -> Result<(), cuda_mem::Error> {
+/// pool.alloc::<u8>(&stream, 1)?; // error: no such method
+/// # Ok(())
+/// # }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn example(pool: cuda_mem::interop::ImportedPool) -> Result<(), cuda_mem::Error> {
+/// pool.export_fd()?; // error: no such method
+/// # Ok(())
+/// # }
+/// ```
+///
+/// ```compile_fail,E0308
+/// # fn example(pool: cuda_mem::interop::ImportedPool, device: cuda_mem::Device) -> Result<(), cuda_mem::Error> {
+/// device.set_current_pool(&pool)?; // error: expected a pool of this process
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct ImportedPool(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    raw: CUmemoryPool,
+}
+
+// SAFETY: pools belong to no thread, as those of this process.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        ledger::ended(&self.item());
+        let (driver, pool) = (self.device.driver(), self.raw);
+        report::release("imported pool", || registry::release_pool(driver, pool));
+    }
+}
+
+impl ImportedPool {
+    /// Imports the pool that a descriptor from [`MemoryPool::export_fd`] names, to use its memory on
+    /// `device`. The descriptor is not taken over. Importing one pool twice gives two handles of one
+    /// import. Needs CUDA 11.2.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the descriptor is of something else;
+    /// [`NotSupported`](ErrorKind::NotSupported) if `device` cannot reach the memory; else as the driver
+    /// answers.
+    #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    #[track_caller]
+    pub fn from_fd(device: &Device, descriptor: impl AsFd) -> Result<Self> {
+        let number = descriptor.as_fd().as_raw_fd();
+        Self::open(device, || {
+            // SAFETY: the descriptor is open, and no pool ends meanwhile.
+            unsafe { raw::ipc::import_fd(device.driver().table(), number) }.map_err(|error| {
+                // Measured: what a driver answers to a descriptor of anything else.
+                error.meaning(
+                    CUresult::CUDA_ERROR_UNKNOWN,
+                    ErrorKind::InvalidValue,
+                    "the descriptor is not that of a pool",
+                )
+            })
+        })
+    }
+
+    /// Imports the pool that a handle from [`MemoryPool::export_fabric`] names. Needs CUDA 12.3.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](ErrorKind::NotSupported) on a machine without a fabric; else as
+    /// [`from_fd`](Self::from_fd).
+    #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    #[track_caller]
+    pub fn from_fabric(device: &Device, handle: &FabricHandle) -> Result<Self> {
+        Self::open(device, || {
+            // SAFETY: no pool ends meanwhile. A driver wrote the handle: handles come from
+            // `export_fabric`, or from `from_bytes` and `from_raw`, whose callers vouch for it.
+            unsafe { raw::ipc::import_fabric(device.driver().table(), handle.0) }
+        })
+    }
+
+    #[track_caller]
+    fn open(device: &Device, import: impl FnOnce() -> Result<CUmemoryPool>) -> Result<Self> {
+        let raw = registry::import_pool(device.driver(), import)?;
+        // Owned from here, so that a failure below gives it back.
+        let pool = Self(Arc::new(Inner {
+            device: *device,
+            raw,
+        }));
+        ledger::born(pool.0.item());
+        // The exporter's access is not inherited (R54).
+        pool.accessible_from(device)?;
+        Ok(pool)
+    }
+
+    /// The driver that the import belongs to.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.device.driver()
+    }
+
+    /// The device that it was imported for.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    /// The driver's handle. It stays valid while this import, or a clone or a second one, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUmemoryPool {
+        self.0.raw
+    }
+
+    /// Lets another device read and write the memory too.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) for a device of another driver; as the driver answers
+    /// for one that is no peer.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn accessible_from(&self, device: &Device) -> Result<()> {
+        if self.0.reaches(device)? {
+            return Ok(());
+        }
+        self.0.grant(device)
+    }
+
+    pub(super) fn reaches(&self, device: &Device) -> Result<bool> {
+        self.0.reaches(device)
+    }
+}
+
+impl Inner {
+    /// By its own place: importing a pool twice gives the same handle.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::ImportedPool, std::ptr::from_ref(self)).on(self.device)
+    }
+
+    fn reaches(&self, device: &Device) -> Result<bool> {
+        self.check_driver(device)?;
+        let location = Location::Device(*device).to_raw();
+        // SAFETY: the pool is live.
+        let flags = unsafe { raw::pool::access(device.driver().table(), self.raw, location) }?;
+        Ok(flags == CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    }
+
+    fn grant(&self, device: &Device) -> Result<()> {
+        self.check_driver(device)?;
+        let wish = CUmemAccessDesc {
+            location: Location::Device(*device).to_raw(),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pool is live, and the device of its driver.
+        unsafe { raw::pool::set_access(device.driver().table(), self.raw, &[wish]) }
+            .map_err(|error| error.asked(|| format!("{device} and a pool of another process")))
+    }
+
+    fn check_driver(&self, device: &Device) -> Result<()> {
+        self.device.driver().require_same(
+            device.driver(),
+            format_args!("the imported pool and the device"),
+        )
+    }
+}
+
+/// Two handles are equal if they are the same import.
+impl PartialEq for ImportedPool {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_raw() == other.as_raw() && self.driver() == other.driver()
+    }
+}
+
+impl Eq for ImportedPool {}
+
+/// Its handle and device, in words.
+impl fmt::Display for ImportedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "imported pool {:p} on {}", self.0.raw, self.0.device)
+    }
+}
+
+impl fmt::Debug for ImportedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImportedPool({:p} on {:?})", self.0.raw, self.0.device)
+    }
+}

@@ -1,0 +1,22 @@
+//! Memory that others use, too: graphs, other processes, other devices of the machine.
+//!
+//! A [`Capture`] records a stream into a [`Graph`]. On Linux a [`Channel`] lends pools, buffers and events to other
+//! processes. [`GpuDirect`] and `DmaBuf` open GPU memory to network cards and storage.
+
+pub(crate) mod gpu_direct;
+pub(crate) mod graph;
+#[cfg(target_os = "linux")]
+pub(crate) mod ipc;
+
+#[cfg(target_os = "linux")]
+pub use gpu_direct::DmaBuf;
+pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
+pub use graph::{
+    Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
+    Instantiate, Left, LeftBuffer, Node, NodeMemory,
+};
+#[cfg(target_os = "linux")]
+pub use ipc::{
+    Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
+    SharedBuffer,
+};

@@ -1,0 +1,257 @@
+//! Memory of the host on loan to a stream.
+
+use std::fmt;
+use std::mem;
+use std::ptr::NonNull;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use crate::base::error::{Error, ErrorKind, Failed, Result};
+use crate::base::report;
+use crate::memory::buffer::DeviceBuffer;
+use crate::stream::{OrderedRelease, Stream, StreamRef};
+
+/// Memory of the host that can be [lent](HostLoan) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
+/// [`Registered`](crate::mapped::Registered) if it borrows nothing that ends.
+///
+/// Implemented here only.
+pub trait HostMemory: sealed::Range {}
+
+#[allow(
+    unreachable_pub,
+    reason = "named by a public trait, and older compilers do not see that"
+)]
+pub(super) mod sealed {
+    use super::*;
+
+    /// Where the memory is. It stays there until the value is dropped, wherever that is moved.
+    pub trait Range: Send + Sync + 'static {
+        type Element: Pod;
+
+        fn range(&self) -> (NonNull<Self::Element>, usize);
+
+        /// Whether devices may write there.
+        fn is_writable(&self) -> bool;
+    }
+}
+
+/// Memory of the host on loan to a stream, from [`PinnedBuffer::lend`](crate::mapped::PinnedBuffer::lend) or
+/// [`Registered::lend`](crate::mapped::Registered::lend). What is done with it goes to the stream, in order, and
+/// the host does not wait. It owns the memory, which the host cannot see meanwhile.
+///
+/// It is an argument of a launch on its stream: `&mut` for kernels that write, `&` for those that only read. They reach
+/// the memory over the bus.
+///
+/// Dropping it waits for the stream, and the memory ends then. Where that would spoil a capture, the memory ends
+/// after the capture. Leaking the loan leaks the memory.
+///
+/// ```
+/// # use cuda_mem::{Driver, MemoryPool};
+/// # cuda_sim::use_if_no_driver();
+/// # let device = Driver::load()?.device(0)?;
+/// # let context = device.primary_context()?;
+/// # let stream = context.stream()?;
+/// # let pool = MemoryPool::builder(&device).build()?;
+/// let results = pool.alloc_from(&stream, &[1u32, 2, 3])?;
+/// let mut staging = context.pinned::<u32>(3)?.lend(&stream)?;
+/// staging.copy_from(&results)?;           // does not wait
+/// // … other work of the host …
+/// let staging = staging.take_back()?;     // waits
+/// assert_eq!(*staging, [1, 2, 3]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+///
+/// While it is lent, the host cannot use it:
+///
+/// ```compile_fail,E0382
+/// # use cuda_mem::Stream;
+/// # use cuda_mem::mapped::PinnedBuffer;
+/// # fn example(mut staging: PinnedBuffer<u32>, stream: Stream) -> Result<(), cuda_mem::Error> {
+/// let lent = staging.lend(&stream)?;
+/// staging[0] = 1; // error: use of moved value
+/// # drop(lent);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropping the loan waits for the stream, and ends the memory"]
+pub struct HostLoan<H: HostMemory> {
+    /// Gone only while the loan ends.
+    host: Option<H>,
+    address: CUdeviceptr,
+    stream: Stream,
+}
+
+impl<H: HostMemory> HostLoan<H> {
+    /// # Safety
+    ///
+    /// The memory must be its value's own, by `address` on the stream's device, or 0 for no bytes.
+    pub(super) unsafe fn new(host: H, address: CUdeviceptr, stream: &Stream) -> Self {
+        Self {
+            host: Some(host),
+            address,
+            stream: stream.clone(),
+        }
+    }
+
+    fn range(&self) -> (NonNull<H::Element>, usize) {
+        self.host
+            .as_ref()
+            .map_or((NonNull::dangling(), 0), H::range)
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range().1
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The stream that has the memory.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The address by which the stream's device knows the memory, to be used in the order of
+    /// [`stream`](Self::stream); 0 if there are no bytes. The host's may be another one.
+    #[must_use]
+    pub fn as_raw(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Submits a copy of a buffer of the same length into this memory, in the order of both streams. Does
+    /// not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, the stream's device does not reach
+    /// the buffer, or the memory is registered for reading only; else as the driver answers.
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn copy_from(&mut self, from: &DeviceBuffer<H::Element>) -> Result<()> {
+        self.require_writable()?;
+        let (at, len) = self.range();
+        let there = from.read_on(&self.stream)?;
+        there.span().check_len(len, "memory of the host")?;
+        // SAFETY: the memory has this length, and the loan keeps it, unseen by the host, until the stream
+        // is past the copy. Every bit pattern is a value of its elements.
+        unsafe { there.span().submit_to(at.as_ptr().cast()) }
+    }
+
+    /// Submits a copy of this memory into a buffer of the same length, in the order of both streams. Does
+    /// not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](ErrorKind::InvalidValue) if the lengths differ, or the stream's device does not
+    /// reach the buffer; else as the driver answers.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
+    pub fn copy_to(&self, to: &mut DeviceBuffer<H::Element>) -> Result<()> {
+        let (at, len) = self.range();
+        let there = to.on(&self.stream)?;
+        there.span().check_len(len, "memory of the host")?;
+        // SAFETY: the memory has this length, and the loan keeps it until the stream is past the copy.
+        unsafe { there.span().submit_from(at.as_ptr().cast()) }
+    }
+
+    /// `Ok` if devices may write to the memory.
+    pub(crate) fn require_writable(&self) -> Result<()> {
+        if self.host.as_ref().is_none_or(H::is_writable) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "the memory is registered for devices that only read (READ_ONLY), and this writes to it; \
+             register it without that flag"
+                .to_owned(),
+        ))
+    }
+
+    /// Whether the stream is past everything that was done with the memory so far. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        self.stream.is_done()
+    }
+
+    /// Waits for the stream, and gives the memory back to the host.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work;
+    /// [`Capturing`](ErrorKind::Capturing) while the stream is captured, and for another thread's own stream while
+    /// any is. The loan comes back with the error, and goes on.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn take_back(mut self) -> Result<H, Failed<Self>> {
+        if let Err(error) = self.finish() {
+            return Err(Failed::new(error, self));
+        }
+        match self.host.take() {
+            Some(host) => Ok(host),
+            // Only a destructor leaves none.
+            None => Err(Failed::lost(Error::invalid("the loan is over".to_owned()))),
+        }
+    }
+
+    fn finish(&self) -> Result<()> {
+        if self.address == 0 {
+            return Ok(());
+        }
+        self.stream.as_ref().wait_quietly()
+    }
+}
+
+/// Memory of a loan that ended while its stream was captured. Unless it is released it leaks, rather than end under
+/// the stream's work.
+struct EndedLoan<H>(Option<mem::ManuallyDrop<H>>);
+
+impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
+    fn waits_for_stream(&self) -> bool {
+        true
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        stream.wait_quietly()?;
+        drop(self.0.take().map(mem::ManuallyDrop::into_inner));
+        Ok(())
+    }
+}
+
+impl<H: HostMemory> Drop for HostLoan<H> {
+    fn drop(&mut self) {
+        if self.host.is_none() {
+            return;
+        }
+        report::release("loan of host memory", || match self.finish() {
+            Ok(()) => {
+                drop(self.host.take());
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::Capturing => {
+                let host = self.host.take().map(mem::ManuallyDrop::new);
+                self.stream.release_later(EndedLoan(host));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        });
+        // Still there if that failed, or in a fork: the stream may use it, so it must not end.
+        mem::forget(self.host.take());
+    }
+}
+
+impl<H: HostMemory> fmt::Debug for HostLoan<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostLoan")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len())
+            .field("stream", &self.stream)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,216 @@
+//! Managed memory: one address for the host and all devices, advice about its use, and where it goes.
+
+mod advice;
+mod host;
+mod info;
+mod pages;
+mod range;
+mod work;
+
+pub use advice::Advice;
+pub use info::RangeInfo;
+pub use range::ManagedRange;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::OnceLock;
+
+use bytemuck::Pod;
+
+use crate::base::error::{Error, Failed, Result};
+use crate::base::lock::Lock;
+use crate::driver::location::Location;
+use crate::driver::pointer::MemoryKind;
+use crate::mapped::traffic::{Places, Traffic};
+use crate::memory::buffer::DeviceBuffer;
+use crate::memory::resource::{ManagedResource, MemoryResource as _, Resource};
+use crate::stream::Stream;
+
+/// `len` elements of managed memory, which the host and all devices use at one address.
+///
+/// Streams use it as they use a [`DeviceBuffer`], to which it dereferences for all that does not write. The
+/// host uses it as a slice: [`host`](Self::host) and [`host_mut`](Self::host_mut) wait for the work on
+/// devices, and while the slice is borrowed no new work comes. The driver moves pages to whoever touches
+/// them; [`prefetch`](Self::prefetch) moves them before, and [`advise`](Self::advise) tells how they will be
+/// used. [`range`](Self::range) does the same for a part.
+///
+/// Dropping it waits for its stream and the device, as [`ManagedResource`] says. What else consumes a buffer, such as
+/// [`free_on`](DeviceBuffer::free_on), comes after [`into_buffer`](Self::into_buffer).
+///
+/// ```
+/// use cuda_mem::Driver;
+/// use cuda_mem::driver::Location;
+/// use cuda_mem::mapped::{Advice, ManagedBuffer};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+///
+/// let mut numbers = ManagedBuffer::<u32>::zeroed(&stream, 1000)?;
+/// numbers.host_mut()?[0] = 7;                      // waits for the zeroes
+/// numbers.advise(Advice::PreferredLocation(Location::Device(device)))?;
+/// numbers.prefetch(Location::Device(device))?;     // in the order of the stream
+/// assert_eq!(numbers.host()?[..2], [7, 0]);        // waits for the prefetch
+/// println!("{}", numbers.traffic());
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+///
+/// While the host has it, no device does:
+///
+/// ```compile_fail,E0502
+/// # use cuda_mem::mapped::ManagedBuffer;
+/// # fn example(mut numbers: ManagedBuffer<u32>) -> Result<(), cuda_mem::Error> {
+/// let slice = numbers.host()?;
+/// numbers.fill(1)?; // error: already borrowed
+/// println!("{slice:?}");
+/// # Ok(())
+/// # }
+/// ```
+pub struct ManagedBuffer<T: Pod> {
+    /// Of managed memory that the host reaches. Nobody else gets it to change: another buffer could be put in
+    /// its place.
+    buffer: DeviceBuffer<T>,
+    journeys: Lock<Places<Location>>,
+    /// Set when it is known that the host may use the memory.
+    is_open: OnceLock<()>,
+}
+
+impl<T: Pod> ManagedBuffer<T> {
+    /// So many elements of arbitrary content, from `cuMemAllocManaged`. Nothing is moved or taken yet. Does
+    /// not synchronise. No elements, or elements of no size, ask nobody.
+    ///
+    /// # Errors
+    ///
+    /// As [`Resource::alloc`]; [`NotSupported`](crate::ErrorKind::NotSupported) on a device without managed
+    /// memory.
+    #[doc(alias = "cuMemAllocManaged")]
+    #[track_caller]
+    pub fn uninit(stream: &Stream, len: usize) -> Result<Self> {
+        let managed = ManagedResource::new(stream.device().driver());
+        Self::uninit_in(&Resource::new(managed), stream, len)
+    }
+
+    /// As [`uninit`](Self::uninit), from this resource, which must be of managed memory: a
+    /// [`ManagedResource`] under adaptors, or a managed pool.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`InvalidValue`](crate::ErrorKind::InvalidValue) for a resource of other memory.
+    #[track_caller]
+    pub fn uninit_in(resource: &Resource, stream: &Stream, len: usize) -> Result<Self> {
+        let found = resource.memory_properties();
+        if found.kind != MemoryKind::Managed || !found.host {
+            return Err(Error::invalid(format!(
+                "a managed buffer needs managed memory, and {resource:?} has {} memory; take a \
+                 `ManagedResource`, or a pool of `AllocationType::Managed`",
+                found.kind
+            )));
+        }
+        Ok(Self {
+            buffer: resource.alloc(stream, len)?,
+            journeys: Lock::new(Places::new()),
+            is_open: OnceLock::new(),
+        })
+    }
+
+    /// So many elements of zero bytes, which the stream's device writes. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As [`uninit`](Self::uninit).
+    #[doc(alias("cuMemAllocManaged", "cuMemsetD8Async"))]
+    #[track_caller]
+    pub fn zeroed(stream: &Stream, len: usize) -> Result<Self> {
+        let mut managed = Self::uninit(stream, len)?;
+        managed.zero()?;
+        Ok(managed)
+    }
+
+    /// The elements of a host slice, copied by the driver. Synchronises the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`uninit`](Self::uninit).
+    #[doc(alias("cuMemAllocManaged", "cuMemcpyHtoDAsync"))]
+    #[track_caller]
+    pub fn from_slice(stream: &Stream, from: &[T]) -> Result<Self> {
+        let mut managed = Self::uninit(stream, from.len())?;
+        managed.copy_from(from)?;
+        Ok(managed)
+    }
+
+    /// Frees the memory, as dropping does, and says how it went. Waits for the stream and the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceBuffer::free`]. The buffer comes back with the error, unless the driver may have freed it
+    /// nevertheless.
+    #[doc(alias = "cuMemFree")]
+    #[expect(clippy::result_large_err, reason = "the buffer comes back as it is")]
+    pub fn free(self) -> Result<(), Failed<Self>> {
+        let Self {
+            buffer,
+            journeys,
+            is_open,
+        } = self;
+        buffer.free().map_err(|failed| {
+            failed.map(|buffer| Self {
+                buffer,
+                journeys,
+                is_open,
+            })
+        })
+    }
+
+    /// The same memory as a buffer that only streams use. Its counts end.
+    #[must_use]
+    pub fn into_buffer(self) -> DeviceBuffer<T> {
+        self.buffer
+    }
+
+    /// What was prefetched, in all.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.noted(|places| places.total())
+    }
+
+    /// What was prefetched to this place. Memory that goes back and forth shows here: both counts grow.
+    #[must_use]
+    pub fn traffic_to(&self, place: Location) -> Traffic {
+        let place = place.known(self.driver());
+        self.noted(|places| places.to(place))
+    }
+
+    /// What was counted, for `ask`, which does not call the driver. Nothing in a fork.
+    fn noted<A: Default>(&self, ask: impl FnOnce(&mut Places<Location>) -> A) -> A {
+        let places = self.journeys.lock_unless_forked();
+        places
+            .map(|mut places| ask(&mut places))
+            .unwrap_or_default()
+    }
+}
+
+/// All that does not write.
+impl<T: Pod> Deref for ManagedBuffer<T> {
+    type Target = DeviceBuffer<T>;
+
+    fn deref(&self) -> &DeviceBuffer<T> {
+        &self.buffer
+    }
+}
+
+impl<T: Pod> fmt::Debug for ManagedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagedBuffer")
+            .field("buffer", &self.buffer)
+            .field("traffic", &self.traffic())
+            .finish()
+    }
+}
+
+// Shared, it is only read, moved and advised about; the driver locks inside.
+const _: () = {
+    const fn assert<T: Send + Sync>() {}
+    assert::<ManagedBuffer<u8>>();
+    assert::<ManagedRange<'_, u8>>();
+};

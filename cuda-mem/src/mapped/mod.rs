@@ -1,0 +1,17 @@
+//! Memory behind addresses of your choice: virtual memory, host memory, managed memory.
+//!
+//! [`MappedMemory`] and [`GrowableBuffer`] map [`PhysicalMemory`] into an [`AddressRange`]. [`PinnedBuffer`] and
+//! [`Registered`] are host memory that devices reach. A [`ManagedBuffer`] migrates between host and devices.
+
+pub(crate) mod host;
+pub(crate) mod managed;
+pub(crate) mod traffic;
+pub(crate) mod vmm;
+
+pub use host::{HostLoan, HostMemory, PinnedBuffer, RegisterFlags, Registered};
+pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
+pub use traffic::Traffic;
+pub use vmm::{
+    AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
+    PhysicalMemory, PhysicalMemoryBuilder,
+};

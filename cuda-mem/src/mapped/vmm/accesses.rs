@@ -1,0 +1,54 @@
+//! Who may do what with memory, wherever it is moved.
+
+use crate::base::error::{Error, Result};
+use crate::driver::Driver;
+use crate::driver::location::Location;
+use crate::memory::pool::Access;
+
+/// Whether somebody can have access to memory there: the host has none to that of a device (R141).
+fn can_have(who: Location, place: Location) -> bool {
+    !(who.is_host() && matches!(place, Location::Device(_)))
+}
+
+/// `Ok` if somebody can have access to memory there, as far as is known without asking.
+pub(super) fn require_possible(driver: Driver, who: Location, place: Location) -> Result<()> {
+    who.require_driver(driver, "the memory")?;
+    if can_have(who, place) {
+        return Ok(());
+    }
+    Err(Error::not_supported(format!(
+        "{who} has no access to memory of a device; take memory of the host"
+    )))
+}
+
+/// What was allowed. What cannot be where the memory is now counts again when it is moved.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Accesses(Vec<(Location, Access)>);
+
+impl Accesses {
+    pub(super) fn set(&mut self, who: Location, access: Access) {
+        self.0.retain(|(known, _)| *known != who);
+        if access != Access::None {
+            self.0.push((who, access));
+        }
+    }
+
+    pub(super) fn of(&self, who: Location) -> Access {
+        let found = self.0.iter().find(|(known, _)| *known == who);
+        found.map_or(Access::None, |(_, access)| *access)
+    }
+
+    pub(super) fn who(&self) -> impl Iterator<Item = Location> {
+        self.0.iter().map(|(who, _)| *who)
+    }
+
+    /// Those that can be while the memory is there.
+    pub(super) fn at(&self, place: Location) -> Self {
+        let all = self.0.iter().copied();
+        Self(all.filter(|(who, _)| can_have(*who, place)).collect())
+    }
+
+    pub(super) fn list(&self) -> &[(Location, Access)] {
+        &self.0
+    }
+}

@@ -1,0 +1,480 @@
+//! A buffer that grows without moving.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+#[cfg(target_os = "linux")]
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, MutexGuard};
+
+use bytemuck::Pod;
+
+use super::mapped::MappedMemory;
+use crate::base::error::{Error, Failed, Result};
+use crate::base::lock::Lock;
+use crate::driver::location::Location;
+use crate::mapped::traffic::Traffic;
+use crate::memory::buffer::{DeviceBuffer, Keep, bytes_of};
+use crate::memory::copy::Span;
+use crate::stream::{Stream, StreamRef};
+
+/// A buffer over [`MappedMemory`]: it grows and shrinks in place, and its address stays. All that a
+/// [`DeviceBuffer`] can do it can do, too.
+///
+/// Its end waits for its stream, because memory cannot be unmapped under work.
+///
+/// ```
+/// use cuda_mem::Driver;
+/// use cuda_mem::mapped::MappedMemory;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1 << 20)?;
+/// let mut x = memory.into_buffer::<f32>(&stream, 1000)?;
+/// x.fill(1.0)?;
+/// let address = x.as_raw();
+///
+/// x.resize_zeroed(2 << 20)?; // 8 MiB
+/// assert_eq!((x.as_raw(), x.len()), (address, 2 << 20));
+/// assert_eq!(x.to_vec()?[999..1001], [1.0, 0.0]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct GrowableBuffer<T: Pod> {
+    buffer: DeviceBuffer<T>,
+    memory: Arc<Lock<Option<MappedMemory>>>,
+}
+
+/// The memory, as the buffer's owner: it goes when the buffer does.
+struct Kept(Arc<Lock<Option<MappedMemory>>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Not under the lock.
+        let memory = self.0.lock_unless_forked();
+        drop(memory.map(|mut memory| memory.take()));
+    }
+}
+
+impl Keep for Kept {
+    /// Work that is there already may use the memory; an unmap would take it away under that (R145). If nobody knows
+    /// whether there is any, the memory leaks.
+    fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
+        if self.0.lock()?.is_some() {
+            stream.wait_quietly()?;
+        }
+        Ok(true)
+    }
+
+    fn release(self: Box<Self>, _: &Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_open_to_host(&self, bytes: usize) -> Option<bool> {
+        let memory = self.0.lock_unless_forked();
+        let open = |memory: &MappedMemory| memory.is_open_to_host(bytes as u64, true);
+        let is_open = memory.and_then(|memory| memory.as_ref().map(open));
+        Some(is_open.is_some_and(|is_open| is_open.unwrap_or(false)))
+    }
+
+    fn room_bytes(&self) -> Option<usize> {
+        let memory = self.0.lock_unless_forked()?;
+        memory.as_ref().map(|memory| memory.mapped_bytes() as usize)
+    }
+}
+
+/// Memory that was found to be a buffer's own.
+struct Own<'a>(MutexGuard<'a, Option<MappedMemory>>);
+
+impl Own<'_> {
+    fn memory(&mut self) -> Result<&mut MappedMemory> {
+        self.0.as_mut().ok_or_else(Error::memory_in_use)
+    }
+}
+
+/// `Ok` if so many elements can be in the memory, at its address.
+fn require_room<T: Pod>(memory: &MappedMemory, len: usize) -> Result<()> {
+    let (bytes, room) = (bytes_of::<T>(len)?, memory.size_bytes());
+    if bytes as u64 > room {
+        return Err(Error::invalid(format!(
+            "{len} elements are {bytes} bytes, and the memory has {room}"
+        )));
+    }
+    // Addresses are multiples of the granularity, and there are elements that want more.
+    let (address, align) = (memory.address(), align_of::<T>() as u64);
+    if !address.is_multiple_of(align) {
+        return Err(Error::invalid(format!(
+            "elements of {} begin at multiples of {align} bytes, and the memory is at {address:#x}; take elements that \
+             are aligned to {} bytes at most",
+            std::any::type_name::<T>(),
+            memory.granularity()
+        )));
+    }
+    Ok(())
+}
+
+impl<T: Pod> GrowableBuffer<T> {
+    #[track_caller]
+    pub(super) fn new(
+        mut memory: MappedMemory,
+        stream: &Stream,
+        len: usize,
+    ) -> Result<Self, Failed<MappedMemory>> {
+        // Without closures, which would be what the ledger lists.
+        let mut ready = require_room::<T>(&memory, len);
+        if ready.is_ok() {
+            ready = memory.ready_for(stream);
+        }
+        if let Err(error) = ready {
+            return Err(Failed::new(error, memory));
+        }
+        let (address, device) = (memory.address(), memory.device());
+        let memory = Arc::new(Lock::new(Some(memory)));
+        let keep = Box::new(Kept(Arc::clone(&memory)));
+        // SAFETY: the memory is mapped there and accessible; it stays until the buffer tells its end, and the stream
+        // is waited for then.
+        let buffer = unsafe { DeviceBuffer::kept(stream, device, address, len, keep) };
+        Ok(Self { buffer, memory })
+    }
+
+    /// How many elements there is memory for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.buffer.room()
+    }
+
+    /// How many elements there is room for at this address, in memory that is there and memory to come.
+    #[must_use]
+    pub fn max_len(&self) -> usize {
+        let memory = self.memory.lock_unless_forked();
+        let reserved = memory.map_or(0, |memory| {
+            memory.as_ref().map_or(0, MappedMemory::reserved_bytes)
+        });
+        (reserved as usize)
+            .checked_div(size_of::<T>())
+            .unwrap_or(usize::MAX)
+    }
+
+    /// What was mapped and moved for it. See [`MappedMemory::traffic`].
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.noted(MappedMemory::traffic)
+    }
+
+    /// The same of one place: what was mapped of its memory, and what was moved there. Memory that goes back and forth
+    /// shows here: both counts grow. See [`MappedMemory::traffic_to`].
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::driver::Location;
+    /// use cuda_mem::mapped::MappedMemory;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let mut x = MappedMemory::builder(&device).map(1 << 20)?.into_buffer::<u8>(&stream, 100)?;
+    /// x.move_memory_to(Location::HostNuma(0))?;
+    /// assert_eq!(x.traffic_to(Location::HostNuma(0)).moves, 1);
+    /// assert_eq!(x.traffic_to(Location::Device(device)).moves, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn traffic_to(&self, place: Location) -> Traffic {
+        self.noted(|memory| memory.traffic_to(place))
+    }
+
+    /// What the memory counted; nothing in a fork.
+    fn noted(&self, ask: impl FnOnce(&MappedMemory) -> Traffic) -> Traffic {
+        let memory = self.memory.lock_unless_forked();
+        let traffic = memory.and_then(|memory| memory.as_ref().map(ask));
+        traffic.unwrap_or_default()
+    }
+
+    /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.
+    fn own(&self) -> Result<Own<'_>> {
+        let memory = self.memory.lock()?;
+        match &*memory {
+            Some(own) if own.address() == self.buffer.as_raw() => Ok(Own(memory)),
+            _ => Err(Error::invalid(
+                "the buffer inside was exchanged with another one; exchange them back".to_owned(),
+            )),
+        }
+    }
+
+    /// So many elements; new ones are as the memory is. Memory is added if there is too little; none is given back.
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`MappedMemory::grow_to`]. Nothing is changed then.
+    #[track_caller]
+    pub fn resize_uninit(&mut self, len: usize) -> Result<()> {
+        let bytes = bytes_of::<T>(len)?;
+        self.own()?.memory()?.grow_to(bytes as u64)?;
+        self.buffer.set_len(len);
+        Ok(())
+    }
+
+    /// So many elements; new ones are zero, in the order of the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize_uninit`](Self::resize_uninit), and as the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    #[track_caller]
+    pub fn resize_zeroed(&mut self, len: usize) -> Result<()> {
+        let before = self.buffer.len();
+        self.resize_uninit(len)?;
+        if len > before {
+            let zeroed = self.buffer.zero_from(before);
+            if zeroed.is_err() {
+                self.buffer.set_len(before);
+            }
+            return zeroed;
+        }
+        Ok(())
+    }
+
+    /// Adds the elements of a host slice behind those that there are; the address stays. Memory is added if there is too
+    /// little: a whole number of [granules](MappedMemory::granularity), in bytes, in one piece. Synchronises the stream:
+    /// the slice may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`resize_uninit`](Self::resize_uninit), so [`InvalidValue`](crate::ErrorKind::InvalidValue) beyond what is
+    /// [reserved](super::MappedMemoryBuilder::reserve); [`Capturing`](crate::ErrorKind::Capturing) on a stream that this
+    /// crate captures; and as [`DeviceBuffer::copy_from`]. The elements are what they were then. Memory that was added
+    /// before the copy failed stays, as [`capacity`](Self::capacity).
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::mapped::MappedMemory;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// // Addresses for 1 GiB, and as little memory as there can be.
+    /// let memory = MappedMemory::builder(&device).reserve(1 << 30).map(1)?;
+    /// let mut tokens = memory.into_buffer::<u32>(&stream, 0)?;
+    /// let address = tokens.as_raw();
+    ///
+    /// for step in 0..3 {
+    ///     tokens.extend_from_slice(&vec![step; 1 << 20])?; // 4 MiB each
+    /// }
+    /// assert_eq!((tokens.as_raw(), tokens.len()), (address, 3 << 20));
+    /// assert_eq!(tokens.to_vec()?[(1 << 20) - 1..=1 << 20], [0, 1]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemMap", "cuMemcpyHtoDAsync"))]
+    #[track_caller]
+    pub fn extend_from_slice(&mut self, from: &[T]) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let before = self.buffer.len();
+        let len = before.checked_add(from.len()).ok_or_else(|| {
+            Error::invalid(format!(
+                "{} elements more than {before} cannot be counted",
+                from.len()
+            ))
+        })?;
+        // Before memory is added for a copy that would be refused.
+        let stream = self.buffer.stream();
+        stream.as_ref().refuse_recorded()?;
+        self.resize_uninit(len)?;
+        let copied = self.buffer.copy_part_from(before, from);
+        if copied.is_err() {
+            self.buffer.set_len(before);
+        }
+        copied
+    }
+
+    /// All bytes that are mapped, also those behind the elements, are zero from here on in the order of the stream.
+    pub(crate) fn zero_all(&mut self) -> Result<()> {
+        self.buffer.settle()?;
+        let bytes = self.own()?.memory()?.mapped_bytes() as usize;
+        let (stream, on_device) = (self.buffer.stream(), self.buffer.device().is_some());
+        // SAFETY: so many bytes are mapped there, and the stream's device may write them. They are this buffer's alone,
+        // and nobody else's stream uses them: that was waited for just now.
+        let all = unsafe { Span::<u8>::new(self.buffer.as_raw(), bytes, stream, on_device) };
+        all.fill_bytes(0)
+    }
+
+    /// Gives memory back that the elements do not need, in the pieces in which it came. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the elements stay.
+    #[doc(alias("cuMemUnmap", "cuMemRelease"))]
+    pub fn shrink_to_fit(&mut self) -> Result<()> {
+        self.finish()?;
+        let bytes = self.buffer.size_bytes() as u64;
+        self.own()?.memory()?.shrink_to(bytes)
+    }
+
+    /// Moves the elements to memory of another place; the address stays. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`MappedMemory::move_to`]. Elements whose memory is not at the address after an error are not shown:
+    /// the buffer is shorter. Unless the memory is lost, [`resize_uninit`](Self::resize_uninit) tries to map it again,
+    /// and then the elements are what they were.
+    #[track_caller]
+    pub fn move_memory_to(&mut self, location: Location) -> Result<()> {
+        self.finish()?;
+        let stream = self.buffer.stream().clone();
+        let mut own = self.own()?;
+        let memory = own.memory()?;
+        let moved = memory.move_to(location, &stream);
+        let (device, there) = (memory.device(), memory.mapped_bytes() as usize);
+        drop(own);
+        self.buffer.set_device(device);
+        if moved.is_err()
+            && let Some(shown) = there.checked_div(size_of::<T>())
+        {
+            self.buffer.set_len(self.buffer.len().min(shown));
+        }
+        moved
+    }
+
+    /// Nothing uses the memory any more, and the host has seen it.
+    fn finish(&mut self) -> Result<()> {
+        self.buffer.settle()?;
+        self.buffer.stream().as_ref().wait_quietly()
+    }
+
+    /// The elements, for the host to read, if it is memory of the host to which the host has
+    /// [access](super::MappedMemoryBuilder::accessible_from). Synchronises the buffer's stream, after it waits for what
+    /// other streams still write. While the slice is borrowed nothing writes to the buffer; devices may read it too.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for other memory; else as the driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::driver::Location;
+    /// use cuda_mem::mapped::MappedMemory;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let memory = MappedMemory::builder_at(device.driver(), Location::HostNuma(0))
+    ///     .accessible_from([Location::Device(device), Location::HostNuma(0)])
+    ///     .map(1 << 20)?;
+    /// let mut numbers = memory.into_buffer::<u32>(&stream, 100)?;
+    /// numbers.fill(3)?;
+    /// numbers.host_mut()?[0] = 4;
+    /// assert_eq!(numbers.host()?[..2], [4, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuStreamSynchronize", "cuMemGetAccess"))]
+    pub fn host(&self) -> Result<&[T]> {
+        self.require_host(false)?;
+        // SAFETY: the memory is this buffer's own, of the host, mapped with access for it, and whole pages. It stays so
+        // while the buffer is borrowed. That its address is aligned for the elements was asked when the buffer was made.
+        unsafe { self.buffer.host_slice() }
+    }
+
+    /// The elements, for the host to change. Synchronises the buffer's stream, after it waits for other streams that
+    /// still use the buffer. While the slice is borrowed no device uses the buffer.
+    ///
+    /// # Errors
+    ///
+    /// As [`host`](Self::host).
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn host_mut(&mut self) -> Result<&mut [T]> {
+        self.require_host(true)?;
+        // SAFETY: as in `host`.
+        unsafe { self.buffer.host_slice_mut() }
+    }
+
+    fn require_host(&self, writes: bool) -> Result<()> {
+        let mut own = self.own()?;
+        let memory = own.memory()?;
+        if memory.is_open_to_host(self.buffer.size_bytes() as u64, writes)? {
+            return Ok(());
+        }
+        Err(Error::not_supported(format!(
+            "the host does not reach {}; take memory of the host, give the host access, or copy",
+            memory.in_words()
+        )))
+    }
+
+    /// The same as a buffer that keeps its size. The memory goes when that is dropped, as this one's would.
+    #[must_use]
+    pub fn into_buffer(self) -> DeviceBuffer<T> {
+        self.buffer
+    }
+
+    /// A descriptor for each of its [parts](MappedMemory::parts), in the order of their addresses, and how many bytes that
+    /// has, which another process needs as well: there `import_fd` of [`PhysicalMemory`](super::PhysicalMemory) and
+    /// [`map_parts`](super::MappedMemoryBuilder::map_parts) make a buffer of them. Waits for nothing: what it may read, the
+    /// stream must be past.
+    ///
+    /// # Errors
+    ///
+    /// As [`PhysicalMemory::export_fd`](super::PhysicalMemory::export_fd).
+    #[cfg(target_os = "linux")]
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_fds(&self) -> Result<Vec<(OwnedFd, u64)>> {
+        let mut own = self.own()?;
+        let parts = own.memory()?.parts();
+        parts
+            .map(|part| Ok((part.export_fd()?, part.size_bytes())))
+            .collect()
+    }
+
+    /// Unmaps and frees the memory, as dropping does, and says how it went. Waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers to the wait, and [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured;
+    /// the buffer comes back. What cannot be unmapped afterwards is told to [`on_drop_failure`](crate::base::on_drop_failure).
+    #[doc(alias("cuMemUnmap", "cuMemAddressFree", "cuMemRelease"))]
+    pub fn free(self) -> Result<(), Failed<Self>> {
+        let Self { buffer, memory } = self;
+        let freed = buffer.free();
+        freed.map_err(|failed| failed.map(|buffer| Self { buffer, memory }))
+    }
+
+    /// The memory, when all work with it is done: waits for the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; the buffer comes back.
+    pub fn into_memory(mut self) -> Result<MappedMemory, Failed<Self>> {
+        let taken = self
+            .finish()
+            .and_then(|()| self.own()?.0.take().ok_or_else(Error::memory_in_use));
+        match taken {
+            // What the buffer releases is not there any more.
+            Ok(memory) => Ok(memory),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+}
+
+impl<T: Pod> Deref for GrowableBuffer<T> {
+    type Target = DeviceBuffer<T>;
+
+    fn deref(&self) -> &DeviceBuffer<T> {
+        &self.buffer
+    }
+}
+
+impl<T: Pod> DerefMut for GrowableBuffer<T> {
+    fn deref_mut(&mut self) -> &mut DeviceBuffer<T> {
+        &mut self.buffer
+    }
+}
+
+impl<T: Pod> fmt::Debug for GrowableBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.memory.lock_unless_forked();
+        let memory = memory.as_ref().and_then(|memory| memory.as_ref());
+        f.debug_struct("GrowableBuffer")
+            .field("buffer", &self.buffer)
+            .field("memory", &memory)
+            .finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! Moving memory to another place, behind the same address.
+
+use super::builder::MappedMemoryBuilder;
+use super::mapped::{MappedMemory, Part};
+use super::whole;
+use crate::base::error::{Bytes, Error, Result, took_effect};
+use crate::base::report;
+use crate::driver::location::Location;
+use crate::driver::raw;
+use crate::driver::raw::Queue;
+use crate::mapped::traffic::{self, Traffic};
+use crate::memory::pool::Access;
+use crate::stream::Stream;
+
+impl MappedMemory {
+    /// Moves all bytes to memory of another place; the address stays. Copies in the order of the stream and waits
+    /// for it. Whoever used the address in unsafe code must be done.
+    ///
+    /// The stream's device must be able to reach both places, and is given access for the copy if it has none. Who
+    /// [has access](Self::set_access) keeps it; that of the host is set aside while the memory is a device's. All of
+    /// the bytes become one [part](Self::parts), also those of several devices. A place that has larger granules
+    /// makes the memory longer.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place or the stream is of another driver, for another
+    /// thread's own stream, and if the place's granules do not fit behind the addresses;
+    /// [`Capturing`](crate::ErrorKind::Capturing) while the stream is captured; else as
+    /// [`MappedMemoryBuilder::map`]. Until the copy is done nothing is changed; if the new memory cannot be put at
+    /// the address then, the old one is put back. If that fails too, [`on_drop_failure`](crate::base::on_drop_failure)
+    /// is told, the bytes are not [mapped](Self::is_mapped), and [`map`](Self::map) may be tried again. If the copy
+    /// was submitted and cannot be waited for, the memory is lost: it leaks, and there are no bytes left here.
+    #[doc(alias("cuMemcpyAsync", "cuMemMap"))]
+    #[track_caller]
+    pub fn move_to(&mut self, location: Location, stream: &Stream) -> Result<()> {
+        let driver = self.settings.driver;
+        let place = location.known(driver);
+        place.require_driver(driver, "the memory")?;
+        let copier = Location::Device(stream.device());
+        copier.require_driver(driver, "the memory")?;
+        // A copy may cross from one mapping into the next only while a context is current (R148).
+        let open = stream.as_ref().submit_bound()?;
+        open.refuse_captured(
+            "the stream is being captured into a graph; move memory before or after",
+        )?;
+        self.map()?;
+        let mut copy = self.room_at(place, copier)?;
+        let lent = self.lend_to(copier)?;
+        let (to, from, bytes) = (copy.address(), self.address(), self.size_bytes());
+        let mut is_submitted = false;
+        let copy_and_wait = |queue: Queue<'_>| {
+            // SAFETY: both are mapped, the copy for as much at least (its granules may be larger), and the stream's
+            // device has access to both. Nobody uses either: the caller of unsafe code vouches for its end.
+            let copied = unsafe { raw::copy::anywhere(queue, to, from, bytes as usize) };
+            is_submitted = took_effect(&copied);
+            copied.and_then(|()| stream.as_ref().synchronize())
+        };
+        let copied = open.harmlessly(copy_and_wait);
+        drop(open);
+        if let Err(error) = copied {
+            if !is_submitted {
+                self.take_back(lent);
+                return Err(error);
+            }
+            // It may still run, so both its ends stay where they are, for good.
+            report::failed("memory that is moved", &error);
+            std::mem::forget((copy, std::mem::take(&mut self.parts)));
+            return Err(error);
+        }
+        self.take_back(lent);
+        copy.unmap()?;
+        self.exchange(std::mem::take(&mut copy.parts))?;
+        self.granule = copy.granule;
+        self.settings.locations = vec![place];
+        let traffic = Traffic::of_move(bytes);
+        self.journeys.note(place, traffic);
+        traffic::note(driver, place, traffic);
+        Ok(())
+    }
+
+    /// Memory of another place for all bytes, at an address of its own. Whoever cannot have access there is found
+    /// out by that.
+    #[track_caller]
+    fn room_at(&self, place: Location, copier: Location) -> Result<Self> {
+        let mut settings = MappedMemoryBuilder::clone(&self.settings);
+        settings.locations = vec![place];
+        settings.reserved = 0;
+        let least = settings.physical(place).granularity()?.minimum;
+        settings.granule = self.granule.is_multiple_of(least).then_some(self.granule);
+        let bytes = self.size_bytes();
+        let (size, room) = (whole(bytes, settings.granule()?)?, self.reserved_bytes());
+        if size > room {
+            return Err(Error::invalid(format!(
+                "{} take {} there, which do not fit behind addresses for {}; reserve more",
+                Bytes(bytes),
+                Bytes(size),
+                Bytes(room)
+            )));
+        }
+        settings.accesses = settings.accesses.at(place);
+        settings.accesses.set(copier, Access::ReadWrite);
+        settings.map(bytes)
+    }
+
+    /// Lets a device read that may not. Answers whom to take it back from.
+    fn lend_to(&self, copier: Location) -> Result<Option<Location>> {
+        match self.settings.accesses.of(copier) {
+            Access::Read | Access::ReadWrite => Ok(None),
+            _ => self.give(copier, Access::Read).map(|()| Some(copier)),
+        }
+    }
+
+    fn take_back(&self, lent: Option<Location>) {
+        if let Some(who) = lent {
+            let before = self.settings.accesses.of(who);
+            report::release("access", || self.give(who, before));
+        }
+    }
+
+    /// Puts other memory behind the address. On an error the old one is there again, or nothing.
+    #[track_caller]
+    fn exchange(&mut self, other: Vec<Part>) -> Result<()> {
+        // Without closures, which would be what the ledger lists.
+        let mut exchanged = self.unmap();
+        if exchanged.is_ok() {
+            let old = std::mem::replace(&mut self.parts, other);
+            exchanged = self.map();
+            if exchanged.is_err() {
+                self.parts = old;
+            }
+        }
+        if exchanged.is_err()
+            && let Err(error) = self.map()
+        {
+            report::failed("memory that could not be moved", &error);
+        }
+        exchanged
+    }
+}

@@ -1,0 +1,367 @@
+//! Memory without an address.
+
+use std::fmt;
+#[cfg(target_os = "linux")]
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use cuda_driver_sys::{
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemGenericAllocationHandle, CudaVersion, location_parts,
+};
+
+use super::whole;
+use crate::base::error::{Bytes, Error, Result, took_effect};
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::device::{Device, HandleTypes};
+use crate::driver::location::Location;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::reclaim;
+use crate::stream::recording;
+
+/// Physical memory of a device or of the host. It has no address until it is [mapped](super::AddressRange::map).
+///
+/// A cheap handle: clones are of the same memory, which goes when the last of them, and the last mapping of it,
+/// is gone. Needs CUDA 10.2; memory of a NUMA node needs 12.2, of the host 13.0.
+///
+/// ```
+/// use cuda_mem::Driver;
+/// use cuda_mem::mapped::PhysicalMemory;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let memory = PhysicalMemory::builder(&device).create(1000)?;
+/// assert!(memory.size_bytes() >= 1000); // whole granules
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct PhysicalMemory(Arc<Inner>);
+
+struct Inner {
+    driver: Driver,
+    raw: CUmemGenericAllocationHandle,
+    bytes: u64,
+    location: Location,
+    /// Not what another object of this crate is made of, which is listed itself.
+    is_listed: bool,
+}
+
+impl Inner {
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::PhysicalMemory, self.raw)
+            .of(self.driver)
+            .on(self.location.device())
+            .bytes(self.bytes as usize)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        report::release("physical memory", || {
+            // SAFETY: made by `create` or `import`, and released once.
+            let release = || unsafe { release(self.driver, self.raw) };
+            if !self.is_listed {
+                return release();
+            }
+            let item = self.item();
+            let ended = ledger::ended(&item);
+            let released = release();
+            if !took_effect(&released) {
+                ledger::again(&item, ended);
+            }
+            released
+        });
+    }
+}
+
+/// What is mapped stays (R143).
+///
+/// # Safety
+///
+/// The handle must be live, and nobody may use it from now on.
+unsafe fn release(driver: Driver, raw: CUmemGenericAllocationHandle) -> Result<()> {
+    let table = driver.table();
+    recording::kept_out(table, || {
+        // SAFETY: the caller's.
+        unsafe { raw::vmm::release(table, raw) }
+    })
+}
+
+/// What sizes of memory are multiples of, in bytes. Asked of the driver, never assumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granularity {
+    /// The least that can be mapped.
+    pub minimum: u64,
+    /// What gives the best speed.
+    pub recommended: u64,
+}
+
+/// What physical memory is to be. From [`PhysicalMemory::builder`].
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct PhysicalMemoryBuilder {
+    driver: Driver,
+    location: Location,
+    handle_types: HandleTypes,
+    gpu_direct_rdma: bool,
+    compressible: bool,
+}
+
+impl PhysicalMemoryBuilder {
+    /// The kinds of handle by which the memory may be shared. None unless set.
+    #[doc(alias = "requestedHandleTypes")]
+    pub fn handle_types(mut self, types: HandleTypes) -> Self {
+        self.handle_types = types;
+        self
+    }
+
+    /// Whether network cards and others are to reach it directly. What the device can is in `rdma_with_mapped_memory`
+    /// of [`Device::gpu_direct`](crate::Device::gpu_direct) (attribute 110); that others reach its plain memory
+    /// (attribute 116) does not say so.
+    #[doc(alias = "gpuDirectRDMACapable")]
+    pub fn gpu_direct_rdma(mut self, wanted: bool) -> Self {
+        self.gpu_direct_rdma = wanted;
+        self
+    }
+
+    /// Whether the device may keep it compressed, which saves bandwidth for data that allows it.
+    #[doc(alias = "CU_MEM_ALLOCATION_COMP_GENERIC")]
+    pub fn compressible(mut self, wanted: bool) -> Self {
+        self.compressible = wanted;
+        self
+    }
+
+    fn prop(&self) -> CUmemAllocationProp {
+        let mut prop = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: CUmemAllocationHandleType(self.handle_types.bits()),
+            location: self.location.to_raw(),
+            ..CUmemAllocationProp::default()
+        };
+        prop.allocFlags.gpuDirectRDMACapable = self.gpu_direct_rdma.into();
+        prop.allocFlags.compressionType = self.compressible.into();
+        prop
+    }
+
+    /// What sizes of such memory are multiples of.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a device of another driver; else as the driver answers.
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    pub fn granularity(&self) -> Result<Granularity> {
+        self.location.require_driver(self.driver, "the memory")?;
+        let (table, prop) = (self.driver.table(), self.prop());
+        // SAFETY: the driver is initialised.
+        let minimum = unsafe { raw::vmm::granularity(table, &prop) }?;
+        // SAFETY: as above.
+        let recommended = unsafe { raw::vmm::recommended_granularity(table, &prop) }?;
+        // No driver says 0; if one did, nothing could be a multiple of it.
+        Ok(Granularity {
+            minimum: minimum.max(1) as u64,
+            recommended: recommended.max(minimum).max(1) as u64,
+        })
+    }
+
+    /// So much memory, rounded up to the least granularity. It is zero, or what was there before: nobody says.
+    ///
+    /// Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for a device
+    /// of another driver; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there is not so much;
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for a place that the driver is too old for. Else as the
+    /// driver answers: a NUMA node that is not there is an invalid value.
+    #[doc(alias = "cuMemCreate")]
+    #[track_caller]
+    pub fn create(&self, bytes: u64) -> Result<PhysicalMemory> {
+        let (what, since) = match self.location {
+            Location::Host => ("physical memory of the host", CudaVersion::new(13, 0)),
+            Location::HostNuma(_) => ("physical memory of a NUMA node", CudaVersion::new(12, 2)),
+            _ => ("physical memory", CudaVersion::new(10, 2)),
+        };
+        self.driver.require_version(what, since)?;
+        let bytes = whole(bytes, self.granularity()?.minimum)?;
+        let mut memory = self.create_unlisted(bytes)?;
+        memory.is_listed = true;
+        ledger::born(memory.item());
+        Ok(PhysicalMemory(Arc::new(memory)))
+    }
+
+    /// As [`create`](Self::create), for a multiple of the granularity of a driver that has physical memory there, and for
+    /// another object of this crate.
+    pub(crate) fn create_part(&self, bytes: u64) -> Result<PhysicalMemory> {
+        Ok(PhysicalMemory(Arc::new(self.create_unlisted(bytes)?)))
+    }
+
+    fn create_unlisted(&self, bytes: u64) -> Result<Inner> {
+        let (table, prop) = (self.driver.table(), self.prop());
+        let create = || {
+            recording::kept_out(table, || {
+                // SAFETY: the driver is initialised, and the size is whole granules (R139).
+                unsafe { raw::vmm::create(table, bytes as usize, &prop) }
+            })
+        };
+        let raw = match self.location {
+            Location::Device(device) => reclaim::or_reclaim(device, create),
+            _ => create(),
+        };
+        let raw = raw.map_err(|error| {
+            error.asked(|| format!("{} of physical memory, {}", Bytes(bytes), self.location))
+        })?;
+        Ok(Inner {
+            driver: self.driver,
+            raw,
+            bytes,
+            location: self.location,
+            is_listed: false,
+        })
+    }
+}
+
+impl PhysicalMemory {
+    /// Memory of a device.
+    pub fn builder(device: &Device) -> PhysicalMemoryBuilder {
+        Self::builder_at(device.driver(), Location::Device(*device))
+    }
+
+    /// Memory of any place: a device, the host, a NUMA node.
+    pub fn builder_at(driver: Driver, location: Location) -> PhysicalMemoryBuilder {
+        PhysicalMemoryBuilder {
+            driver,
+            location: location.known(driver),
+            handle_types: HandleTypes::empty(),
+            gpu_direct_rdma: false,
+            compressible: false,
+        }
+    }
+
+    /// How much it is, in bytes: whole granules.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0.location
+    }
+
+    /// The driver that it came from.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// The driver's handle. It is good as long as this memory, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
+        self.0.raw
+    }
+
+    /// A descriptor by which another process can have the same memory; see [`import_fd`](Self::import_fd).
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers: an invalid value if the memory was not
+    /// [made for that](PhysicalMemoryBuilder::handle_types), and for memory that was imported.
+    #[cfg(target_os = "linux")]
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_fd(&self) -> Result<OwnedFd> {
+        // SAFETY: the handle is live.
+        unsafe { raw::vmm::export_fd(self.0.driver.table(), self.0.raw) }
+            .map_err(|error| error.asked(|| format!("a descriptor of {self}")))
+    }
+
+    /// The memory that another process exported as this descriptor. `bytes` is how much it is there, which the
+    /// descriptor does not say; the driver maps no other number.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes; else as the driver answers, which is
+    /// `UNKNOWN` for a descriptor of something else.
+    ///
+    /// ```
+    /// use std::os::fd::AsFd as _;
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::driver::HandleTypes;
+    /// use cuda_mem::mapped::PhysicalMemory;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let memory = PhysicalMemory::builder(&driver.device(0)?)
+    ///     .handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR)
+    ///     .create(1 << 20)?;
+    /// let descriptor = memory.export_fd()?; // to another process, with the size
+    /// let same = PhysicalMemory::import_fd(driver, descriptor.as_fd(), memory.size_bytes())?;
+    /// assert_eq!(same.location(), memory.location());
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[cfg(target_os = "linux")]
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    #[track_caller]
+    pub fn import_fd(driver: Driver, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
+        let bytes = whole(bytes, 1)?;
+        let table = driver.table();
+        // SAFETY: the driver is initialised, and looks at the descriptor only during the call.
+        let raw = unsafe { raw::vmm::import_fd(table, descriptor.as_raw_fd()) }
+            .map_err(|error| error.asked(|| "memory of another process".to_owned()))?;
+        // SAFETY: the handle was made just now.
+        let prop = match unsafe { raw::vmm::properties(table, raw) } {
+            Ok(prop) => prop,
+            Err(error) => {
+                // SAFETY: as above, and nobody else has it.
+                report::release("physical memory", || unsafe { release(driver, raw) });
+                return Err(error);
+            }
+        };
+        let (kind, id) = location_parts(prop.location);
+        let inner = Inner {
+            driver,
+            raw,
+            bytes,
+            location: Location::from_raw(driver, kind, id),
+            is_listed: true,
+        };
+        ledger::born(inner.item());
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Whether the ledger lists it and its mappings.
+    pub(super) fn is_listed(&self) -> bool {
+        self.0.is_listed
+    }
+
+    pub(super) fn require_driver(&self, driver: Driver) -> Result<()> {
+        if self.0.driver == driver {
+            Ok(())
+        } else {
+            Err(Error::invalid(
+                "the memory and the addresses are of two drivers".to_owned(),
+            ))
+        }
+    }
+}
+
+/// Its size and place, in words.
+impl fmt::Display for PhysicalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, place) = (Bytes(self.0.bytes), self.0.location);
+        write!(f, "{bytes} of physical memory on {place}")
+    }
+}
+
+impl fmt::Debug for PhysicalMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PhysicalMemory({}, {})",
+            Bytes(self.0.bytes),
+            self.0.location
+        )
+    }
+}

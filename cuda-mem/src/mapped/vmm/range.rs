@@ -1,0 +1,261 @@
+//! Addresses without memory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::mapping::Mapping;
+use super::physical::PhysicalMemory;
+use super::whole;
+use crate::base::error::{Bytes, Error, Result, took_effect};
+use crate::base::lock::Lock;
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::recording;
+
+/// Addresses that nobody else gets, for memory to be mapped there. They cost nothing. A cheap handle: they are
+/// given back when the last clone, and the last mapping there, is gone. Needs CUDA 10.2.
+///
+/// ```
+/// use cuda_mem::{Access, Driver};
+/// use cuda_mem::mapped::{AddressRange, PhysicalMemory};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let driver = Driver::load()?;
+/// let device = driver.device(0)?;
+/// let range = AddressRange::reserve(driver, 1 << 30, 0)?;
+/// let memory = PhysicalMemory::builder(&device).create(2 << 20)?;
+/// let mapping = range.map(0, &memory)?;
+/// mapping.set_access(cuda_mem::driver::Location::Device(device), Access::ReadWrite)?;
+/// assert_eq!(mapping.address(), range.address());
+///
+/// mapping.unmap()?; // the bytes stay with the memory
+/// let again = range.map(0, &memory)?; // at the same address
+/// # drop(again);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct AddressRange(Arc<Inner>);
+
+struct Inner {
+    driver: Driver,
+    address: CUdeviceptr,
+    bytes: u64,
+    granule: u64,
+    /// Not what another object of this crate is made of, which is listed itself.
+    is_listed: bool,
+    /// What is mapped: offset → bytes.
+    mapped: Lock<BTreeMap<u64, u64>>,
+}
+
+impl Inner {
+    /// Without bytes: addresses are no memory.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::AddressRange, self.address).of(self.driver)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let table = self.driver.table();
+        if !self.mapped.get_mut().is_empty() {
+            // An unmap failed, so the driver would refuse; the addresses stay with what is there.
+            return;
+        }
+        report::release("address range", || {
+            let release = || {
+                recording::kept_out(table, || {
+                    // SAFETY: reserved as a whole, and nothing is mapped there (R142).
+                    unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
+                })
+            };
+            if !self.is_listed {
+                return release();
+            }
+            let item = self.item();
+            let ended = ledger::ended(&item);
+            let released = release();
+            if !took_effect(&released) {
+                ledger::again(&item, ended);
+            }
+            released
+        });
+    }
+}
+
+impl AddressRange {
+    /// So many bytes of addresses, rounded up to what the driver maps at least. They begin at a multiple of
+    /// `align`, which is 0 or a power of two; of the granularity they do always.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for no bytes, for more than can be counted, and for
+    /// another alignment; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if there are not so many addresses.
+    #[doc(alias = "cuMemAddressReserve")]
+    #[track_caller]
+    pub fn reserve(driver: Driver, bytes: u64, align: u64) -> Result<Self> {
+        // The granularity is the same wherever memory is (R138): without a device there is none to ask.
+        let granule = PhysicalMemory::builder(&driver.device(0)?)
+            .granularity()?
+            .minimum;
+        Self::in_steps_of(driver, bytes, align, granule)
+    }
+
+    #[track_caller]
+    pub(super) fn in_steps_of(
+        driver: Driver,
+        bytes: u64,
+        align: u64,
+        granule: u64,
+    ) -> Result<Self> {
+        let mut inner = Self::reserve_unlisted(driver, bytes, align, granule)?;
+        inner.is_listed = true;
+        ledger::born(inner.item());
+        Ok(Self(Arc::new(inner)))
+    }
+
+    /// Addresses in steps of this granule, which are aligned to it, for another object of this crate.
+    pub(crate) fn reserve_part(driver: Driver, bytes: u64, granule: u64) -> Result<Self> {
+        let inner = Self::reserve_unlisted(driver, bytes, granule, granule)?;
+        Ok(Self(Arc::new(inner)))
+    }
+
+    fn reserve_unlisted(driver: Driver, bytes: u64, align: u64, granule: u64) -> Result<Inner> {
+        let bytes = whole(bytes, granule)?;
+        let align_size = usize::try_from(align).ok();
+        let Some(align_size) = align_size.filter(|align| *align == 0 || align.is_power_of_two())
+        else {
+            return Err(Error::invalid(format!(
+                "an alignment of {align} bytes; it can be 0 or a power of two"
+            )));
+        };
+        let table = driver.table();
+        // SAFETY: the driver is initialised, and the size is whole granules (R138).
+        let address = unsafe { raw::vmm::reserve(table, bytes as usize, align_size) }
+            .map_err(|error| error.asked(|| format!("addresses for {}", Bytes(bytes))))?;
+        Ok(Inner {
+            driver,
+            address,
+            bytes,
+            granule,
+            is_listed: false,
+            mapped: Lock::default(),
+        })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        self.0.address
+    }
+
+    /// How many addresses there are.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.bytes
+    }
+
+    /// The driver that they came from.
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// Puts all of a memory behind the addresses that begin `offset` bytes into the range. Nobody has access yet:
+    /// see [`Mapping::set_access`]. The same memory may be mapped in several places. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the place is no multiple of the granularity, is not
+    /// within the range, or has memory already, and for memory of another driver. Else as the driver answers.
+    #[doc(alias = "cuMemMap")]
+    #[track_caller]
+    pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<Mapping> {
+        let mut mapped = self.0.mapped.lock()?;
+        memory.require_driver(self.0.driver)?;
+        let bytes = memory.size_bytes();
+        self.check(&mapped, offset, bytes)?;
+        let (table, address) = (self.0.driver.table(), self.0.address + offset);
+        recording::kept_out(table, || {
+            // SAFETY: the place is inside this reservation with nothing mapped there, and the handle is live. The
+            // length is the memory's; that of an import is what its importer said, and the driver maps
+            // no part of a memory and no more than it, but answers NOT_SUPPORTED (R140).
+            unsafe { raw::vmm::map(table, address, bytes as usize, memory.as_raw()) }
+        })
+        .map_err(|error| error.asked(|| format!("{memory} at {offset} of {self}")))?;
+        mapped.insert(offset, bytes);
+        drop(mapped);
+        Ok(Mapping::new(self.clone(), offset, memory.clone()))
+    }
+
+    fn check(&self, mapped: &BTreeMap<u64, u64>, offset: u64, bytes: u64) -> Result<()> {
+        let Inner {
+            granule,
+            bytes: room,
+            ..
+        } = *self.0;
+        let end = offset.checked_add(bytes).filter(|end| *end <= room);
+        let Some(end) = end else {
+            return Err(Error::invalid(format!(
+                "{} at {offset} are not within a range of {}",
+                Bytes(bytes),
+                Bytes(room)
+            )));
+        };
+        if !offset.is_multiple_of(granule) {
+            return Err(Error::invalid(format!(
+                "memory at {offset}, which is no multiple of {}",
+                Bytes(granule)
+            )));
+        }
+        match mapped.range(..end).next_back() {
+            Some((at, bytes)) if at + bytes > offset => Err(Error::invalid(format!(
+                "there is memory at {at} already, {} of it; unmap it first",
+                Bytes(*bytes)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes away what is mapped there.
+    ///
+    /// # Safety
+    ///
+    /// It must be one whole mapping that nothing uses any more.
+    pub(super) unsafe fn unmap(&self, offset: u64) -> Result<()> {
+        let mut mapped = self.0.mapped.lock()?;
+        let Some(bytes) = mapped.get(&offset).copied() else {
+            return Ok(());
+        };
+        let (table, address) = (self.0.driver.table(), self.0.address + offset);
+        recording::kept_out(table, || {
+            // SAFETY: one whole mapping (R142); the caller vouches that nothing uses it (R145).
+            unsafe { raw::vmm::unmap(table, address, bytes as usize) }
+        })?;
+        mapped.remove(&offset);
+        Ok(())
+    }
+}
+
+/// Its size and address, in words.
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, address) = (Bytes(self.0.bytes), self.0.address);
+        write!(f, "{bytes} of addresses at {address:#x}")
+    }
+}
+
+impl fmt::Debug for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "AddressRange({:#x}, {})",
+            self.0.address,
+            Bytes(self.0.bytes)
+        )
+    }
+}

@@ -1,0 +1,148 @@
+//! Larger alignments than upstream keeps.
+
+use super::debug_over;
+use std::alloc::Layout;
+use std::fmt;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::from_upstream;
+use crate::base::error::{Error, Result, took_effect};
+use crate::base::table::Shards;
+use crate::memory::resource::{MemoryResource, RESOURCE_ALIGNMENT};
+use crate::stream::Stream;
+
+/// Aligns memory to more than the 256 bytes that every resource keeps: to what each request asks for, and
+/// to a common alignment if one is set. It asks upstream for more bytes, and hands out a part of them.
+///
+/// ```
+/// use cuda_mem::{Driver, MemoryPool, Resource};
+/// use cuda_mem::memory::AlignedAdaptor;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(AlignedAdaptor::new(pool, 4096)?);
+/// let buffer = resource.alloc::<u8>(&stream, 1000)?;
+/// assert_eq!(buffer.as_raw() % 4096, 0);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct AlignedAdaptor<U> {
+    upstream: U,
+    alignment: usize,
+    threshold: usize,
+    /// Upstream's addresses by ours, where they differ.
+    moved: Shards<CUdeviceptr>,
+}
+
+impl<U: MemoryResource> AlignedAdaptor<U> {
+    /// Aligns everything to `alignment` bytes at least.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) unless it is a power of two.
+    pub fn new(upstream: U, alignment: usize) -> Result<Self> {
+        if !alignment.is_power_of_two() {
+            return Err(Error::invalid(format!(
+                "an alignment is a power of two, and {alignment} is not"
+            )));
+        }
+        Ok(Self {
+            upstream,
+            alignment,
+            threshold: 0,
+            moved: Shards::default(),
+        })
+    }
+
+    /// Leaves allocations of fewer than so many bytes to their own alignment.
+    #[must_use]
+    pub fn with_threshold_bytes(self, threshold: usize) -> Self {
+        Self { threshold, ..self }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The alignment for a request; always the same for one layout.
+    #[inline]
+    fn alignment_of(&self, layout: Layout) -> usize {
+        if layout.size() >= self.threshold {
+            layout.align().max(self.alignment)
+        } else {
+            layout.align()
+        }
+    }
+}
+
+/// Room for the bytes wherever memory of the common alignment may begin.
+#[inline]
+fn enlarged(layout: Layout, alignment: usize) -> Result<Layout> {
+    layout
+        .size()
+        .checked_add(alignment - RESOURCE_ALIGNMENT)
+        .and_then(|bytes| Layout::from_size_align(bytes, RESOURCE_ALIGNMENT).ok())
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "{} bytes aligned to {alignment} are more than the address space has",
+                layout.size()
+            ))
+        })
+}
+
+/// Without the tables, which may be long.
+impl<U: fmt::Debug> fmt::Debug for AlignedAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = format!("AlignedAdaptor({})", self.alignment);
+        debug_over(f, &name, &self.upstream)
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there; what is handed out is inside it.
+unsafe impl<U: MemoryResource> MemoryResource for AlignedAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let alignment = self.alignment_of(layout);
+        if alignment <= RESOURCE_ALIGNMENT || layout.size() == 0 {
+            return self.upstream.allocate(layout, stream);
+        }
+        let address = self
+            .upstream
+            .allocate(enlarged(layout, alignment)?, stream)?;
+        let aligned = address.next_multiple_of(alignment as u64);
+        if aligned != address {
+            self.moved.insert(aligned, address);
+        }
+        Ok(aligned)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        let alignment = self.alignment_of(layout);
+        if alignment <= RESOURCE_ALIGNMENT || address == 0 {
+            // SAFETY: the caller's.
+            return unsafe { self.upstream.deallocate(address, layout, stream) };
+        }
+        let layout = enlarged(layout, alignment)?;
+        // Before upstream has it: from then on another thread may get the same address.
+        let moved = self.moved.remove(address);
+        let theirs = moved.unwrap_or(address);
+        // SAFETY: upstream handed out this address for this layout; the rest is the caller's.
+        let freed = unsafe { self.upstream.deallocate(theirs, layout, stream) };
+        if moved.is_some() && !took_effect(&freed) {
+            self.moved.insert(address, theirs);
+        }
+        freed
+    }
+
+    from_upstream!();
+}

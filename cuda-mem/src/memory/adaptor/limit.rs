@@ -1,0 +1,325 @@
+//! A limit on the bytes that are allocated at a time.
+
+mod budget;
+mod holders;
+
+use super::debug_over;
+use std::cell::RefCell;
+use std::fmt;
+use std::time::Duration;
+
+use std::alloc::Layout;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::from_upstream;
+use super::may_wait::refuse_waiting;
+use crate::base::error::{Bytes, Error, ErrorKind, Result, took_effect};
+use crate::memory::resource::MemoryResource;
+use crate::stream::Stream;
+use budget::{Budget, Shortage};
+use holders::Holders;
+
+/// Allocates no more than a number of bytes at a time, for all threads together. A request beyond that is out of
+/// memory, without asking upstream; or it waits, if [`with_wait_timeout`](Self::with_wait_timeout) says so.
+///
+/// ```
+/// use cuda_mem::{Driver, ErrorKind, MemoryPool, Resource};
+/// use cuda_mem::memory::LimitAdaptor;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(LimitAdaptor::new(pool, 1000));
+/// let first = resource.alloc::<u8>(&stream, 600)?;
+/// let error = resource.alloc::<u8>(&stream, 600).unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+/// assert!(error.to_string().starts_with("the limit is 1000 B, of which 600 B are allocated"));
+/// drop(first);
+/// resource.alloc::<u8>(&stream, 600)?;
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct LimitAdaptor<U> {
+    upstream: U,
+    budget: Budget,
+    wait: Option<Wait>,
+}
+
+/// What only a limit that waits needs.
+#[derive(Debug)]
+struct Wait {
+    timeout: Duration,
+    holders: Holders,
+}
+
+impl<U: fmt::Debug> fmt::Debug for LimitAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = format!("LimitAdaptor({})", Bytes(self.budget.limit()));
+        debug_over(f, &name, &self.upstream)
+    }
+}
+
+impl<U: MemoryResource> LimitAdaptor<U> {
+    /// At most `limit` bytes of `upstream` at a time, as asked for, without what upstream rounds up.
+    pub fn new(upstream: U, limit: u64) -> Self {
+        Self {
+            upstream,
+            budget: Budget::new(limit),
+            wait: None,
+        }
+    }
+
+    /// Lets `allocate` block while the limit is reached: until other threads have given back enough, or for
+    /// `timeout`. Then the error is out of memory, and says how long the request has waited and which threads have
+    /// allocated how much. Threads have the numbers of [`LiveAllocation::thread`](crate::memory::LiveAllocation).
+    ///
+    /// Requests are served in the order in which they came, so that a large one is not starved by small ones. A
+    /// request larger than the whole limit fails at once, and one of no bytes never waits.
+    ///
+    /// A request that could wait for itself does not wait. It takes bytes if there are enough, ahead of the others, or is
+    /// out of memory at once, and the error says why it did not wait. These are requests of a thread that records a
+    /// stream into a graph, in the order of a stream that anybody records, and from inside a call of this adaptor's
+    /// own upstream. In a fork nothing waits.
+    ///
+    /// **Waiting can deadlock**, which the timeout ends: threads that each hold a part and wait for the rest; a
+    /// resource above this one that holds a lock in `allocate` which its `deallocate` needs; and collective libraries
+    /// such as NCCL, where other processes wait for what this thread has not launched yet. So nothing waits by
+    /// default.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use cuda_mem::{Driver, MemoryPool, Resource};
+    /// use cuda_mem::memory::LimitAdaptor;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let context = device.primary_context()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// let limited = LimitAdaptor::new(pool, 1000).with_wait_timeout(Duration::from_secs(60));
+    /// let resource = Resource::new(limited);
+    /// // Only one of them fits at a time.
+    /// std::thread::scope(|threads| {
+    ///     let work = || {
+    ///         let stream = context.stream()?;
+    ///         resource.alloc_zeroed::<u8>(&stream, 600)?.to_vec()
+    ///     };
+    ///     let workers: Vec<_> = (0..4).map(|_| threads.spawn(work)).collect();
+    ///     for worker in workers {
+    ///         assert_eq!(worker.join().expect("no panic")?, [0; 600]);
+    ///     }
+    ///     Ok::<(), cuda_mem::Error>(())
+    /// })?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_wait_timeout(self, timeout: Duration) -> Self {
+        let wait = Wait {
+            timeout,
+            holders: Holders::default(),
+        };
+        Self {
+            wait: Some(wait),
+            ..self
+        }
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// The most bytes that may be allocated at a time.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.budget.limit()
+    }
+
+    /// Bytes that are allocated, or about to be: never more than the limit.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.budget.allocated()
+    }
+
+    /// How long requests wait; `None` if they do not.
+    #[must_use]
+    pub fn wait_timeout(&self) -> Option<Duration> {
+        self.wait.as_ref().map(|wait| wait.timeout)
+    }
+
+    /// How many requests wait at the moment.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.budget.waiting()
+    }
+
+    /// Takes the bytes of a request, before upstream is asked, so that threads together stay below the limit.
+    #[inline]
+    fn take(&self, bytes: u64, stream: &Stream) -> Result<Taken<'_>> {
+        let taken = match &self.wait {
+            None => self
+                .budget
+                .try_take(bytes)
+                .map_err(|why| self.refusal(bytes, &why, "")),
+            Some(_) if bytes == 0 || self.budget.try_take_in_turn(bytes) => Ok(()),
+            Some(wait) => self.take_slowly(bytes, wait, stream),
+        };
+        taken.map(|()| Taken(&self.budget, bytes))
+    }
+
+    #[cold]
+    fn take_slowly(&self, bytes: u64, wait: &Wait, stream: &Stream) -> Result<()> {
+        let refused = if Calling::is_in(self.budget_address()) {
+            Err(Error::new(
+                ErrorKind::Other,
+                "this thread is in a call of the limit's upstream",
+            ))
+        } else {
+            refuse_waiting(stream)
+        };
+        let (taken, why_not) = match refused {
+            Ok(()) => (self.budget.wait(bytes, wait.timeout), String::new()),
+            Err(error) if error.kind() == ErrorKind::Forked => return Err(error),
+            Err(error) => (
+                self.budget.try_take(bytes),
+                format!("; it did not wait, because {error}"),
+            ),
+        };
+        taken.map_err(|why| self.refusal(bytes, &why, &why_not))
+    }
+
+    #[cold]
+    fn refusal(&self, bytes: u64, why: &Shortage, why_not: &str) -> Error {
+        let limit = Bytes(self.budget.limit());
+        let holders = self.wait.as_ref().map(|wait| wait.holders.describe());
+        let holders = holders
+            .filter(|holders| !holders.is_empty())
+            .map_or(String::new(), |holders| format!(" ({holders})"));
+        let text = match why {
+            Shortage::TooLarge => {
+                let text = format!("the limit is {limit}, less than the request");
+                return Error::over_limit(text, bytes);
+            }
+            Shortage::Forked => return Error::forked(),
+            Shortage::Full { allocated } => format!(
+                "the limit is {limit}, of which {} are allocated{holders}{why_not}",
+                Bytes(*allocated)
+            ),
+            Shortage::TimedOut { allocated, waited } => format!(
+                "the limit is {limit}, of which {} are allocated{holders} after waiting for {waited:.1?}",
+                Bytes(*allocated)
+            ),
+        };
+        Error::new(ErrorKind::OutOfMemory, text).with_asked(bytes)
+    }
+
+    /// What tells this limit from others while calls borrow it.
+    fn budget_address(&self) -> usize {
+        std::ptr::from_ref(&self.budget).addr()
+    }
+
+    /// Notes that this thread calls upstream, if requests wait.
+    #[inline]
+    fn calling(&self) -> Option<Calling> {
+        self.wait
+            .is_some()
+            .then(|| Calling::enter(self.budget_address()))
+    }
+}
+
+/// Bytes that count against the limit; dropping it gives them back, also in a panic of upstream.
+struct Taken<'a>(&'a Budget, u64);
+
+impl Drop for Taken<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.1 > 0 {
+            self.0.give_back(self.1);
+        }
+    }
+}
+
+thread_local! {
+    /// The limits that this thread calls the upstream of.
+    static CALLS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread calls the upstream of a limit. Of a thread that ends, this is not noted.
+struct Calling {
+    limit: usize,
+}
+
+impl Calling {
+    fn enter(limit: usize) -> Self {
+        let _ = CALLS.try_with(|calls| calls.borrow_mut().push(limit));
+        Self { limit }
+    }
+
+    fn is_in(limit: usize) -> bool {
+        CALLS
+            .try_with(|calls| calls.borrow().contains(&limit))
+            .unwrap_or(false)
+    }
+}
+
+impl Drop for Calling {
+    fn drop(&mut self) {
+        let _ = CALLS.try_with(|calls| {
+            let mut calls = calls.borrow_mut();
+            if let Some(at) = calls.iter().rposition(|call| *call == self.limit) {
+                calls.remove(at);
+            }
+        });
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for LimitAdaptor<U> {
+    /// # Errors
+    ///
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) with the limit and what is allocated; else as upstream.
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let bytes = layout.size() as u64;
+        let taken = self.take(bytes, stream)?;
+        let calling = self.calling();
+        let address = self.upstream.allocate(layout, stream)?;
+        drop(calling);
+        if let Some(wait) = &self.wait
+            && address != 0
+        {
+            wait.holders.insert(address, bytes);
+        }
+        std::mem::forget(taken);
+        Ok(address)
+    }
+
+    /// Never blocks on other requests. Bytes go to those that wait as soon as upstream has them back.
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // Given back only when upstream has the memory, and if upstream panics.
+        let taken = Taken(&self.budget, layout.size() as u64);
+        let waits = self.wait.as_ref();
+        // Before upstream has it: from then on another thread may get the same address.
+        let holding = waits.and_then(|wait| wait.holders.remove(address));
+        let calling = self.calling();
+        // SAFETY: the caller's.
+        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+        drop(calling);
+        if !took_effect(&freed) {
+            if let Some(wait) = waits {
+                wait.holders.restore(address, holding);
+            }
+            std::mem::forget(taken);
+        }
+        freed
+    }
+
+    from_upstream!();
+}

@@ -1,0 +1,339 @@
+//! A log of allocations in RMM's format.
+
+use super::debug_over;
+use std::alloc::Layout;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{from_upstream, thread};
+use crate::base::error::{Error, Result, took_effect};
+use crate::base::lock::Lock;
+use crate::base::report;
+use crate::memory::resource::MemoryResource;
+use crate::stream::Stream;
+
+/// Writes a line for each allocation, each free, and each allocation that failed, as RMM's logging
+/// resource does: `Thread,Time,Action,Pointer,Size,Stream`, with sizes in bytes and times of day in UTC.
+/// Tools that replay RMM's logs read it.
+///
+/// Lines are collected and written some hundred at a time, and at once when an allocation fails: then the
+/// log ends with the request that did. If writing fails, the program goes on without a log, and
+/// [`flush`](Self::flush) says why.
+///
+/// ```
+/// use std::sync::Arc;
+/// use cuda_mem::{Driver, MemoryPool, Resource};
+/// use cuda_mem::memory::LoggingAdaptor;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let logged = Arc::new(LoggingAdaptor::new(pool, std::io::stdout()));
+/// let resource = Resource::from(logged.clone());
+/// drop(resource.alloc::<u8>(&stream, 1000)?);
+/// logged.flush()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct LoggingAdaptor<U> {
+    upstream: U,
+    log: Lock<Log>,
+}
+
+struct Log {
+    records: Vec<Record>,
+    out: Box<dyn Write + Send>,
+    state: State,
+}
+
+enum State {
+    /// Not even the header is written.
+    New,
+    Begun,
+    /// A write failed, which nobody has been told. There is no log any more.
+    Failed(io::Error),
+    /// There is no log any more.
+    Over,
+}
+
+/// So many lines are written at a time.
+const BATCH: usize = 512;
+
+#[derive(Clone, Copy)]
+struct Record {
+    action: Action,
+    thread: u64,
+    /// Microseconds since 1970.
+    time: u64,
+    address: CUdeviceptr,
+    bytes: usize,
+    stream: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Action {
+    Allocate,
+    Free,
+    AllocateFailure,
+}
+
+impl Record {
+    /// Adds the line to `line`. By hand, because formatting is most of what a log costs.
+    fn write(&self, line: &mut Vec<u8>) {
+        let action: &[u8] = match self.action {
+            Action::Allocate => b",allocate,",
+            Action::Free => b",free,",
+            Action::AllocateFailure => b",allocate failure,",
+        };
+        let (seconds, micros) = (self.time / 1_000_000 % 86_400, self.time % 1_000_000);
+        decimal(line, self.thread, 1);
+        line.push(b',');
+        decimal(line, seconds / 3600, 2);
+        line.push(b':');
+        decimal(line, seconds / 60 % 60, 2);
+        line.push(b':');
+        decimal(line, seconds % 60, 2);
+        line.push(b'.');
+        decimal(line, micros, 6);
+        line.extend_from_slice(action);
+        hexadecimal(line, self.address);
+        line.push(b',');
+        decimal(line, self.bytes as u64, 1);
+        line.push(b',');
+        hexadecimal(line, self.stream as u64);
+        line.push(b'\n');
+    }
+}
+
+/// Adds a number with at least so many digits.
+fn decimal(line: &mut Vec<u8>, number: u64, digits: usize) {
+    number_in::<10>(line, number, digits);
+}
+
+fn hexadecimal(line: &mut Vec<u8>, number: u64) {
+    line.extend_from_slice(b"0x");
+    number_in::<16>(line, number, 1);
+}
+
+fn number_in<const BASE: u64>(line: &mut Vec<u8>, mut number: u64, digits: usize) {
+    // Room for the most digits that there are.
+    let mut text = [b'0'; 20];
+    let mut start = text.len();
+    while number > 0 {
+        start -= 1;
+        text[start] = b"0123456789abcdef"[(number % BASE) as usize];
+        number /= BASE;
+    }
+    line.extend_from_slice(&text[start.min(text.len() - digits)..]);
+}
+
+impl Log {
+    fn write(&mut self) -> io::Result<()> {
+        let mut lines = Vec::with_capacity(64 * (self.records.len() + 1));
+        if let State::New = self.state {
+            self.state = State::Begun;
+            lines.extend_from_slice(b"Thread,Time,Action,Pointer,Size,Stream\n");
+        }
+        for record in &self.records {
+            record.write(&mut lines);
+        }
+        self.out.write_all(&lines)?;
+        self.out.flush()
+    }
+
+    #[cold]
+    fn write_or_note(&mut self) {
+        if let State::New | State::Begun = self.state {
+            // An allocation must not be lost to a writer that panics.
+            let written = catch_unwind(AssertUnwindSafe(|| self.write()));
+            let written = written.unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+            if let Err(error) = written {
+                self.state = State::Failed(error);
+            }
+        }
+        // Nowhere to go with them if there is no log.
+        self.records.clear();
+    }
+
+    /// Writes what is collected, and tells a failure once.
+    fn finish(&mut self) -> Result<()> {
+        self.write_or_note();
+        if !matches!(self.state, State::Failed(_)) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Failed(error) => Err(Error::system("writing the allocation log", error)),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, record: Record) {
+        self.records.push(record);
+        if self.records.len() >= BATCH {
+            self.write_or_note();
+        }
+    }
+}
+
+impl<U: MemoryResource> LoggingAdaptor<U> {
+    /// Logs what comes from `upstream` to `out`, which need not collect bytes itself. It is called under a
+    /// lock, so it must not allocate from this adaptor or free to it.
+    pub fn new(upstream: U, out: impl Write + Send + 'static) -> Self {
+        Self {
+            upstream,
+            log: Lock::new(Log {
+                records: Vec::with_capacity(BATCH),
+                out: Box::new(out),
+                state: State::New,
+            }),
+        }
+    }
+
+    /// Logs to a new file, in place of an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// [`System`](crate::ErrorKind::System) if the file cannot be made.
+    pub fn to_file(upstream: U, path: impl AsRef<Path>) -> Result<Self> {
+        let file = File::create(path)
+            .map_err(|error| Error::system("making the allocation log", error))?;
+        Ok(Self::new(upstream, file))
+    }
+
+    /// Where the memory comes from.
+    pub fn upstream(&self) -> &U {
+        &self.upstream
+    }
+
+    /// Writes what is collected.
+    ///
+    /// # Errors
+    ///
+    /// [`System`](crate::ErrorKind::System) if this or an earlier write failed; what came after that
+    /// is not in the log. It is told once.
+    pub fn flush(&self) -> Result<()> {
+        self.log.lock()?.finish()
+    }
+}
+
+impl<U> LoggingAdaptor<U> {
+    /// Not in a fork: what waits to be written is the parent's.
+    #[inline]
+    fn note(&self, record: Record) {
+        if let Some(mut log) = self.log.lock_unless_forked() {
+            log.push(record);
+        }
+    }
+
+    #[cold]
+    fn note_and_write(&self, record: Record) {
+        if let Some(mut log) = self.log.lock_unless_forked() {
+            log.push(record);
+            log.write_or_note();
+        }
+    }
+}
+
+#[inline]
+fn record(action: Action, address: CUdeviceptr, layout: Layout, stream: &Stream) -> Record {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    Record {
+        action,
+        thread: thread::number(),
+        time: now.map_or(0, |now| now.as_micros() as u64),
+        address,
+        bytes: layout.size(),
+        stream: stream.as_raw().addr(),
+    }
+}
+
+// SAFETY: all memory comes from upstream and goes back there.
+unsafe impl<U: MemoryResource> MemoryResource for LoggingAdaptor<U> {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let allocated = self.upstream.allocate(layout, stream);
+        match &allocated {
+            Ok(address) => self.note(record(Action::Allocate, *address, layout, stream)),
+            Err(_) => self.note_and_write(record(Action::AllocateFailure, 0, layout, stream)),
+        }
+        allocated
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // Noted before upstream has it: from then on another thread may get, and log, the same address.
+        let record = record(Action::Free, address, layout, stream);
+        self.note(record);
+        // SAFETY: the caller's.
+        let freed = unsafe { self.upstream.deallocate(address, layout, stream) };
+        if !took_effect(&freed) {
+            // It is there after all, so for who replays the log it is allocated again.
+            let again = Record {
+                action: Action::Allocate,
+                ..record
+            };
+            self.note(again);
+        }
+        freed
+    }
+
+    from_upstream!();
+}
+
+impl<U> Drop for LoggingAdaptor<U> {
+    fn drop(&mut self) {
+        report::release("allocation log", || self.log.get_mut().finish());
+    }
+}
+
+impl<U: fmt::Debug> fmt::Debug for LoggingAdaptor<U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_over(f, "LoggingAdaptor", &self.upstream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_as_rmm_writes_it() {
+        let mut line = Vec::new();
+        Record {
+            action: Action::AllocateFailure,
+            thread: 3,
+            time: ((10 * 60 + 58) * 60 + 16) * 1_000_000 + 42,
+            address: 0,
+            bytes: 1 << 40,
+            stream: 0x7f00,
+        }
+        .write(&mut line);
+        Record {
+            action: Action::Free,
+            thread: 0,
+            time: 0,
+            address: u64::MAX,
+            bytes: usize::MAX,
+            stream: 0,
+        }
+        .write(&mut line);
+        assert_eq!(
+            String::from_utf8_lossy(&line),
+            "3,10:58:16.000042,allocate failure,0x0,1099511627776,0x7f00\n\
+             0,00:00:00.000000,free,0xffffffffffffffff,18446744073709551615,0x0\n"
+        );
+    }
+}

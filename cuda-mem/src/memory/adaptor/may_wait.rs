@@ -1,0 +1,27 @@
+//! Whether a thread may be made to wait for memory of others.
+
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::stream::Stream;
+use crate::stream::recording;
+
+/// An error that says why this thread must not wait for others to give memory back: what it would wait for could need
+/// itself, or could not happen at all.
+#[cold]
+pub(super) fn refuse_waiting(stream: &Stream) -> Result<()> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    // Memory that is dropped meanwhile in the order of the captured stream comes back only after the capture.
+    if recording::is_capturing() {
+        return Err(Error::capturing(
+            "this thread records a stream into a graph".to_owned(),
+        ));
+    }
+    // By another thread, or another library.
+    let captured = "the stream of the request is recorded into a graph, or cannot be asked";
+    if stream.as_ref().is_captured() {
+        return Err(Error::capturing(captured.to_owned()));
+    }
+    Ok(())
+}

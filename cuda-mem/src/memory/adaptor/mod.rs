@@ -1,0 +1,85 @@
+//! Adaptors: resources that add something to another one, their upstream.
+//!
+//! Several of them count, and other threads allocate while one is on its way through a stack. One rule keeps their
+//! counts consistent, in whatever order they are stacked:
+//!
+//! - A limit counts bytes before upstream hands them out and until upstream has taken them back. So it counts no less
+//!   than what is allocated below it.
+//! - Everything else (statistics, tables of live allocations, logs) counts an allocation after upstream has handed it
+//!   out and until just before upstream takes it back. So it counts no more than what is allocated below it, and it
+//!   never finds an address of another allocation.
+//! - If upstream refuses to take memory back ([`took_effect`](crate::base::error::took_effect) is false), the allocation is
+//!   still there, and what was counted down is restored, without counting it as a new one.
+//! - Memory whose return ends in any other error, or in a panic, is given up: it is counted as gone.
+//!
+//! Together: statistics ≤ allocated ≤ limit, at every moment.
+
+mod aligned;
+mod failure_callback;
+mod ladder;
+mod limit;
+mod logging;
+mod may_wait;
+mod prefetch;
+mod recovery;
+mod statistics;
+mod thread;
+mod tracking;
+
+pub use aligned::AlignedAdaptor;
+pub use failure_callback::FailureCallbackAdaptor;
+pub use ladder::Ladder;
+pub use limit::LimitAdaptor;
+pub use logging::LoggingAdaptor;
+pub use prefetch::PrefetchAdaptor;
+pub use recovery::RecoveryAdaptor;
+pub use statistics::{Counter, Statistics, StatisticsAdaptor, StatisticsScope};
+pub use tracking::{LiveAllocation, TrackingAdaptor};
+
+/// Memory goes back to upstream, and nothing else happens.
+macro_rules! free_upstream {
+    () => {
+        #[inline]
+        unsafe fn deallocate(
+            &self,
+            address: ::cuda_driver_sys::CUdeviceptr,
+            layout: ::std::alloc::Layout,
+            stream: &$crate::stream::Stream,
+        ) -> $crate::base::error::Result<()> {
+            // SAFETY: the caller keeps the contract of this function, which is upstream's.
+            unsafe { self.upstream.deallocate(address, layout, stream) }
+        }
+    };
+}
+use std::fmt;
+
+use free_upstream;
+
+/// What an adaptor leaves to its upstream.
+macro_rules! from_upstream {
+    () => {
+        fn memory_properties(&self) -> $crate::memory::resource::MemoryProperties {
+            self.upstream.memory_properties()
+        }
+
+        fn pool(&self) -> Option<&$crate::memory::pool::Pool> {
+            self.upstream.pool()
+        }
+
+        fn trim_to(&self, keep: u64) -> $crate::base::error::Result<()> {
+            self.upstream.trim_to(keep)
+        }
+    };
+}
+use from_upstream;
+
+/// A name and what is below it, on one line: errors name resources by their `Debug`. `{:#?}` prints a structure.
+fn debug_over(f: &mut fmt::Formatter<'_>, name: &str, upstream: &dyn fmt::Debug) -> fmt::Result {
+    if f.alternate() {
+        return f
+            .debug_struct(name)
+            .field("upstream", upstream)
+            .finish_non_exhaustive();
+    }
+    write!(f, "{name} over {upstream:?}")
+}

@@ -1,0 +1,121 @@
+//! Fills and copies of a whole buffer, in the order of its stream.
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUcontext;
+
+use super::DeviceBuffer;
+use crate::base::error::Result;
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Submits a fill of all elements with `value`, of 1, 2 or 4 bytes (others do not compile).
+    /// Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
+    pub fn fill(&mut self, value: T) -> Result<()> {
+        self.settle()?;
+        self.span().fill(value)
+    }
+
+    /// Submits a fill of all bytes with `value`. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
+        self.settle()?;
+        self.span().fill_bytes(value)
+    }
+
+    /// Submits a fill of all bytes with zero. Does not synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemsetD8Async")]
+    pub fn zero(&mut self) -> Result<()> {
+        self.fill_bytes(0)
+    }
+
+    /// Copies a host slice of the same length into the buffer. Synchronises the stream: the slice
+    /// may be changed when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ; else as the driver
+    /// answers.
+    #[doc(alias = "cuMemcpyHtoDAsync")]
+    pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
+        self.settle()?;
+        self.span().copy_from(from)
+    }
+
+    /// Copies the buffer into a host slice of the same length. Synchronises the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`copy_from`](Self::copy_from).
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn copy_to(&self, to: &mut [T]) -> Result<()> {
+        self.wait_for_writers()?;
+        self.span().copy_to(to)
+    }
+
+    /// Copies the buffer into a new vector. Synchronises the stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemcpyDtoHAsync")]
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        self.wait_for_writers()?;
+        self.span().to_vec()
+    }
+
+    /// Submits a copy of another buffer of the same length, in the order of both streams. Does not
+    /// synchronise, unless both are memory of the host: those the driver copies on the host, when the
+    /// stream has come there. The buffers may be on two devices, whether those reach each other or not.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the lengths differ or the buffers belong to two
+    /// drivers; else as the driver answers.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let context = device.primary_context()?;
+    /// # let pool = MemoryPool::builder(&device).build()?;
+    /// let source = pool.alloc_from(&context.stream()?, &[1u8, 2, 3])?;
+    /// let mut target = pool.alloc::<u8>(&context.stream()?, 3)?;
+    /// target.copy_from_buffer(&source)?;
+    /// assert_eq!(target.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"))]
+    pub fn copy_from_buffer(&mut self, from: &DeviceBuffer<T>) -> Result<()> {
+        self.span().check_len(from.len, "source")?;
+        self.copy_part_from_buffer(0, from)
+    }
+
+    /// The contexts of both buffers' memory, if not all of it is of the device that copies. Then the call
+    /// that needs no access serves.
+    pub(super) fn across_devices(&self, from: &DeviceBuffer<T>) -> Option<(CUcontext, CUcontext)> {
+        let (ours, theirs) = (self.device?, from.device?);
+        let copies = self.stream.device();
+        if ours == copies && theirs == copies {
+            return None;
+        }
+        let context_of = |device| {
+            [&self.stream, &from.stream]
+                .into_iter()
+                .find(|stream| stream.device() == device)
+                .map(|stream| stream.context().as_raw())
+        };
+        Some((context_of(ours)?, context_of(theirs)?))
+    }
+}

@@ -1,0 +1,196 @@
+//! Freeing while somebody captures a stream into a graph.
+//!
+//! Measured: a free in a captured stream answers INVALID_VALUE for memory that is no graph's, and has
+//! no effect, neither on the memory nor on the capture. A free in another stream answers
+//! STREAM_CAPTURE_UNSUPPORTED, has no effect on the memory, and makes the capture worthless, unless
+//! the capture is relaxed or the thread has said that it knows what it does.
+
+use bytemuck::Pod;
+use cuda_driver_sys::{CUdeviceptr, CUresult};
+
+use super::DeviceBuffer;
+use super::debts::Debts;
+use super::home::{Home, apart, give_back};
+use crate::base::error::{Error, ErrorKind, Result, took_effect};
+use crate::driver::raw;
+use crate::ledger::{self, Item};
+use crate::memory::resource::CAPTURED;
+use crate::stream::epoch;
+use crate::stream::join::order;
+use crate::stream::{OrderedRelease, Stream, StreamRef};
+
+/// Memory of a buffer that was dropped while its stream was captured.
+struct DroppedBuffer {
+    address: CUdeviceptr,
+    /// `None` when the memory is not there any more.
+    home: Option<Home>,
+    owed: Debts,
+    /// In the ledger the memory stays until it is given back.
+    item: Option<Item>,
+    /// When the buffer was dropped.
+    epoch: u64,
+}
+
+impl Drop for DroppedBuffer {
+    fn drop(&mut self) {
+        // The memory may be in use, so its home must not be dropped as if it were not.
+        std::mem::forget(self.home.take());
+    }
+}
+
+impl OrderedRelease for DroppedBuffer {
+    fn waits_for_stream(&self) -> bool {
+        matches!(self.home, Some(Home::Kept(_)))
+    }
+
+    fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        let Some(item) = &self.item else {
+            return self.give_back(stream);
+        };
+        let item = *item;
+        let ended = ledger::ended(&item);
+        let given = self.give_back(stream);
+        if self.home.is_some() {
+            ledger::again(&item, ended);
+        }
+        given
+    }
+}
+
+impl DroppedBuffer {
+    fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        if stream.is_elsewhere() {
+            // The last handle is going. After the wait, this thread's own stream serves as well.
+            stream.wait_elsewhere()?;
+            return self.give_back(stream.context().per_thread_stream().as_ref());
+        }
+        for debt in &*self.owed {
+            let other = debt.stream.as_ref();
+            if !other.is_elsewhere() {
+                order(other, stream)?;
+            } else if other.context().progress().done() < self.epoch {
+                return Err(Error::capturing(format!(
+                    "{other}, which is the own stream of another thread, may still use the memory; \
+                     synchronise its context"
+                )));
+            }
+        }
+        let Some(home) = self.home.take() else {
+            return Ok(());
+        };
+        let (given, home) = self.send(home, stream);
+        self.home = home;
+        given
+    }
+
+    /// Sends the memory home, which comes back if the memory is still there.
+    fn send(&self, home: Home, stream: StreamRef<'_>) -> (Result<()>, Option<Home>) {
+        let after = match after(stream, &home) {
+            Ok(after) => after,
+            Err(error) => return (Err(error), Some(home)),
+        };
+        match (home, after) {
+            (Home::Kept(keep), after) => {
+                // An owner's destructor, in a call that has nothing to do with it.
+                let end = || match after {
+                    Some(after) => keep.release(&after),
+                    None => {
+                        drop(keep);
+                        Ok(())
+                    }
+                };
+                (apart(&"an owner", end), None)
+            }
+            (Home::Resource(resource, layout), Some(after)) => {
+                // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
+                // stream waits for its own.
+                let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
+                let left = (!took_effect(&freed)).then_some(Home::Resource(resource, layout));
+                (freed, left)
+            }
+            (home, _) => {
+                // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
+                let freed = unsafe { free_harmlessly(self.address, stream) };
+                let left = (!took_effect(&freed)).then_some(home);
+                (freed.map_err(|error| explain_refusal(error, stream)), left)
+            }
+        }
+    }
+}
+
+/// A stream behind everything in this one, if the home takes memory back in the order of a stream that it may keep:
+/// the last handle of this one may be going just now.
+fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
+    let needs_none = match home {
+        Home::Driver => true,
+        Home::Resource(..) => false,
+        Home::Kept(keep) => keep.wait(stream)?,
+    };
+    if needs_none {
+        return Ok(None);
+    }
+    // Ordering another stream behind a captured one would draw it into the capture.
+    stream.refuse_captured(CAPTURED)?;
+    let after = stream.context().stream()?;
+    order(stream, after.as_ref())?;
+    Ok(Some(after))
+}
+
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
+    let open = stream.submit()?;
+    // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
+    open.harmlessly(|queue| unsafe { raw::alloc::free(queue, address) })
+}
+
+/// INVALID_VALUE may mean that the stream is captured.
+pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
+    if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) {
+        return error;
+    }
+    let refused = stream.refuse_captured(CAPTURED);
+    refused.err().unwrap_or(error)
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Everything that is done with the memory from now on waits for `stream`, and so does its free.
+    pub(crate) fn owe_to(&self, stream: &Stream) {
+        self.note_debt(stream, false);
+    }
+
+    /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
+    /// way that disturbs none, and if that is not enough, the error says so.
+    #[cold]
+    pub(super) fn free_refused(&self, error: Error) -> Result<()> {
+        let stream = self.stream.as_ref();
+        if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+            // SAFETY: as in `free_in_order`; the first try had no effect.
+            let freed = unsafe { free_harmlessly(self.address, stream) };
+            return freed.map_err(|error| explain_refusal(error, stream));
+        }
+        Err(explain_refusal(error, stream))
+    }
+
+    /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
+    #[cold]
+    pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
+        let is_kept = matches!(*self.home, Home::Kept(_));
+        if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
+            return Err(error);
+        }
+        let item = self.item();
+        let owed = self.owed.get_mut();
+        let dropped = DroppedBuffer {
+            address: self.address,
+            home: Some(std::mem::replace(&mut *self.home, Home::Driver)),
+            owed: std::mem::take(owed),
+            item,
+            epoch: epoch::now(),
+        };
+        self.address = 0;
+        self.stream.release_later(dropped);
+        Ok(())
+    }
+}

@@ -1,0 +1,295 @@
+//! Who takes a buffer's memory back, where that is not simply the driver.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use super::DeviceBuffer;
+use crate::base::biased::Held;
+use crate::base::error::{Error, ErrorKind, Result, took_effect};
+use crate::driver::device::Device;
+use crate::driver::raw::{self, Queue};
+use crate::ledger;
+use crate::memory::resource::{Handle, MemoryResource};
+use crate::stream::deferred::ResourceCall;
+use crate::stream::{Stream, StreamRef};
+
+/// Who takes a buffer's memory back.
+pub(super) enum Home {
+    /// The driver, in the order of the stream.
+    Driver,
+    /// The resource that it came from, as this layout.
+    Resource(Held<Handle>, Layout),
+    /// An owner who is told that the buffer is at its end.
+    Kept(Box<dyn Keep>),
+}
+
+/// Keeps memory that is not a buffer's to free, such as another process's.
+pub(crate) trait Keep: Send + Sync {
+    /// Waits for the stream, if the end is in no stream's order. Answers whether it did: then this is dropped, and
+    /// not released. After an error it stays.
+    fn wait(&self, _: StreamRef<'_>) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// The buffer is at its end. What is submitted to `stream` from now on comes after every use of the
+    /// memory, work that is there already may still use it.
+    fn release(self: Box<Self>, stream: &Stream) -> Result<()>;
+
+    /// The number by which another process knows the loan, if it is one.
+    fn loan_number(&self) -> Option<u64> {
+        None
+    }
+
+    /// Another process could not be given the memory back, and why; `None` if that is tried anew.
+    fn note_failed_return(&self, _failure: Option<String>) {}
+
+    /// The memory cannot be released, and nothing will try to again.
+    fn abandon(&self) {}
+
+    /// Whether threads of the host may read and write so many bytes at the buffer's address; `None` if that follows from
+    /// the kind of memory.
+    fn is_open_to_host(&self, _bytes: usize) -> Option<bool> {
+        None
+    }
+
+    /// How many bytes the memory has, if that is more than the buffer shows.
+    fn room_bytes(&self) -> Option<usize> {
+        None
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// See [`Keep::is_open_to_host`].
+    pub(crate) fn is_open_to_host(&self) -> Option<bool> {
+        match &*self.home {
+            Home::Kept(keep) => keep.is_open_to_host(self.size_bytes()),
+            _ => None,
+        }
+    }
+
+    /// How many elements the memory has room for, which may be more than the buffer shows.
+    pub(crate) fn room(&self) -> usize {
+        match &*self.home {
+            // Elements of no size need none.
+            _ if size_of::<T>() == 0 => usize::MAX,
+            Home::Resource(_, layout) => layout.size() / size_of::<T>(),
+            Home::Kept(keep) => keep
+                .room_bytes()
+                .map_or(self.len, |bytes| bytes / size_of::<T>()),
+            _ => self.len,
+        }
+    }
+
+    /// Shows so many of the elements that there is room for.
+    pub(crate) fn set_len(&mut self, len: usize) {
+        debug_assert!(len <= self.room());
+        self.len = len;
+    }
+
+    /// The memory is another device's now, or the host's.
+    pub(crate) fn set_device(&mut self, device: Option<Device>) {
+        self.device = device;
+    }
+
+    /// Gives the memory back to the driver, or to its resource, and lets go of that, if nothing special is to be done: the
+    /// end of nearly all buffers. Returns whether it did.
+    ///
+    /// # Safety
+    ///
+    /// For the destructor: afterwards nothing but the stream may be used, not even for its end.
+    #[inline(always)]
+    pub(super) unsafe fn end_plainly(&mut self) -> bool {
+        if self.address == 0 || ledger::is_on() || !self.owed.get_mut().is_empty() {
+            return false;
+        }
+        if matches!(*self.home, Home::Driver) {
+            // SAFETY: as in `free_in_order`: nobody is owed a wait.
+            if let Err(error) = unsafe { free_plainly(self.address, &self.stream) } {
+                self.not_freed(error);
+            }
+        } else if let Home::Resource(resource, layout) = &mut *self.home
+            && self.stream.is_plain()
+        {
+            // SAFETY: as in `release_home`.
+            match unsafe { give_back_plainly(&***resource, self.address, *layout, &self.stream) } {
+                // Where it is: a copy of all that a home may be would take longer than the rest.
+                //
+                // SAFETY: nobody uses it any more, as the caller vouches.
+                Ok(()) => unsafe { ptr::drop_in_place(resource) },
+                Err(error) => self.not_released(error),
+            }
+        } else {
+            return false;
+        }
+        true
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_released(&mut self, error: Error) {
+        let refused = Err(error);
+        if took_effect(&refused) {
+            self.address = 0;
+            *self.home = Home::Driver;
+        }
+        self.end(|_| refused);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_freed(&mut self, error: Error) {
+        self.end(|buffer| buffer.free_otherwise(error));
+    }
+
+    /// Gives the memory back to its home, and lets go of that. The debts are settled.
+    pub(super) fn release_home(&mut self) -> Result<()> {
+        if self.address == 0 && !matches!(*self.home, Home::Kept(_)) {
+            *self.home = Home::Driver;
+            return Ok(());
+        }
+        let elsewhere = self.stream.is_elsewhere().then(|| self.past_elsewhere());
+        let elsewhere = elsewhere.transpose()?;
+        let stream = elsewhere.as_ref().unwrap_or(&self.stream);
+        // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
+        stream.as_ref().refuse_recorded()?;
+        if let Home::Kept(keep) = &*self.home
+            && keep.wait(stream.as_ref())?
+        {
+            self.address = 0;
+            *self.home = Home::Driver;
+            return Ok(());
+        }
+        match std::mem::replace(&mut *self.home, Home::Driver) {
+            Home::Driver => Ok(()),
+            Home::Kept(keep) => {
+                self.address = 0;
+                keep.release(stream)
+            }
+            Home::Resource(resource, layout) => {
+                // Out of hand before the call, so that nothing is freed twice whatever it does.
+                let address = std::mem::take(&mut self.address);
+                // SAFETY: the memory came from there as this layout, and every stream that used it was
+                // made to be waited for by the buffer's own, which this is or which was waited for.
+                let freed = unsafe { give_back(&**resource, address, layout, stream) };
+                if took_effect(&freed) {
+                    stream.release_deferred();
+                } else {
+                    self.address = address;
+                    *self.home = Home::Resource(resource, layout);
+                }
+                freed
+            }
+        }
+    }
+
+    /// Gives the memory back to its resource in the order of the buffer's stream, and after what is in others.
+    pub(super) fn release_after(&mut self, others: &[&Stream]) -> Result<()> {
+        if self.address == 0 {
+            return Ok(());
+        }
+        self.settle()?;
+        self.stream.as_ref().refuse_recorded()?;
+        let item = if ledger::is_on() { self.item() } else { None };
+        let Home::Resource(resource, layout) = std::mem::replace(&mut *self.home, Home::Driver)
+        else {
+            return Ok(());
+        };
+        // As in `release_home` and `release_listed`.
+        let ended = item.as_ref().map(ledger::ended);
+        let address = std::mem::take(&mut self.address);
+        // SAFETY: the memory came from there as this layout. Streams that used it through this crate were made to be waited
+        // for by the buffer's own; the caller of unsafe code names the others.
+        let call = || unsafe { resource.deallocate_after(address, layout, &self.stream, others) };
+        let freed = apart(&&**resource, call);
+        if took_effect(&freed) {
+            self.stream.release_deferred();
+            return freed;
+        }
+        self.address = address;
+        *self.home = Home::Resource(resource, layout);
+        if let (Some(item), Some(ended)) = (item, ended) {
+            ledger::again(&item, ended);
+        }
+        freed
+    }
+
+    /// Nothing here can be ordered with another thread's own stream, so the host waits, and then any stream
+    /// will do.
+    #[cold]
+    fn past_elsewhere(&self) -> Result<Stream> {
+        self.stream.as_ref().wait_quietly()?;
+        Ok(self.stream.context().per_thread_stream())
+    }
+}
+
+/// Gives memory back to a resource. A panic there becomes an error, because this may be a destructor.
+///
+/// # Safety
+///
+/// As [`MemoryResource::deallocate`].
+#[inline(always)]
+pub(crate) unsafe fn give_back(
+    resource: &dyn MemoryResource,
+    address: CUdeviceptr,
+    layout: Layout,
+    stream: &Stream,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    let call = || unsafe { resource.deallocate(address, layout, stream) };
+    caught(call).unwrap_or_else(|| Err(panicked(&resource)))
+}
+
+/// As [`give_back`], and then releases what had to wait for the stream. Compiled once, with all that it is made of.
+///
+/// # Safety
+///
+/// As [`MemoryResource::deallocate`].
+unsafe fn give_back_plainly(
+    resource: &dyn MemoryResource,
+    address: CUdeviceptr,
+    layout: Layout,
+    stream: &Stream,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { give_back(resource, address, layout, stream) }?;
+    stream.release_deferred();
+    Ok(())
+}
+
+/// Frees in the order of a stream, and then releases what had to wait for it.
+///
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+#[inline(always)]
+unsafe fn free_plainly(address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
+    stream.as_ref().submit_free(free)?;
+    stream.release_deferred();
+    Ok(())
+}
+
+/// Calls somebody who gets memory back.
+pub(super) fn apart(who: &dyn fmt::Debug, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    caught(call).unwrap_or_else(|| Err(panicked(who)))
+}
+
+/// The answer of somebody who gets memory back; none if they panic.
+#[inline(always)]
+fn caught(call: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
+    let _inside = ResourceCall::enter();
+    catch_unwind(AssertUnwindSafe(call)).ok()
+}
+
+#[cold]
+#[inline(never)]
+fn panicked(who: &dyn fmt::Debug) -> Error {
+    let text = format!("{who:?} panicked when it was given memory back");
+    Error::new(ErrorKind::Other, text)
+}

@@ -1,0 +1,387 @@
+//! Buffers: device memory that a stream's order gives and takes back.
+
+mod alloc;
+mod copies;
+mod debts;
+mod from_resource;
+mod held;
+mod home;
+mod host_slice;
+mod listed;
+mod loan;
+mod part;
+mod raw_parts;
+mod read_loan;
+
+pub(crate) use alloc::bytes_of;
+pub(crate) use held::explain_refusal;
+pub(crate) use home::{Keep, give_back};
+pub use loan::Loan;
+pub use read_loan::ReadLoan;
+
+use debts::{Debt, Debts};
+use home::Home;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+
+use bytemuck::Pod;
+use cuda_driver_sys::CUdeviceptr;
+
+use crate::base::biased::Held;
+use crate::base::error::{Error, Failed, Result, took_effect};
+use crate::base::lock::Lock;
+use crate::base::report;
+use crate::driver::device::Device;
+use crate::driver::raw;
+use crate::driver::raw::Queue;
+use crate::ledger;
+use crate::memory::copy::Span;
+use crate::memory::pool::{MemoryPool, PoolBuilder};
+use crate::stream::context::Context;
+use crate::stream::event::Event;
+use crate::stream::join::order;
+use crate::stream::{Stream, StreamRef};
+
+/// `len` elements of device memory, allocated in the order of a stream and freed in it.
+///
+/// The memory exists from the moment that the stream reaches the allocation until it reaches the
+/// free, so everything done with it goes to that stream; [`on`](Self::on) lends it to another one,
+/// in order. Dropping a buffer of a pool is one driver call and never waits; one of another resource does as
+/// that says.
+///
+/// The buffer keeps its stream and the stream's context alive. It holds no handle of its pool, which ends
+/// when its last handle is gone and all its memory is back. Memory of any other
+/// [`Resource`](crate::Resource) goes back there, which the buffer keeps.
+///
+/// ```
+/// # use cuda_mem::{Driver, MemoryPool};
+/// # cuda_sim::use_if_no_driver();
+/// # let device = Driver::load()?.device(0)?;
+/// # let context = device.primary_context()?;
+/// # let stream = context.stream()?;
+/// # let pool = MemoryPool::builder(&device).build()?;
+/// let mut numbers = pool.alloc::<u32>(&stream, 4)?;
+/// numbers.copy_from(&[1, 2, 3, 4])?;
+/// assert_eq!(numbers.to_vec()?, [1, 2, 3, 4]);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+///
+/// A freed buffer has no name any more:
+///
+/// ```compile_fail,E0382
+/// # use cuda_mem::{DeviceBuffer, MemoryPool, Stream};
+/// # fn example(pool: MemoryPool, stream: Stream) -> Result<(), cuda_mem::Error> {
+/// let buffer = pool.alloc::<u32>(&stream, 4)?;
+/// buffer.free()?;
+/// buffer.to_vec()?; // error: use of moved value
+/// # Ok(())
+/// # }
+/// ```
+pub struct DeviceBuffer<T: Pod> {
+    /// 0 if there are no bytes.
+    address: CUdeviceptr,
+    len: usize,
+    stream: Held<Stream>,
+    /// The device whose memory it is; `None` for memory of the host and where it is not known.
+    device: Option<Device>,
+    /// Who takes the memory back. Never dropped by itself: memory that is still there may be in use, so its owner must
+    /// not be dropped as if it were not.
+    home: ManuallyDrop<Home>,
+    /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
+    /// was leaked, or a wait failed. Empty but for that; the lock is only taken through shared borrows,
+    /// never to allocate or free.
+    owed: Lock<Debts>,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// See [`Keep::loan_number`].
+    #[cfg(target_os = "linux")]
+    pub(crate) fn loan_number(&self) -> Option<u64> {
+        match &*self.home {
+            Home::Kept(keep) => keep.loan_number(),
+            _ => None,
+        }
+    }
+
+    /// See [`Keep::note_failed_return`].
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note_failed_return(&self, failure: Option<String>) {
+        if let Home::Kept(keep) = &*self.home {
+            keep.note_failed_return(failure);
+        }
+    }
+
+    /// The stream in whose order the memory is used and freed.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The device whose memory this is; `None` for memory of the host, and if that is not known.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.device
+    }
+
+    /// The address, by which the device knows it; 0 if there is no memory. For kernels and other libraries, which
+    /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
+    /// wait at its end may have failed, call [`settle`](Self::settle) first.
+    #[must_use]
+    pub fn as_raw(&self) -> CUdeviceptr {
+        self.address
+    }
+
+    /// Makes the buffer's stream wait for streams that may still use the memory because a [`Loan`]
+    /// was leaked, or a wait failed. Every other method does this by itself; it is for those who use
+    /// [`as_raw`](Self::as_raw). Usually there is nothing to wait for, and no driver call.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. What could not be waited for is kept for the next time.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    #[inline]
+    pub fn settle(&mut self) -> Result<()> {
+        let owed = self.owed.get_mut();
+        while let Some(other) = owed.last() {
+            order(other.stream.as_ref(), self.stream.as_ref())?;
+            owed.pop();
+        }
+        Ok(())
+    }
+
+    /// Frees the memory in the order of its stream, as dropping does, and says how it went. Does
+    /// not synchronise if it is a pool's; memory of another resource does as that says.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. The buffer comes back with the error, still allocated, unless the driver
+    /// may have freed it nevertheless.
+    #[doc(alias = "cuMemFreeAsync")]
+    pub fn free(mut self) -> Result<(), Failed<Self>> {
+        if report::is_forked() {
+            return Err(Failed::new(Error::forked(), self));
+        }
+        match self.release() {
+            Ok(()) => Ok(()),
+            Err(error) if self.address == 0 => Err(Failed::lost(error)),
+            Err(error) => Err(Failed::new(error, self)),
+        }
+    }
+
+    /// Gives the memory back, if there is any; afterwards there is none. Only a failure that is known
+    /// to have had no effect leaves it.
+    #[inline]
+    fn release(&mut self) -> Result<()> {
+        if ledger::is_on() {
+            return self.release_listed();
+        }
+        self.release_memory()
+    }
+
+    #[inline]
+    fn release_memory(&mut self) -> Result<()> {
+        // If this fails the memory leaks rather than be freed under another stream's work.
+        if let Err(error) = self.settle() {
+            self.settle_elsewhere(error)?;
+        }
+        if !matches!(*self.home, Home::Driver) {
+            return self.release_home();
+        }
+        if self.address == 0 {
+            return Ok(());
+        }
+        match self.free_in_order() {
+            Ok(()) => {
+                self.address = 0;
+                self.stream.release_deferred();
+                Ok(())
+            }
+            Err(error) => self.free_otherwise(error),
+        }
+    }
+
+    /// Freeing failed with `error`: it may go in another way.
+    #[cold]
+    pub(super) fn free_otherwise(&mut self, error: Error) -> Result<()> {
+        let freed = self.free_elsewhere(error);
+        let freed = freed.or_else(|error| self.free_refused(error));
+        if took_effect(&freed) {
+            self.address = 0;
+            self.stream.release_deferred();
+        }
+        freed
+    }
+
+    #[inline]
+    fn free_in_order(&self) -> Result<()> {
+        // SAFETY: the address is this buffer's, and every stream that used it was made to be waited for
+        // by this one (R13).
+        unsafe { free(self.address, &self.stream) }
+    }
+
+    /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
+    /// involved, which nothing here can be ordered with, the host waits instead.
+    #[cold]
+    fn settle_elsewhere(&mut self, error: Error) -> Result<()> {
+        let owed = self.owed.get_mut();
+        if !self.stream.is_elsewhere() && !owed.iter().any(|debt| debt.stream.is_elsewhere()) {
+            return Err(error);
+        }
+        while let Some(other) = owed.last() {
+            other.stream.as_ref().wait_elsewhere()?;
+            owed.pop();
+        }
+        Ok(())
+    }
+
+    /// A free failed with `error`. If the stream is another thread's own, this waits for everything in its context;
+    /// then this thread's own serves as well.
+    #[cold]
+    fn free_elsewhere(&self, error: Error) -> Result<()> {
+        let freed = if self.stream.is_elsewhere() {
+            self.stream.as_ref().wait_elsewhere()?;
+            let own = self.stream.context().per_thread_stream();
+            // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
+            unsafe { free(self.address, &own) }
+        } else {
+            Err(error)
+        };
+        freed.map_err(|error| error.asked(|| self.in_words()))
+    }
+
+    /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
+    /// harmless, and other readers are none.
+    pub(crate) fn wait_for_writers(&self) -> Result<()> {
+        // Cloned out: the driver is not called under the lock.
+        let owed = self.owed.lock()?.clone();
+        owed.iter()
+            .filter(|debt| !debt.reads)
+            .try_for_each(|debt| order(debt.stream.as_ref(), self.stream.as_ref()))
+    }
+
+    /// Notes that `stream` may still use the memory. Not in a fork, where nothing was submitted.
+    fn note_debt(&self, stream: &Stream, reads: bool) {
+        if let Some(mut owed) = self.owed.lock_unless_forked() {
+            owed.push(Debt {
+                stream: stream.clone(),
+                reads,
+            });
+        }
+    }
+
+    fn span(&self) -> Span<'_, T> {
+        // SAFETY: the memory is this buffer's from its allocation in this stream to its free there;
+        // the callers have settled what other streams may still do with it.
+        unsafe { self.span_in(&self.stream) }
+    }
+
+    /// The memory, used in the order of `stream`.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be valid at the present point of `stream`, whatever is submitted to it while the
+    /// span lives; written only if the caller has it exclusively.
+    unsafe fn span_in<'a>(&'a self, stream: &'a Stream) -> Span<'a, T> {
+        // SAFETY: the caller's; the span borrows the buffer. The driver aligns to 256 bytes or more
+        // (R15).
+        unsafe { Span::new(self.address, self.len, stream, self.device.is_some()) }
+    }
+}
+
+/// Frees in the order of a stream. Compiled once, with all that it is made of.
+///
+/// # Safety
+///
+/// As [`raw::alloc::free`].
+unsafe fn free(address: CUdeviceptr, stream: &Stream) -> Result<()> {
+    // SAFETY: the caller's. A default stream's context is current (R8).
+    let free = |queue: Queue<'_>| unsafe { raw::alloc::free(queue, address) };
+    stream.as_ref().submit_free(free)
+}
+
+impl<T: Pod> Drop for DeviceBuffer<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this is the destructor.
+        if !unsafe { self.end_plainly() } {
+            self.end_thoroughly();
+        }
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    #[cold]
+    #[inline(never)]
+    fn end_thoroughly(&mut self) {
+        self.end(Self::release);
+    }
+
+    /// What the destructor does: it releases the memory, and files what came of that.
+    fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
+        report::release("buffer", || {
+            let released = release(self).or_else(|error| self.hold_back(error));
+            if let (Err(_), Home::Kept(keep)) = (&released, &*self.home) {
+                keep.abandon();
+            }
+            released
+        });
+    }
+}
+
+impl<T: Pod> DeviceBuffer<T> {
+    /// What it is, for errors.
+    pub(crate) fn in_words(&self) -> String {
+        let element = std::any::type_name::<T>();
+        format!(
+            "the buffer of {} {element} at {:#x}",
+            self.len, self.address
+        )
+    }
+}
+
+impl<T: Pod> fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceBuffer")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("element", &std::any::type_name::<T>())
+            .field("stream", &*self.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+// The memory itself may be used from any thread; handles are Send and Sync, and a shared borrow
+// only reads.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<DeviceBuffer<f32>>();
+    shared::<Loan<'_, f32>>();
+    shared::<ReadLoan<'_, f32>>();
+    shared::<MemoryPool>();
+    shared::<PoolBuilder>();
+    shared::<Stream>();
+    shared::<StreamRef<'_>>();
+    shared::<Event>();
+    shared::<Context>();
+};

@@ -1,0 +1,239 @@
+//! Which resource serves a device by default, and why.
+
+use std::fmt;
+use std::path::Path;
+
+use cuda_driver_sys::CUdevice_attribute;
+
+use crate::base::error::{Error, Result};
+use crate::base::lock::SharedLock;
+use crate::driver::device::{Device, Reason, Support};
+use crate::memory::pool::MemoryPool;
+use crate::memory::resource::{DirectResource, Resource};
+use crate::stream::recording;
+
+/// How the default resource of a device gets its memory. From [`Device::strategy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// From a memory pool of its own that keeps what is freed.
+    Pool,
+    /// From `cuMemAlloc`, because the device has no memory pools. Each free waits for the stream and the
+    /// device.
+    Direct {
+        /// What is known of why.
+        reason: Reason,
+        /// The system's way to drive the device, which may explain it.
+        model: DriverModel,
+    },
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pool => f.write_str("memory pool"),
+            Self::Direct { reason, model } => {
+                write!(f, "cuMemAlloc, because memory pools are missing: {reason}")?;
+                match model {
+                    DriverModel::Linux => Ok(()),
+                    model => write!(f, " (driver model: {model})"),
+                }
+            }
+        }
+    }
+}
+
+/// How the operating system drives a device. It explains; it decides nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DriverModel {
+    /// The driver of Linux, or of a system that knows no other.
+    Linux,
+    /// Linux as a guest of Windows, over the host's display driver.
+    Wsl,
+    /// The compute driver of Windows. Older ones have no memory pools.
+    Tcc,
+    /// The display driver of Windows, or its like without a display.
+    Wddm,
+}
+
+impl fmt::Display for DriverModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Linux => "Linux",
+            Self::Wsl => "WSL",
+            Self::Tcc => "TCC",
+            Self::Wddm => "WDDM",
+        })
+    }
+}
+
+/// What a default resource does where a device has no memory pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fallback {
+    /// It takes `cuMemAlloc`.
+    #[default]
+    Direct,
+    /// It is refused.
+    Refuse,
+}
+
+/// What was found out about a device.
+struct Choice {
+    device: Device,
+    strategy: Strategy,
+    resource: Resource,
+}
+
+static CHOICES: SharedLock<Vec<Choice>> = SharedLock::new(Vec::new());
+
+impl Device {
+    /// How the default resource of this device gets its memory, and why. Found out once in the life of the
+    /// process: the driver's version and the device's attribute decide, and where they promise pools, a
+    /// pool is made, since some systems promise what they do not have. Creates no context.
+    ///
+    /// # Errors
+    ///
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, which making a pool would
+    /// spoil: ask before. Else as the driver answers, for any other reason than that there are no pools.
+    /// Asked again then.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// println!("how memory is got: {}", device.strategy()?);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn strategy(&self) -> Result<Strategy> {
+        self.choice(|choice| choice.strategy)
+    }
+
+    /// The resource that serves this device unless the program chooses another: a memory pool of this
+    /// crate's own that keeps what is freed, or, where there are no pools, `cuMemAlloc`.
+    /// [`strategy`](Self::strategy) says which. There is one for the device, as long as the process.
+    ///
+    /// # Errors
+    ///
+    /// As [`strategy`](Self::strategy).
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.stream()?;
+    /// let buffer = device.default_resource()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn default_resource(&self) -> Result<Resource> {
+        self.choice(|choice| choice.resource.clone())
+    }
+
+    /// As [`default_resource`](Self::default_resource), for programs that would rather not run than run
+    /// slowly.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported), with the reason, if the device has no pools and
+    /// `fallback` is to refuse; else as there.
+    ///
+    /// ```
+    /// use cuda_mem::Driver;
+    /// use cuda_mem::memory::Fallback;
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// match device.default_resource_with(Fallback::Refuse) {
+    ///     Ok(resource) => device.set_current_resource(&resource)?,
+    ///     Err(error) => println!("{error}"),
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn default_resource_with(&self, fallback: Fallback) -> Result<Resource> {
+        let (strategy, resource) =
+            self.choice(|choice| (choice.strategy, choice.resource.clone()))?;
+        match (strategy, fallback) {
+            (Strategy::Direct { .. }, Fallback::Refuse) => Err(Error::not_supported(format!(
+                "{self} would get its memory from {strategy}, and that was refused"
+            ))),
+            _ => Ok(resource),
+        }
+    }
+
+    /// How the operating system drives this device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "CU_DEVICE_ATTRIBUTE_TCC_DRIVER")]
+    pub fn driver_model(&self) -> Result<DriverModel> {
+        let tcc = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_TCC_DRIVER;
+        Ok(if self.has_attribute(tcc)? {
+            DriverModel::Tcc
+        } else if cfg!(windows) {
+            DriverModel::Wddm
+        } else if Path::new("/dev/dxg").exists() {
+            DriverModel::Wsl
+        } else {
+            DriverModel::Linux
+        })
+    }
+
+    fn choice<R>(&self, read: impl Fn(&Choice) -> R) -> Result<R> {
+        let find = |choices: &[Choice]| choices.iter().find(|c| c.device == *self).map(&read);
+        let known = CHOICES.read()?;
+        if let Some(known) = find(&known) {
+            return Ok(known);
+        }
+        drop(known);
+        // Not under the lock: what the trial lets go of, and the hook of failures, may come back here. If two
+        // threads try at a time, the second one's pool is dropped again.
+        let (strategy, pool) = choose(*self)?;
+        let mut choices = CHOICES.write()?;
+        if let Some(known) = find(&choices) {
+            drop(choices);
+            drop(pool);
+            return Ok(known);
+        }
+        let choice = Choice {
+            device: *self,
+            strategy,
+            resource: match pool {
+                // As long as the process, like the device's own pool: nothing of it is left to end when
+                // the process does, and buffers need not count it.
+                Some(pool) => {
+                    // No program holds it.
+                    pool.leave_ledger();
+                    Resource::from_static(Box::leak(Box::new(pool)))
+                }
+                None => Resource::new(DirectResource::new(*self)),
+            },
+        };
+        let answer = read(&choice);
+        choices.push(choice);
+        Ok(answer)
+    }
+}
+
+/// The strategy, and the pool if that is it.
+fn choose(device: Device) -> Result<(Strategy, Option<MemoryPool>)> {
+    let reason = match device.supports_memory_pools()? {
+        Support::No(reason) => reason,
+        Support::Yes => {
+            recording::refuse_trials()?;
+            match MemoryPool::builder(&device).build() {
+                Ok(pool) => return Ok((Strategy::Pool, Some(pool))),
+                Err(error) => refused(error)?,
+            }
+        }
+    };
+    let model = device.driver_model()?;
+    Ok((Strategy::Direct { reason, model }, None))
+}
+
+/// The driver promised pools and would not make one. Only an answer about what it can do counts as a no.
+fn refused(error: Error) -> Result<Reason> {
+    match error.code() {
+        Some(code) if error.is_inability() => Ok(Reason::Refused(code)),
+        _ => Err(error),
+    }
+}

@@ -1,0 +1,35 @@
+//! Pools, resources and buffers.
+//!
+//! A [`MemoryPool`] is the driver's stream-ordered allocator. A [`MemoryResource`] is anything that allocates in the order
+//! of a stream: pools, an [`Arena`](crate::Arena), plain device memory, or one of your own. Adaptors wrap a resource to
+//! count, limit, log or retry. A [`DeviceBuffer`] owns memory of any of them and frees it in the order of its stream.
+
+pub(crate) mod adaptor;
+pub(crate) mod buffer;
+pub(crate) mod container;
+pub(crate) mod copy;
+pub(crate) mod current;
+pub(crate) mod fallback;
+pub(crate) mod pool;
+pub(crate) mod reclaim;
+pub(crate) mod resource;
+pub(crate) mod stats;
+
+pub use adaptor::{
+    AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
+    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
+    StatisticsScope, TrackingAdaptor,
+};
+pub use buffer::{DeviceBuffer, Loan, ReadLoan};
+pub use container::{DeviceScalar, DeviceVec};
+pub use current::ScopedResource;
+pub use fallback::{DriverModel, Fallback, Strategy};
+pub use pool::{
+    Access, CurrentPool, DefaultPool, MemoryPool, Pool, PoolBuilder, PoolProperties,
+    RaisedThreshold, ReleaseThreshold, ReusePolicy,
+};
+pub use resource::{
+    DeviceSet, DirectResource, HostFlags, ManagedResource, MemoryProperties, MemoryResource,
+    PinnedResource, RESOURCE_ALIGNMENT, Resource,
+};
+pub use stats::{PoolStats, Usage};

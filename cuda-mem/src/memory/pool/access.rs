@@ -1,0 +1,393 @@
+//! Which devices reach the memory of a pool.
+
+use std::fmt;
+
+use std::sync::atomic::Ordering;
+
+use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemPool_attribute, CudaVersion};
+
+use super::grave::{self, EndedPool};
+use super::{Inner, MemoryPool, Pool};
+use crate::base::error::{Error, Result};
+use crate::driver::device::Device;
+use crate::driver::location::{AllocationType, Location};
+use crate::driver::raw;
+use crate::stream::Reach;
+use crate::stream::recording;
+
+/// What a device may do with the memory of a pool.
+#[doc(alias = "CUmemAccess_flags")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// Nothing. A copy by way of `cuMemcpyPeerAsync` still works.
+    None,
+    /// Read. The driver does not offer it for pools.
+    Read,
+    /// Read and write.
+    ReadWrite,
+    /// Something newer than this crate, by the driver's number.
+    Other(u32),
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.pad("no access"),
+            Self::Read => f.pad("access to read"),
+            Self::ReadWrite => f.pad("access to read and write"),
+            Self::Other(number) => write!(f, "access of kind {number}"),
+        }
+    }
+}
+
+/// `device 1: access to read and write, device 2: no access`.
+pub(crate) fn list_of<P: fmt::Display>(all: &[(P, Access)]) -> String {
+    let each = all.iter().map(|(who, access)| format!("{who}: {access}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+impl Access {
+    pub(crate) fn to_raw(self) -> CUmemAccess_flags {
+        match self {
+            Self::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Self::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Self::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            Self::Other(number) => CUmemAccess_flags(number),
+        }
+    }
+
+    pub(crate) fn from_raw(raw: CUmemAccess_flags) -> Self {
+        match raw {
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Self::None,
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Self::Read,
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => Self::ReadWrite,
+            CUmemAccess_flags(number) => Self::Other(number),
+        }
+    }
+}
+
+impl Device {
+    /// Whether this device can be given access to the memory of `peer`. A device is no peer of
+    /// itself. Creates no context.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the devices are of two drivers; else as
+    /// the driver answers.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        self.driver()
+            .require_same(peer.driver(), format_args!("{self} and {peer}"))?;
+        // SAFETY: both devices are of this driver.
+        unsafe { raw::device::can_access_peer(self.driver().table(), self.as_raw(), peer.as_raw()) }
+    }
+}
+
+impl Reach for Pool {
+    #[inline]
+    fn require_reach(&self, device: Device) -> Result<()> {
+        if self.reaches(device) {
+            return Ok(());
+        }
+        self.ask_reach(device)
+    }
+}
+
+impl Pool {
+    /// What `device` may do with the memory of this pool. Everything on the pool's own device; with
+    /// pools of the host nothing, unless set otherwise. Managed memory is everybody's, whatever is set.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the device is of another driver; else as
+    /// the driver answers.
+    #[doc(alias = "cuMemPoolGetAccess")]
+    pub fn access(&self, device: &Device) -> Result<Access> {
+        self.0.check_driver(device)?;
+        // The driver answers "none" here, and lets every device use the memory (R31, measured).
+        if self.0.allocation_type == AllocationType::Managed {
+            return Ok(Access::ReadWrite);
+        }
+        let location = Location::Device(*device).to_raw();
+        // SAFETY: the pool is live.
+        let flags = unsafe { raw::pool::access(self.table(), self.0.raw, location) }
+            .map_err(|error| error.asked(|| format!("{device} and {self}")))?;
+        Ok(Access::from_raw(flags))
+    }
+
+    /// Sets what devices may do with the memory of this pool, that handed out already included, in one
+    /// driver call: all of it or nothing. Best done once, right after the pool was made
+    /// ([`PoolBuilder::accessible_from`](super::PoolBuilder::accessible_from)): later it costs as
+    /// much as there is memory.
+    ///
+    /// Access is taken only while no memory of the pool is handed out and the host has seen every free done, as for
+    /// [closing](MemoryPool::close) a pool: the driver does not wait for work that is queued (R50, measured), and that
+    /// work would touch memory without access. To see that nothing is out, what the pool keeps unused is given back first.
+    /// [`set_access_unchecked`](Self::set_access_unchecked) does not look.
+    ///
+    /// What was given here is taken back before the pool is destroyed, because the driver may give the handle to
+    /// another pool.
+    ///
+    /// # Errors
+    ///
+    /// All of them before anything is changed: [`NotSupported`](crate::ErrorKind::NotSupported) for a
+    /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
+    /// for taking away the access of the pool's own device, for a device named twice, and for one of
+    /// another driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that
+    /// placements [share](crate::placement::Placed::pool), because the next placement relies on its access;
+    /// [`InUse`](crate::ErrorKind::InUse) for taking access while memory is handed out, or its free was not seen done:
+    /// drop the buffers and synchronise their streams first. Taking access is also
+    /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, and
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3, where nothing tells what is in use. Else as
+    /// the driver answers.
+    ///
+    /// ```
+    /// use cuda_mem::{Access, Driver, MemoryPool};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let device = driver.device(0)?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// assert_eq!(pool.access(&device)?, Access::ReadWrite);
+    /// let peers: Vec<_> = driver
+    ///     .devices()?
+    ///     .into_iter()
+    ///     .filter(|peer| peer.can_access_peer(&device).unwrap_or(false))
+    ///     .map(|peer| (peer, Access::ReadWrite))
+    ///     .collect();
+    /// pool.set_access(&peers)?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn set_access(&self, access: &[(Device, Access)]) -> Result<()> {
+        // SAFETY: what loses access is not in use; else this is an error.
+        unsafe { self.change_access(access, |losing| self.require_unused_by(losing)) }
+    }
+
+    /// As [`set_access`](Self::set_access), and access may be taken while memory of the pool is handed out.
+    ///
+    /// # Safety
+    ///
+    /// No work that uses memory of this pool on a device that loses access may be queued or running, and none may be
+    /// submitted afterwards: no loan to a stream of that device is left, nor a buffer of one.
+    ///
+    /// # Errors
+    ///
+    /// As [`set_access`](Self::set_access), without those of taking access.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub unsafe fn set_access_unchecked(&self, access: &[(Device, Access)]) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.change_access(access, |_| Ok(())) }
+    }
+
+    /// # Safety
+    ///
+    /// Unless `check` is an error, the devices that it is asked about must not be using the memory.
+    unsafe fn change_access(
+        &self,
+        access: &[(Device, Access)],
+        check: impl FnOnce(&[Device]) -> Result<()>,
+    ) -> Result<()> {
+        self.require_healthy()?;
+        let mut entries = Vec::with_capacity(access.len());
+        for (index, (device, wanted)) in access.iter().enumerate() {
+            self.check_access(device, *wanted)?;
+            if access[..index].iter().any(|(before, _)| before == device) {
+                return Err(Error::invalid(format!("{device} is named twice")));
+            }
+            // It has this anyway.
+            let has_it =
+                self.device() == Some(*device) || self.0.allocation_type == AllocationType::Managed;
+            if !has_it {
+                entries.push(CUmemAccessDesc {
+                    location: Location::Device(*device).to_raw(),
+                    flags: wanted.to_raw(),
+                });
+            }
+        }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.require_own_access()?;
+        // Held over the call, so that what is noted is what the driver did last.
+        let mut granted = self.0.granted.lock()?;
+        let mut losing = Vec::new();
+        for (device, wanted) in access {
+            if *wanted == Access::None && self.access(device)? != Access::None {
+                losing.push(*device);
+                // Whoever wants to use the memory there from now on asks the driver, and waits for the lock.
+                self.0.reach.fetch_and(!bit(*device), Ordering::Relaxed);
+            }
+        }
+        if !losing.is_empty() {
+            check(&losing)?;
+        }
+        // SAFETY: the pool is live. Taking access does not wait (R50, measured), so work that is queued would lose it:
+        // the devices that lose it have none, as was checked.
+        unsafe { raw::pool::set_access(self.table(), self.0.raw, &entries) }
+            .map_err(|error| error.asked(|| format!("{self} with {}", list_of(access))))?;
+        for (device, wanted) in access {
+            granted.retain(|known| known != device);
+            let bit = bit(*device);
+            if *wanted == Access::None {
+                self.0.reach.fetch_and(!bit, Ordering::Relaxed);
+            } else if self.device() != Some(*device) {
+                granted.push(*device);
+                self.0.reach.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// `Ok` if these devices cannot be using the memory, because all of it is back.
+    fn require_unused_by(&self, losing: &[Device]) -> Result<()> {
+        if recording::any() {
+            return Err(Error::capturing(format!(
+                "{} may still use {self}, and asking would spoil the capture that is going on; take access \
+                 before or after it",
+                losing[0]
+            )));
+        }
+        let driver = self.0.driver;
+        driver.require_version("taking access to a pool", CudaVersion::new(11, 3))?;
+        // First what leaves the pool as it is.
+        let used = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        // SAFETY: the pool is live, and the driver new enough.
+        if used > 0 || !unsafe { grave::is_quiet(driver, self.0.raw) }? {
+            return Err(Error::memory_in_use());
+        }
+        Ok(())
+    }
+
+    fn require_own_access(&self) -> Result<()> {
+        if !self.0.access_is_fixed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::not_permitted(format!(
+            "{self} serves all placements for the same devices in its context, so its access is fixed; \
+             build a pool of your own, or request a placement with other peers"
+        )))
+    }
+
+    fn check_access(&self, device: &Device, wanted: Access) -> Result<()> {
+        self.0.check_driver(device)?;
+        if self.device() == Some(*device) {
+            return if wanted == Access::ReadWrite {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!(
+                    "{device} owns {self}; its access cannot be less than {}",
+                    Access::ReadWrite
+                )))
+            };
+        }
+        if self.0.allocation_type == AllocationType::Managed && wanted != Access::ReadWrite {
+            return Err(Error::invalid(format!(
+                "{self} is everybody's; nobody's access can be less than {}",
+                Access::ReadWrite
+            )));
+        }
+        if !matches!(wanted, Access::None | Access::ReadWrite) {
+            return Err(Error::not_supported(format!(
+                "pools give {} or {}, and {wanted} was asked for",
+                Access::None,
+                Access::ReadWrite
+            )));
+        }
+        let Some(owner) = self.device() else {
+            return Ok(());
+        };
+        if wanted == Access::ReadWrite && !device.can_access_peer(&owner)? {
+            return Err(Error::not_supported(format!(
+                "{device} cannot reach the memory of {owner}: they are no peers on this machine"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Whether work on `device` may touch the memory: one load, if it is known.
+    #[inline]
+    pub(crate) fn reaches(&self, device: Device) -> bool {
+        self.is_in_reach(self.place_in_reach(device))
+    }
+
+    /// What [`is_in_reach`](Self::is_in_reach) has to be asked about the device; for those who ask twice.
+    #[inline]
+    pub(crate) fn place_in_reach(&self, device: Device) -> u64 {
+        if self.0.driver == device.driver() {
+            bit(device)
+        } else {
+            0
+        }
+    }
+
+    /// See [`reaches`](Self::reaches).
+    #[inline]
+    pub(crate) fn is_in_reach(&self, place: u64) -> bool {
+        self.0.reach.load(Ordering::Relaxed) & place != 0
+    }
+
+    /// `Ok` if work on `device` may touch the memory, by what the driver says.
+    #[cold]
+    fn ask_reach(&self, device: Device) -> Result<()> {
+        self.require_healthy()?;
+        // Held over the question, so that nobody takes the access between it and the note.
+        let _granted = self.0.granted.lock()?;
+        if self.access(&device)? == Access::ReadWrite {
+            // Somebody else has given it.
+            self.0.reach.fetch_or(bit(device), Ordering::Relaxed);
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{device} has no access to {self}; take a stream of the pool's device, or give access \
+             with `Pool::set_access`"
+        )))
+    }
+}
+
+impl MemoryPool {
+    /// From here on nobody changes which devices reach the memory.
+    pub(crate) fn fix_access(&self) {
+        self.0.0.access_is_fixed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The place of a device in [`Inner::reach`]; the driver is asked about those that have none.
+#[inline]
+fn bit(device: Device) -> u64 {
+    1_u64.checked_shl(device.ordinal()).unwrap_or(0)
+}
+
+/// Whom the driver lets touch the memory of a new pool.
+pub(super) fn reach_at_first(location: Location, allocation_type: AllocationType) -> u64 {
+    match (location, allocation_type) {
+        (_, AllocationType::Managed) => u64::MAX,
+        (Location::Device(device), _) => bit(device),
+        _ => 0,
+    }
+}
+
+impl Inner {
+    fn check_driver(&self, device: &Device) -> Result<()> {
+        self.driver
+            .require_same(device.driver(), format_args!("{device} and the pool"))
+    }
+}
+
+/// Takes back what was given, before the handle may become that of another pool (R27).
+pub(super) fn withdraw(remains: &EndedPool) -> Result<()> {
+    let entries: Vec<_> = remains
+        .granted
+        .iter()
+        .map(|device| CUmemAccessDesc {
+            location: Location::Device(*device).to_raw(),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+        })
+        .collect();
+    if entries.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the pool is live, and no memory of it is handed out.
+    unsafe { raw::pool::set_access(remains.driver.table(), remains.raw, &entries) }
+}

@@ -1,0 +1,269 @@
+//! Making a pool.
+
+use cuda_driver_sys::{CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS, CUmemAllocationHandleType};
+use cuda_driver_sys::{CUmemPoolProps, CUmemoryPool, CudaVersion};
+
+use super::{Access, MemoryPool, ReleaseThreshold, ReusePolicy, spare};
+use crate::base::error::{Bytes, Error, Result};
+use crate::driver::Driver;
+use crate::driver::device::{Device, HandleTypes};
+use crate::driver::location::{AllocationType, Location};
+use crate::driver::raw;
+use crate::stream::deferred;
+
+/// Describes a pool; [`build`](Self::build) makes it. From [`MemoryPool::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder makes nothing until `build`"]
+pub struct PoolBuilder {
+    pub(super) driver: Driver,
+    pub(super) location: Location,
+    pub(super) allocation_type: AllocationType,
+    release_threshold: ReleaseThreshold,
+    reuse: Option<ReusePolicy>,
+    pub(super) max_size: Option<u64>,
+    pub(super) handle_types: HandleTypes,
+    pub(super) hw_decompress: bool,
+    access: Vec<Device>,
+}
+
+impl PoolBuilder {
+    /// What was asked for.
+    fn in_words(&self) -> String {
+        let mut words = format!(
+            "a pool of {} memory on {}",
+            self.allocation_type, self.location
+        );
+        if let Some(bytes) = self.max_size {
+            words += &format!(" of at most {}", Bytes(bytes));
+        }
+        if !self.handle_types.is_empty() {
+            words += &format!(", with handles: {}", self.handle_types);
+        }
+        if self.hw_decompress {
+            words += ", for hardware decompression";
+        }
+        words
+    }
+
+    pub(super) fn new(driver: Driver, location: Location, allocation_type: AllocationType) -> Self {
+        Self {
+            driver,
+            location,
+            allocation_type,
+            release_threshold: ReleaseThreshold::default(),
+            reuse: None,
+            max_size: None,
+            handle_types: HandleTypes::empty(),
+            hw_decompress: false,
+            access: Vec::new(),
+        }
+    }
+
+    /// How much memory the pool keeps when streams synchronise; everything, unless told otherwise.
+    pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
+        self.release_threshold = threshold;
+        self
+    }
+
+    /// When memory moves between streams; whenever possible, unless told otherwise.
+    ///
+    /// Drivers before CUDA 11.5 can hand out memory too early under
+    /// [`ALLOW_OPPORTUNISTIC`](ReusePolicy::ALLOW_OPPORTUNISTIC), so it is left off there unless it
+    /// is named here.
+    pub fn reuse(mut self, policy: ReusePolicy) -> Self {
+        self.reuse = Some(policy);
+        self
+    }
+
+    /// The most bytes that the pool may hold; the driver may round up (to 32 MiB on an H200).
+    /// Allocating beyond is [`OutOfMemory`](crate::ErrorKind::OutOfMemory). Not for managed memory.
+    /// Needs CUDA 12.2.
+    pub fn max_size(mut self, bytes: u64) -> Self {
+        self.max_size = Some(bytes);
+        self
+    }
+
+    /// The kinds of handle by which the pool can be shared with other processes; none, unless told
+    /// otherwise. Not for [`Location::Host`]. [`HandleTypes::FABRIC`] needs CUDA 12.3.
+    pub fn handle_types(mut self, types: HandleTypes) -> Self {
+        self.handle_types = types;
+        self
+    }
+
+    /// Lets the decompression engine write to the pool's memory. Needs CUDA 12.8 and a device with the
+    /// engine.
+    #[doc(alias = "CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS")]
+    pub fn hw_decompress(mut self, enabled: bool) -> Self {
+        self.hw_decompress = enabled;
+        self
+    }
+
+    /// Gives a device read and write access from the start, which is cheaper than
+    /// [`set_access`](super::Pool::set_access) later. The pool's own device has it anyway.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn accessible_from(mut self, device: &Device) -> Self {
+        if !self.access.contains(device) {
+            self.access.push(*device);
+        }
+        self
+    }
+
+    /// Makes the pool. It takes address space, but no memory yet, and creates no context.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) if the place has no pools, the driver is too
+    /// old for something that was asked for, or a device cannot be given access;
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for a maximum of 0 or what does not go
+    /// together; else as the driver answers. Nothing is left behind then.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).max_size(64 << 20).build()?;
+    /// let error = pool.alloc::<u8>(&stream, 256 << 20).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    /// assert_eq!(error.out_of_memory().unwrap().asked, 256 << 20);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolCreate")]
+    #[track_caller]
+    pub fn build(self) -> Result<MemoryPool> {
+        // What ends now may serve as this one.
+        deferred::poll();
+        let spare = self.kind().and_then(spare::take);
+        let raw = spare.map_or_else(|| self.create(), Ok)?;
+        // Owned from here, so that a failure below ends the pool.
+        let pool = MemoryPool::own(&self, raw);
+        pool.set_release_threshold(self.release_threshold)?;
+        let reuse = self.reuse.unwrap_or_else(|| self.default_reuse());
+        if reuse != ReusePolicy::DRIVER_DEFAULT || spare.is_some() {
+            pool.set_reuse_policy(reuse)?;
+        }
+        // Drivers that keep no such marks are older than 11.3.
+        if spare.is_some() && self.driver.version() >= CudaVersion::new(11, 3) {
+            pool.reset_high_marks()?;
+        }
+        let access: Vec<_> = self
+            .access
+            .iter()
+            .map(|device| (*device, Access::ReadWrite))
+            .collect();
+        pool.set_access(&access)?;
+        Ok(pool)
+    }
+
+    /// The driver's part: the caller destroys what comes back.
+    pub(super) fn create(&self) -> Result<CUmemoryPool> {
+        if let Location::Device(device) = self.location {
+            device.require_pools()?;
+        }
+        let props = self.props()?;
+        // SAFETY: bytes that an old driver does not know are zero; newer fields passed the gate.
+        unsafe { raw::pool::create(self.driver.table(), &props) }
+            .map_err(|error| error.asked(|| self.in_words()))
+    }
+
+    fn default_reuse(&self) -> ReusePolicy {
+        if self.driver.version() < CudaVersion::new(11, 5) {
+            ReusePolicy::DRIVER_DEFAULT - ReusePolicy::ALLOW_OPPORTUNISTIC
+        } else {
+            ReusePolicy::DRIVER_DEFAULT
+        }
+    }
+
+    /// What is asked for that only newer drivers know, and since when.
+    pub(super) fn newest_need(&self) -> Option<(&'static str, CudaVersion)> {
+        let needs = [
+            (
+                self.allocation_type == AllocationType::Managed,
+                "a pool of managed memory",
+                CudaVersion::new(13, 0),
+            ),
+            (
+                self.location == Location::Host,
+                "a pool on the host",
+                CudaVersion::new(13, 0),
+            ),
+            (
+                self.hw_decompress,
+                "a pool for hardware decompression",
+                CudaVersion::new(12, 8),
+            ),
+            (
+                self.handle_types.contains(HandleTypes::FABRIC),
+                "a pool with fabric handles",
+                CudaVersion::new(12, 3),
+            ),
+            (
+                matches!(self.location, Location::HostNuma(_)),
+                "a pool on a NUMA node of the host",
+                CudaVersion::new(12, 2),
+            ),
+            (
+                self.max_size.is_some(),
+                "a maximum size of a pool",
+                CudaVersion::new(12, 2),
+            ),
+        ];
+        needs
+            .into_iter()
+            .find(|(asked, _, _)| *asked)
+            .map(|(_, what, since)| (what, since))
+    }
+
+    pub(super) fn props(&self) -> Result<CUmemPoolProps> {
+        if let Some((what, since)) = self.newest_need() {
+            self.driver.require_version(what, since)?;
+        }
+        self.check_together()?;
+        let max_size = self.max_size.unwrap_or(0);
+        Ok(CUmemPoolProps {
+            allocType: self.allocation_type.to_raw(),
+            handleTypes: CUmemAllocationHandleType(self.handle_types.bits()),
+            location: self.location.to_raw(),
+            maxSize: usize::try_from(max_size).unwrap_or(usize::MAX),
+            usage: if self.hw_decompress {
+                CU_MEM_POOL_CREATE_USAGE_HW_DECOMPRESS as u16
+            } else {
+                0
+            },
+            // Zero: what an older driver calls reserved must be.
+            ..CUmemPoolProps::default()
+        })
+    }
+
+    /// What the driver would refuse without a word, or take and misunderstand.
+    fn check_together(&self) -> Result<()> {
+        let managed = self.allocation_type == AllocationType::Managed;
+        let wrong = match (self.location, self.max_size) {
+            (Location::Device(device), _) if device.driver() != self.driver => {
+                "a pool is made on a device of its own driver"
+            }
+            (_, Some(0)) => {
+                "a pool's maximum size must be more than 0 bytes; leave it out for no maximum"
+            }
+            (_, Some(_)) if managed => "a pool of managed memory has no maximum size",
+            _ if managed && !self.handle_types.is_empty() => {
+                "a pool of managed memory cannot be shared by handles"
+            }
+            _ if managed && self.hw_decompress => {
+                "a pool of managed memory is no target of hardware decompression"
+            }
+            (Location::Anywhere, _) if !managed => {
+                "only managed memory can be anywhere; name a device or the host"
+            }
+            (Location::Host, _) if !self.handle_types.is_empty() => {
+                "a pool on the host cannot be shared by handles; name a NUMA node"
+            }
+            (Location::Invisible, _) => "a pool is made on a device that is visible",
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(format!(
+            "{wrong} (asked for {})",
+            self.in_words()
+        )))
+    }
+}

@@ -1,0 +1,178 @@
+//! The end of a pool, after which it is kept for another, or destroyed ([`spare`]).
+//!
+//! NVIDIA documents that a pool may be destroyed at any time, and that its memory goes when the last
+//! allocation is freed. On an H200 with driver 580 that corrupts the driver: destroying a pool while a
+//! block of it is alive, or while a free of it has not been carried out, ends the process by a signal
+//! some pools later (R26, measured). So a pool without a handle ends only once the driver says
+//! that nothing of it is outstanding; until then it waits.
+
+use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
+
+use super::{access, default, sharing, spare};
+use crate::base::error::{ErrorKind, Result};
+use crate::driver::Driver;
+use crate::driver::device::Device;
+use crate::driver::location::{AllocationType, Location};
+use crate::driver::raw;
+use crate::stream::deferred::{self, Deferred, Outcome};
+use crate::stream::recording;
+
+/// How an end went.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The pool has ended. An error if the access of other devices could not be taken back before.
+    Ended(Result<()>),
+    /// A thread waits through this crate, so that the pool could not be destroyed.
+    NotYet,
+}
+
+/// What is left of a pool without handles.
+#[derive(Debug)]
+pub(super) struct EndedPool {
+    pub(super) driver: Driver,
+    pub(super) place: (Location, AllocationType),
+    pub(super) raw: CUmemoryPool,
+    /// Those that were given access by us.
+    pub(super) granted: Vec<Device>,
+    /// It can serve as another of this kind.
+    pub(super) kind: Option<spare::Kind>,
+    /// The driver would not say whether anything is outstanding.
+    pub(super) has_failed: bool,
+    /// It is not the current pool of its place.
+    pub(super) has_stepped_down: bool,
+}
+
+// SAFETY: as for pools with handles: they belong to no thread.
+unsafe impl Send for EndedPool {}
+
+impl EndedPool {
+    /// Whether every block is freed and every free is known to be carried out. What the pool keeps
+    /// unused is given back on the way: then nothing is left exactly if nothing is outstanding (R36).
+    pub(super) fn is_quiet(&self) -> Result<bool> {
+        // Before 11.3 nobody can tell, and what was measured is of newer drivers.
+        if self.driver.version() < CudaVersion::new(11, 3) {
+            return Ok(true);
+        }
+        // SAFETY: the pool is live.
+        unsafe { is_quiet(self.driver, self.raw) }
+    }
+
+    /// Only of a pool that is quiet.
+    pub(super) fn end(&self) -> Result<End> {
+        let mut alone = None;
+        if self.kind.is_none() {
+            alone = sharing::alone()?;
+            if alone.is_none() {
+                return Ok(End::NotYet);
+            }
+        }
+        let withdrawn = access::withdraw(self);
+        if let (Ok(()), Some(kind)) = (&withdrawn, self.kind) {
+            self.give_back_later()?;
+            spare::keep(kind, self.raw)?;
+            return Ok(End::Ended(withdrawn));
+        }
+        // Other devices can still reach the memory of this pool, so it serves as no other. It cannot be destroyed
+        // beside a wait either; then it is lost.
+        if alone.is_none() {
+            alone = sharing::alone()?;
+        }
+        let Some(_alone) = alone else {
+            return Ok(End::Ended(withdrawn));
+        };
+        // SAFETY: the pool has no handle and no outstanding memory (R26). No memory is shared between processes now (R28),
+        // and no thread waits through this crate (R178).
+        unsafe { raw::pool::destroy(self.driver.table(), self.raw) }.map_err(|error| {
+            error.asked(|| format!("the pool {:p} on {}", self.raw, self.place.0))
+        })?;
+        Ok(End::Ended(withdrawn))
+    }
+
+    /// Before 11.3 it is not known whether blocks are alive. What is freed later goes back to the driver.
+    fn give_back_later(&self) -> Result<()> {
+        if self.driver.version() >= CudaVersion::new(11, 3) {
+            return Ok(());
+        }
+        let table = self.driver.table();
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        unsafe { raw::pool::set_wide_attribute(table, self.raw, threshold, 0) }?;
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(table, self.raw, 0) }
+    }
+
+    /// Whether nothing is outstanding, and nobody can get anything any more: the pool is not current
+    /// from here on.
+    pub(super) fn is_at_rest(&mut self) -> Result<bool> {
+        if !self.has_stepped_down {
+            default::step_down(self.driver, self.place, self.raw)?;
+            self.has_stepped_down = true;
+        }
+        self.is_quiet()
+    }
+
+    /// Ends the pool, now or when its memory has come back.
+    pub(super) fn lay_down(mut self) -> Result<()> {
+        // Asking would spoil the capture.
+        if recording::any() {
+            deferred::defer(Box::new(self));
+            return Ok(());
+        }
+        let outcome = match self.is_at_rest() {
+            Ok(true) => match self.end()? {
+                End::Ended(withdrawn) => return withdrawn,
+                End::NotYet => Ok(()),
+            },
+            Ok(false) => Ok(()),
+            Err(error) => Err(error),
+        };
+        deferred::defer(Box::new(self));
+        outcome
+    }
+}
+
+/// See [`EndedPool::is_quiet`].
+///
+/// # Safety
+/// The pool must be live, and the driver of CUDA 11.3 or newer.
+pub(super) unsafe fn is_quiet(driver: Driver, pool: CUmemoryPool) -> Result<bool> {
+    let table = driver.table();
+    let ask = || -> Result<bool> {
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(table, pool, 0) }?;
+        let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: the pool is live, and the attribute is 8 bytes wide.
+        let reserved = unsafe { raw::pool::wide_attribute(table, pool, reserved) }?;
+        Ok(reserved == 0)
+    };
+    match ask() {
+        // Somebody captures a stream, and nothing can be asked meanwhile.
+        Err(error) if error.kind() == ErrorKind::Capturing => Ok(false),
+        quiet => quiet,
+    }
+}
+
+impl Deferred for EndedPool {
+    fn name(&self) -> &'static str {
+        "memory pool"
+    }
+
+    fn try_release(&mut self) -> Outcome {
+        if recording::any() {
+            return Outcome::NotYet;
+        }
+        match self.is_at_rest() {
+            Ok(true) => match self.end() {
+                Ok(End::Ended(Ok(()))) => Outcome::Done,
+                Ok(End::NotYet) => Outcome::NotYet,
+                Ok(End::Ended(Err(error))) | Err(error) => Outcome::GivenUp(error),
+            },
+            Ok(false) => Outcome::NotYet,
+            Err(error) if self.has_failed => Outcome::GivenUp(error),
+            Err(error) => {
+                self.has_failed = true;
+                Outcome::Again(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! Memory pools: those that this process owns, and the one that a device has by itself.
+
+mod access;
+mod builder;
+mod default;
+mod grave;
+mod properties;
+mod settings;
+mod sharing;
+mod spare;
+mod support;
+mod threshold;
+
+pub use access::Access;
+pub(crate) use access::list_of;
+pub use builder::PoolBuilder;
+pub use default::{CurrentPool, DefaultPool};
+use grave::End;
+pub use properties::PoolProperties;
+#[cfg(target_os = "linux")]
+pub(crate) use sharing::no_pool_ends;
+
+pub use settings::{ReleaseThreshold, ReusePolicy};
+pub use threshold::RaisedThreshold;
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use cuda_driver_sys::{CUmemPool_attribute, CUmemoryPool, CudaVersion};
+
+use crate::base::error::{Error, Failed, Result};
+use crate::base::lock::Lock;
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::device::Device;
+use crate::driver::location::{AllocationType, Location};
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::memory::stats::{PoolStats, Usage};
+use crate::stream::deferred;
+
+/// A stream-ordered memory pool to allocate from, whoever owns it. Needs CUDA 11.2.
+///
+/// [`MemoryPool`] and [`DefaultPool`] dereference to it: settings, statistics and allocation are the
+/// same for both. A handle that can be cloned; all methods may be called from any thread, also at
+/// the same time.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+/// A memory pool that this process owns.
+///
+/// A handle that can be cloned. Buffers stay valid when the last handle is gone: the pool ends once all its memory has
+/// come back, at the next call of this crate that synchronises, makes a pool, or ends a stream or a context. It gives
+/// all memory back to the driver then, and serves the next pool with the same properties: drivers crash where pools are
+/// destroyed while threads wait ([`destroy_spares`](MemoryPool::destroy_spares)). Those that can be shared with other
+/// processes are destroyed. What can be done with a pool is mostly in [`Pool`].
+///
+/// ```
+/// use cuda_mem::{Driver, MemoryPool, ReleaseThreshold, ReusePolicy};
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+///
+/// let pool = MemoryPool::builder(&device)
+///     .release_threshold(ReleaseThreshold::Never)
+///     .reuse(ReusePolicy::DETERMINISTIC)
+///     .build()?;
+/// let ones = pool.alloc_from(&stream, &[1.0f32; 1000])?;
+/// assert_eq!(ones.to_vec()?, [1.0; 1000]);
+/// assert_eq!(pool.stats()?.used.current, 4000);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPool(Pool);
+
+impl Deref for MemoryPool {
+    type Target = Pool;
+
+    #[inline]
+    fn deref(&self) -> &Pool {
+        &self.0
+    }
+}
+
+struct Inner {
+    driver: Driver,
+    location: Location,
+    allocation_type: AllocationType,
+    raw: CUmemoryPool,
+    owner: Owner,
+    /// The devices whose work may touch the memory, a bit for each ordinal. A bit that is missing
+    /// means that the driver has to be asked.
+    reach: AtomicU64,
+    /// Those that were given access by us.
+    granted: Lock<Vec<Device>>,
+    /// Others rely on who reaches the memory.
+    access_is_fixed: AtomicBool,
+    scopes: Lock<threshold::Scopes>,
+    /// What is known of its sharing with other processes.
+    sharing: sharing::Sharing,
+    /// It may serve as another of this kind when it has ended.
+    kind: Option<spare::Kind>,
+}
+
+/// Who destroys the pool.
+enum Owner {
+    /// We do, with the last handle.
+    Us,
+    /// Nobody: it is there by itself, or gone already.
+    Nobody,
+}
+
+// SAFETY: pools belong to no thread: their functions take explicit handles and need no current
+// context, and the driver locks inside (measured with 16 threads on one pool).
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`: every call through a shared handle is behind the driver's lock.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if matches!(self.owner, Owner::Nobody) {
+            return;
+        }
+        default::forget(self.driver, self.raw);
+        ledger::ended(&self.item());
+        report::release("memory pool", || self.remains().lay_down());
+    }
+}
+
+impl Inner {
+    fn new(
+        driver: Driver,
+        (location, allocation_type): (Location, AllocationType),
+        raw: CUmemoryPool,
+        owner: Owner,
+    ) -> Self {
+        let reach = access::reach_at_first(location, allocation_type);
+        Self {
+            driver,
+            location,
+            allocation_type,
+            raw,
+            owner,
+            reach: AtomicU64::new(reach),
+            granted: Lock::default(),
+            access_is_fixed: AtomicBool::new(false),
+            scopes: Lock::default(),
+            sharing: sharing::Sharing::default(),
+            kind: None,
+        }
+    }
+
+    fn item(&self) -> Item {
+        let device = match self.location {
+            Location::Device(device) => Some(device),
+            _ => None,
+        };
+        Item::new(LedgerKind::Pool, self.raw)
+            .of(self.driver)
+            .on(device)
+    }
+
+    /// What has to be ended.
+    fn remains(&mut self) -> grave::EndedPool {
+        grave::EndedPool {
+            driver: self.driver,
+            place: (self.location, self.allocation_type),
+            raw: self.raw,
+            granted: self.granted.get_mut().clone(),
+            kind: self.kind.filter(|_| !*self.sharing.has_failed.get_mut()),
+            has_failed: false,
+            has_stepped_down: false,
+        }
+    }
+}
+
+impl MemoryPool {
+    /// Starts the description of a pool on `device`.
+    pub fn builder(device: &Device) -> PoolBuilder {
+        PoolBuilder::new(
+            device.driver(),
+            Location::Device(*device),
+            AllocationType::Pinned,
+        )
+    }
+
+    /// Starts the description of a pool anywhere, such as on the host.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, MemoryPool};
+    /// use cuda_mem::driver::{AllocationType, Location};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = Driver::load()?;
+    /// let device = driver.device(0)?;
+    /// let builder = MemoryPool::builder_at(driver, Location::HostNuma(0), AllocationType::Pinned)
+    ///     .accessible_from(&device);
+    /// if builder.support()?.is_yes() {
+    ///     let stream = device.primary_context()?.stream()?;
+    ///     let buffer = builder.build()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    ///     assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn builder_at(
+        driver: Driver,
+        location: Location,
+        allocation_type: AllocationType,
+    ) -> PoolBuilder {
+        PoolBuilder::new(driver, location.known(driver), allocation_type.known())
+    }
+
+    /// Takes over a pool that the driver made.
+    #[track_caller]
+    fn own(as_built: &PoolBuilder, raw: CUmemoryPool) -> Self {
+        let place = (as_built.location, as_built.allocation_type);
+        let mut inner = Inner::new(as_built.driver, place, raw, Owner::Us);
+        inner.sharing.handle_types = as_built.handle_types;
+        inner.kind = as_built.kind();
+        ledger::born(inner.item());
+        Self::share(inner)
+    }
+
+    /// Takes the pool out of the ledger: nobody is to give it back.
+    pub(crate) fn leave_ledger(&self) {
+        ledger::ended(&self.0.0.item());
+    }
+
+    fn share(inner: Inner) -> Self {
+        let inner = Arc::new(inner);
+        default::remember(&inner);
+        Self(Pool(inner))
+    }
+
+    /// Ends the pool now and says how it went, where dropping the last handle waits for the memory
+    /// and only reports. All memory has gone back to the driver then. A pool that can be shared with other processes
+    /// is destroyed, later if a thread waits at this moment, and a failure of that is only reported.
+    ///
+    /// # Errors
+    ///
+    /// [`InUse`](crate::ErrorKind::InUse) while other handles exist, or buffers, or frees that the host
+    /// has not seen done: synchronise the streams first. The pool comes back with the error, unless the
+    /// driver may have destroyed it nevertheless.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, ErrorKind, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// let clone = pool.clone();
+    /// let failed = pool.close().unwrap_err();
+    /// assert_eq!(failed.error.kind(), ErrorKind::InUse);
+    /// drop(clone);
+    /// failed.object.expect("it was not touched").close()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolDestroy")]
+    pub fn close(self) -> Result<(), Failed<Self>> {
+        let mut inner = match Arc::try_unwrap(self.0.0) {
+            Ok(inner) => inner,
+            Err(shared) => {
+                // Another thread may have dropped its handle since.
+                let others = (Arc::strong_count(&shared) - 1).max(1);
+                let pool = Self(Pool(shared));
+                return Err(Failed::new(Error::in_use("the pool", others), pool));
+            }
+        };
+        // The handle in the list is of the shared value that this was.
+        default::forget(inner.driver, inner.raw);
+        let item = inner.item();
+        let ended = ledger::ended(&item);
+        let mut remains = inner.remains();
+        // Twice: it stays the current pool if it cannot be closed, and while it is current, others may
+        // still get memory from it.
+        let quiet = remains.is_quiet();
+        let quiet = match quiet {
+            Ok(true) => remains.is_at_rest(),
+            other => other,
+        };
+        let ended_well = match quiet {
+            Ok(true) => remains.end(),
+            Ok(false) => Err(Error::memory_in_use()),
+            Err(error) => {
+                ledger::again(&item, ended);
+                let pool = Self::share(inner);
+                return Err(Failed::new(error, pool));
+            }
+        };
+        match ended_well {
+            Ok(end) => {
+                inner.owner = Owner::Nobody;
+                match end {
+                    End::Ended(withdrawn) => withdrawn.map_err(Failed::lost),
+                    End::NotYet => {
+                        deferred::defer(Box::new(remains));
+                        Ok(())
+                    }
+                }
+            }
+            Err(error) if error.had_no_effect() => {
+                ledger::again(&item, ended);
+                Err(Failed::new(error, Self::share(inner)))
+            }
+            Err(error) => {
+                // The driver may have destroyed it all the same, and may use the handle again.
+                inner.owner = Owner::Nobody;
+                Err(Failed::lost(error))
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// The driver that the pool belongs to.
+    #[inline]
+    #[must_use]
+    pub fn driver(&self) -> Driver {
+        self.0.driver
+    }
+
+    /// Where the memory is, or, of a managed pool, where it prefers to be.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0.location
+    }
+
+    /// How the memory is tied to its place.
+    #[must_use]
+    pub fn allocation_type(&self) -> AllocationType {
+        self.0.allocation_type
+    }
+
+    /// The device whose memory this is; `None` if it is not that of one device.
+    #[inline]
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        match (self.0.location, self.0.allocation_type) {
+            (Location::Device(device), AllocationType::Pinned) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// The driver's handle. It stays valid while this pool, or a clone, lives.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> CUmemoryPool {
+        self.0.raw
+    }
+
+    /// How much memory the pool may keep when streams synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn release_threshold(&self) -> Result<ReleaseThreshold> {
+        let bytes = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)?;
+        Ok(ReleaseThreshold::from_bytes(bytes))
+    }
+
+    /// When memory freed in one stream may be handed out in another without a host synchronise.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn reuse_policy(&self) -> Result<ReusePolicy> {
+        let mut policy = ReusePolicy::empty();
+        for (flag, attribute) in ReusePolicy::ATTRIBUTES {
+            // SAFETY: the pool is live, and these attributes are 4 bytes wide.
+            let on = unsafe { raw::pool::narrow_attribute(self.table(), self.0.raw, attribute) }?;
+            policy.set(flag, on != 0);
+        }
+        Ok(policy)
+    }
+
+    /// Sets the reuse policy: three driver calls. If one fails, those before it have taken effect.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_reuse_policy(&self, policy: ReusePolicy) -> Result<()> {
+        for (flag, attribute) in ReusePolicy::ATTRIBUTES {
+            let on = policy.contains(flag);
+            // SAFETY: the pool is live, and these attributes are flags.
+            unsafe { raw::pool::set_flag(self.table(), self.0.raw, attribute, on) }?;
+        }
+        Ok(())
+    }
+
+    /// Gives memory back to the device until the pool holds as little as it can, but no less than
+    /// `keep` bytes. Does nothing if it holds less already.
+    ///
+    /// Never waits: memory whose free the host has not seen done, by synchronising, stays.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    ///
+    /// ```
+    /// # use cuda_mem::{Driver, MemoryPool};
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// # let stream = device.primary_context()?.stream()?;
+    /// let pool = MemoryPool::builder(&device).build()?;
+    /// drop(pool.alloc::<u8>(&stream, 100 << 20)?);
+    /// stream.synchronize()?; // now the host has seen the free
+    /// pool.trim_to(0)?;
+    /// assert_eq!(pool.stats()?.reserved.current, 0);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "cuMemPoolTrimTo")]
+    pub fn trim_to(&self, keep: u64) -> Result<()> {
+        // The driver rounds up, and the largest numbers come out as 0 (measured): everything would
+        // be given back. No pool holds this much.
+        let keep = usize::try_from(keep.min(1 << 48)).unwrap_or(usize::MAX);
+        // SAFETY: the pool is live.
+        unsafe { raw::pool::trim(self.table(), self.0.raw, keep) }
+            .map_err(|error| error.asked(|| format!("keep {keep} bytes of {self}")))
+    }
+
+    /// What the pool holds and has handed out: four driver calls, some 0.1 µs together.
+    ///
+    /// # Errors
+    ///
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) before CUDA 11.3; else as the driver
+    /// answers.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn stats(&self) -> Result<PoolStats> {
+        self.require_stats()?;
+        use CUmemPool_attribute as A;
+        Ok(PoolStats {
+            reserved: Usage {
+                current: self.wide(A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+                high: self.wide(A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            },
+            used: Usage {
+                current: self.wide(A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+                high: self.wide(A::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+            },
+        })
+    }
+
+    /// Sets both high marks back to the current numbers.
+    ///
+    /// # Errors
+    ///
+    /// As [`stats`](Self::stats).
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn reset_high_marks(&self) -> Result<()> {
+        self.require_stats()?;
+        // Zero is the one value that the driver takes, and means "from here".
+        self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0)?;
+        self.set_wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0)
+    }
+
+    fn require_stats(&self) -> Result<()> {
+        let what = "the pool's statistics";
+        let since = CudaVersion::new(11, 3);
+        self.0.driver.require_version(what, since)
+    }
+
+    #[inline]
+    fn table(&self) -> &'static raw::Table {
+        self.0.driver.table()
+    }
+
+    fn write_threshold(&self, bytes: u64) -> Result<()> {
+        self.set_wide(
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+            bytes,
+        )
+    }
+
+    /// Reads an attribute that is 8 bytes wide.
+    fn wide(&self, attribute: CUmemPool_attribute) -> Result<u64> {
+        // SAFETY: the pool is live; the callers name only attributes of this width.
+        unsafe { raw::pool::wide_attribute(self.table(), self.0.raw, attribute) }
+            .map_err(|error| error.asked(|| format!("attribute {} of {self}", attribute.0)))
+    }
+
+    /// Writes an attribute that is 8 bytes wide.
+    fn set_wide(&self, attribute: CUmemPool_attribute, value: u64) -> Result<()> {
+        // SAFETY: as in `wide`.
+        unsafe { raw::pool::set_wide_attribute(self.table(), self.0.raw, attribute, value) }
+            .map_err(|error| {
+                error.asked(|| format!("attribute {} of {self} to {value}", attribute.0))
+            })
+    }
+}
+
+/// Two handles are equal if they are the same pool of the same driver.
+impl PartialEq for Pool {
+    fn eq(&self, other: &Self) -> bool {
+        // Handles of two drivers may have the same value.
+        self.0.raw == other.0.raw && self.0.driver == other.0.driver
+    }
+}
+
+impl Eq for Pool {}
+
+/// Its handle and place, in words.
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {:p} on {}", self.0.raw, self.0.location)?;
+        if self.0.allocation_type != AllocationType::Pinned {
+            write!(f, " ({} memory)", self.0.allocation_type)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({:p} on {}", self.0.raw, self.0.location)?;
+        if self.0.allocation_type != AllocationType::Pinned {
+            write!(f, ", {:?}", self.0.allocation_type)?;
+        }
+        f.write_str(")")
+    }
+}

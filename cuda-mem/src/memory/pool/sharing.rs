@@ -1,0 +1,86 @@
+//! What a pool knows of being shared with other processes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{MutexGuard, RwLockWriteGuard};
+
+use cuda_driver_sys::CUmemoryPool;
+
+use super::MemoryPool;
+use crate::base::error::{Error, Result};
+use crate::base::lock::Lock;
+use crate::driver::Driver;
+use crate::driver::device::HandleTypes;
+use crate::driver::raw;
+use crate::stream::waits;
+
+/// Part of a pool.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    /// The kinds of handle that it was made with.
+    pub(super) handle_types: HandleTypes,
+    /// An export failed in a way after which the driver crashes at the next allocation (measured).
+    pub(super) has_failed: AtomicBool,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self {
+            handle_types: HandleTypes::empty(),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+}
+
+/// Held while a pool is destroyed, and by calls that share memory between processes: both at once
+/// crashed a driver (R28).
+static ENDS: Lock<()> = Lock::new(());
+
+/// While this lives no pool is destroyed.
+pub(crate) fn no_pool_ends() -> Result<MutexGuard<'static, ()>> {
+    ENDS.lock()
+}
+
+/// Holds off sharing between processes and waits of this crate. `None` if a thread waits now.
+pub(super) fn alone() -> Result<Option<(MutexGuard<'static, ()>, RwLockWriteGuard<'static, ()>)>> {
+    // The lock order of `ipc::registry`. The second lock blocks every wait of this crate, so it is taken last.
+    let ends = no_pool_ends()?;
+    Ok(waits::nobody()?.map(|nobody| (ends, nobody)))
+}
+
+/// For pools that no stream has used, or if it is known that nobody waits (R178).
+///
+/// # Safety
+/// As [`raw::pool::destroy`].
+pub(super) unsafe fn destroy(driver: Driver, pool: CUmemoryPool) -> Result<()> {
+    let _ends = no_pool_ends()?;
+    // SAFETY: the caller gives up the handle.
+    unsafe { raw::pool::destroy(driver.table(), pool) }
+}
+
+impl MemoryPool {
+    #[cfg(target_os = "linux")]
+    pub(crate) fn handle_types(&self) -> HandleTypes {
+        self.0.0.sharing.handle_types
+    }
+
+    /// Nothing is allocated here any more: the driver would crash.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note_failed_export(&self) {
+        self.0.0.sharing.has_failed.store(true, Ordering::Relaxed);
+        // Allocations look at this first, and then ask in `require_reach`.
+        self.0.0.reach.store(0, Ordering::Relaxed);
+    }
+}
+
+impl super::Pool {
+    /// An error after an export that must not be followed by anything.
+    pub(crate) fn require_healthy(&self) -> Result<()> {
+        if !self.0.sharing.has_failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::not_permitted(format!(
+            "{self} could not be exported before, and the driver does not survive its further use; \
+             build a pool with another kind of handle"
+        )))
+    }
+}

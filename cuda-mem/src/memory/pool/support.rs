@@ -1,0 +1,148 @@
+//! Whether a pool could be made, asked without making one where that can be known.
+
+use cuda_driver_sys::{CUdevice_attribute, CudaVersion};
+
+use super::{PoolBuilder, sharing};
+use crate::base::error::Result;
+use crate::base::lock::Lock;
+use crate::driver::Driver;
+use crate::driver::device::{HandleTypes, Reason, Support};
+use crate::driver::location::{AllocationType, Location};
+use crate::stream::recording;
+
+/// What decides whether a pool can be made, as far as attributes do not tell.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Question {
+    driver: Driver,
+    location: Location,
+    allocation_type: AllocationType,
+    handle_types: HandleTypes,
+    hw_decompress: bool,
+}
+
+/// Questions that were answered by making a pool.
+static ANSWERS: Lock<Vec<(Question, Support)>> = Lock::new(Vec::new());
+
+impl PoolBuilder {
+    /// Whether a pool like this can be made. Where the device's attributes do not tell, or are known to
+    /// say yes wrongly, a pool is made and destroyed, once in the life of the process; the
+    /// answer is remembered. Creates no context.
+    ///
+    /// Access of other devices is not looked at; see
+    /// [`Device::can_access_peer`](crate::Device::can_access_peer).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) for what does not go together, as in
+    /// [`build`](Self::build); [`Capturing`](crate::ErrorKind::Capturing) if a pool would have to be made
+    /// while this crate captures a stream; else as the driver answers to queries.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, MemoryPool};
+    /// use cuda_mem::driver::{HandleTypes, Support};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = Driver::load()?.device(0)?;
+    /// let shared = MemoryPool::builder(&device).handle_types(HandleTypes::POSIX_FILE_DESCRIPTOR);
+    /// match shared.support()? {
+    ///     Support::Yes => println!("pools can be shared with other processes"),
+    ///     Support::No(reason) => println!("pools cannot be shared: {reason}"),
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    pub fn support(&self) -> Result<Support> {
+        if let Some((_, since)) = self.newest_need() {
+            let found = self.driver.version();
+            if found < since {
+                return Ok(Support::No(Reason::DriverTooOld { since, found }));
+            }
+        }
+        self.props()?;
+        if let Some(no) = self.told_by_attributes()? {
+            return Ok(no);
+        }
+        self.try_once()
+    }
+
+    /// A no that needs no trial.
+    fn told_by_attributes(&self) -> Result<Option<Support>> {
+        use CUdevice_attribute as A;
+        let pinned = self.allocation_type == AllocationType::Pinned;
+        let no = Some(Support::No(Reason::Device));
+        if let Location::Device(device) = self.location {
+            let pools = device.supports_memory_pools()?;
+            if !pools.is_yes() {
+                return Ok(Some(pools));
+            }
+            // Drivers before 11.3 do not know the mask, which says nothing of what they can do (R2).
+            let mask = device.query_since(
+                A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+                CudaVersion::new(11, 3),
+            )?;
+            let offered = mask.map(|mask| HandleTypes::from_bits_retain(mask.cast_unsigned()));
+            if offered.is_some_and(|offered| !offered.contains(self.handle_types)) {
+                return Ok(no);
+            }
+            // The driver makes such a pool also where there is no such engine (measured).
+            let engine = A::CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK;
+            if self.hw_decompress && device.query_since(engine, CudaVersion::new(12, 8))? == Some(0)
+            {
+                return Ok(no);
+            }
+        }
+        // Which drivers know which attribute: R4. One that does not says nothing.
+        let (attribute, major, minor) = match self.location {
+            Location::Host if pinned => (A::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 13, 0),
+            Location::HostNuma(_) if pinned => (
+                A::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
+                12,
+                9,
+            ),
+            // Every device of the machine must have it (R5).
+            _ if !pinned => (A::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 8, 0),
+            _ => return Ok(None),
+        };
+        let since = CudaVersion::new(major, minor);
+        for device in self.driver.devices()? {
+            if device.query_since(attribute, since)? == Some(0) {
+                return Ok(no);
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_once(&self) -> Result<Support> {
+        let question = Question {
+            driver: self.driver,
+            location: self.location,
+            allocation_type: self.allocation_type,
+            handle_types: self.handle_types,
+            hw_decompress: self.hw_decompress,
+        };
+        // Held over the trial, so that there is one.
+        let mut answers = ANSWERS.lock()?;
+        let known = answers.iter().find(|(asked, _)| *asked == question);
+        if let Some((_, answer)) = known {
+            return Ok(*answer);
+        }
+        recording::refuse_trials()?;
+        let answer = match self.create() {
+            Ok(pool) => {
+                // SAFETY: made just now, and nothing came from it.
+                unsafe { sharing::destroy(self.driver, pool) }?;
+                Support::Yes
+            }
+            Err(error) => match error.code() {
+                // Anything else is no answer about the machine: ask again next time.
+                Some(code)
+                    if error.function() == Some("cuMemPoolCreate") && error.is_inability() =>
+                {
+                    Support::No(Reason::Refused(code))
+                }
+                _ => return Err(error),
+            },
+        };
+        answers.push((question, answer));
+        Ok(answer)
+    }
+}

@@ -1,0 +1,163 @@
+//! A release threshold for the length of a scope.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::MutexGuard;
+
+use super::{Pool, ReleaseThreshold};
+use crate::base::error::Result;
+use crate::base::report;
+
+/// The thresholds that scopes ask for, and the one that holds without them.
+#[derive(Debug, Default)]
+pub(super) struct Scopes {
+    /// Bytes asked for, and how many scopes ask for so much.
+    users: BTreeMap<u64, usize>,
+    /// What the pool has when the last scope ends; `None` if it has it.
+    base: Option<u64>,
+}
+
+impl Scopes {
+    /// What the pool has now.
+    fn effective(&self) -> u64 {
+        let highest = self.users.last_key_value().map_or(0, |(bytes, _)| *bytes);
+        highest.max(self.base.unwrap_or(0))
+    }
+
+    /// The pool has what is in effect; without users that is the base.
+    fn forget_base(&mut self) {
+        if self.users.is_empty() {
+            self.base = None;
+        }
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        if let Some(users) = self.users.get_mut(&bytes) {
+            *users -= 1;
+            if *users == 0 {
+                self.users.remove(&bytes);
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// Sets how much memory the pool may keep when streams synchronise. Takes effect at the next
+    /// synchronisation of a stream, an event or a context, not now; see [`trim_to`](Self::trim_to).
+    ///
+    /// While a [`RaisedThreshold`] lives, the pool keeps at least what that asks for.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<()> {
+        let mut scopes = self.scopes()?;
+        let before = scopes.base.replace(threshold.bytes());
+        self.write_threshold(scopes.effective())
+            .inspect_err(|_| scopes.base = before)?;
+        scopes.forget_base();
+        Ok(())
+    }
+
+    /// Lets the pool keep at least this much while the guard lives, then what it kept before. Scopes
+    /// are counted: the highest of those that live holds, whatever the order in which they end, also
+    /// with several threads and several handles of one pool.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers; nothing is changed then.
+    ///
+    /// ```
+    /// use cuda_mem::{Driver, ReleaseThreshold};
+    ///
+    /// # cuda_sim::use_if_no_driver();
+    /// # let device = Driver::load()?.device(0)?;
+    /// let pool = device.default_pool()?;
+    /// let before = pool.release_threshold()?;
+    /// {
+    ///     let _phase = pool.raise_release_threshold(ReleaseThreshold::Never)?;
+    ///     assert_eq!(pool.release_threshold()?, ReleaseThreshold::Never);
+    /// }
+    /// assert_eq!(pool.release_threshold()?, before);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuMemPoolGetAttribute", "cuMemPoolSetAttribute"))]
+    pub fn raise_release_threshold(&self, threshold: ReleaseThreshold) -> Result<RaisedThreshold> {
+        let bytes = threshold.bytes();
+        let mut scopes = self.scopes()?;
+        if scopes.base.is_none() {
+            scopes.base = Some(self.release_threshold()?.bytes());
+        }
+        *scopes.users.entry(bytes).or_default() += 1;
+        if let Err(error) = self.write_threshold(scopes.effective()) {
+            scopes.remove(bytes);
+            scopes.forget_base();
+            return Err(error);
+        }
+        drop(scopes);
+        Ok(RaisedThreshold {
+            pool: self.clone(),
+            bytes,
+        })
+    }
+
+    fn scopes(&self) -> Result<MutexGuard<'_, Scopes>> {
+        self.0.scopes.lock()
+    }
+}
+
+/// The pool keeps more while this lives. From [`Pool::raise_release_threshold`].
+#[must_use = "the threshold is raised only while the guard lives"]
+pub struct RaisedThreshold {
+    pool: Pool,
+    bytes: u64,
+}
+
+impl Drop for RaisedThreshold {
+    fn drop(&mut self) {
+        report::release("raised threshold", || {
+            let mut scopes = self.pool.scopes()?;
+            scopes.remove(self.bytes);
+            // If this fails, the base is kept for the next scope.
+            self.pool.write_threshold(scopes.effective())?;
+            scopes.forget_base();
+            Ok(())
+        });
+    }
+}
+
+impl fmt::Debug for RaisedThreshold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "RaisedThreshold({} of {:?})",
+            ReleaseThreshold::from_bytes(self.bytes),
+            self.pool
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_user_counts_and_the_base_is_the_least() {
+        let mut scopes = Scopes {
+            base: Some(10),
+            ..Scopes::default()
+        };
+        assert_eq!(scopes.effective(), 10);
+        for bytes in [5, 20, 20, 30] {
+            *scopes.users.entry(bytes).or_default() += 1;
+        }
+        assert_eq!(scopes.effective(), 30);
+        scopes.remove(30);
+        assert_eq!(scopes.effective(), 20);
+        scopes.remove(20);
+        assert_eq!(scopes.effective(), 20);
+        scopes.remove(20);
+        assert_eq!(scopes.effective(), 10);
+    }
+}

@@ -1,0 +1,202 @@
+//! A handle of any resource.
+
+use std::alloc::Layout;
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cuda_driver_sys::CUdeviceptr;
+
+use super::{MemoryProperties, MemoryResource};
+use crate::base::biased::{Hold, Shared};
+use crate::base::error::Result;
+use crate::base::origin;
+use crate::driver::device::Device;
+use crate::memory::pool::Pool;
+use crate::stream::Stream;
+
+/// A handle of any [`MemoryResource`], cheap to clone and to share between threads. What it hands out
+/// keeps it alive.
+///
+/// ```
+/// use cuda_mem::{Driver, MemoryPool, Resource};
+/// use cuda_mem::memory::LimitAdaptor;
+///
+/// # cuda_sim::use_if_no_driver();
+/// let device = Driver::load()?.device(0)?;
+/// let stream = device.primary_context()?.stream()?;
+/// let pool = MemoryPool::builder(&device).build()?;
+/// let resource = Resource::new(LimitAdaptor::new(pool, 1 << 30));
+/// let buffer = resource.alloc::<f32>(&stream, 1000)?;
+/// assert!(resource.alloc::<u8>(&stream, 2 << 30).is_err());
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Resource {
+    pub(crate) inner: Handle,
+    /// Asked once: the device whose memory it is.
+    pub(crate) device: Option<Device>,
+}
+
+/// How a resource is kept.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    /// Lives as long as `kept`, or the program.
+    resource: NonNull<dyn MemoryResource>,
+    kept: Option<Kept>,
+}
+
+/// So many threads count the buffers of a resource without getting into each other's way.
+const THREADS: usize = 32;
+
+type Kept = Shared<Arc<dyn MemoryResource>, THREADS>;
+
+// SAFETY: resources are `Send` and `Sync`, and the pointer is only used to borrow one.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    fn shared(resource: Arc<dyn MemoryResource>) -> Self {
+        Self {
+            // SAFETY: an `Arc` is not null.
+            resource: unsafe { NonNull::new_unchecked(Arc::as_ptr(&resource).cast_mut()) },
+            kept: Some(Shared::new(resource)),
+        }
+    }
+
+    fn of_static(resource: &'static dyn MemoryResource) -> Self {
+        Self {
+            resource: NonNull::from(resource),
+            kept: None,
+        }
+    }
+}
+
+impl Hold for Handle {
+    #[inline(always)]
+    fn hold(&self) -> Self {
+        Self {
+            resource: self.resource,
+            kept: self.kept.as_ref().map(Shared::hold),
+        }
+    }
+
+    #[inline(always)]
+    fn release(self) {
+        if let Some(kept) = self.kept {
+            kept.release();
+        }
+    }
+}
+
+impl Deref for Handle {
+    type Target = dyn MemoryResource;
+
+    #[inline]
+    fn deref(&self) -> &(dyn MemoryResource + 'static) {
+        // SAFETY: it is kept, and an `Arc` does not move what it points to.
+        unsafe { self.resource.as_ref() }
+    }
+}
+
+impl Resource {
+    /// A handle of this resource. To keep another one for what only its own type offers, such as the
+    /// numbers of a [`StatisticsAdaptor`](crate::memory::StatisticsAdaptor), make it from an [`Arc`].
+    #[must_use]
+    pub fn new(resource: impl MemoryResource + 'static) -> Self {
+        Self::from(Arc::new(resource))
+    }
+
+    /// A handle of a resource that is there as long as the program. Buffers then count no handle, which
+    /// matters where many threads allocate from one resource.
+    #[must_use]
+    pub fn from_static(resource: &'static dyn MemoryResource) -> Self {
+        Self::from(Handle::of_static(resource))
+    }
+
+    /// The device whose memory it is; `None` for memory of the host and managed memory.
+    #[must_use]
+    pub fn device(&self) -> Option<Device> {
+        self.device
+    }
+}
+
+impl From<Handle> for Resource {
+    fn from(inner: Handle) -> Self {
+        let device = inner.memory_properties().device;
+        Self { inner, device }
+    }
+}
+
+impl<R: MemoryResource + 'static> From<Arc<R>> for Resource {
+    fn from(resource: Arc<R>) -> Self {
+        Self::from(Handle::shared(resource))
+    }
+}
+
+impl From<Arc<dyn MemoryResource>> for Resource {
+    fn from(resource: Arc<dyn MemoryResource>) -> Self {
+        Self::from(Handle::shared(resource))
+    }
+}
+
+// SAFETY: everything is the resource's own doing.
+unsafe impl MemoryResource for Resource {
+    #[inline]
+    #[track_caller]
+    fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
+        let _noted = origin::note_if_none();
+        self.inner.allocate(layout, stream)
+    }
+
+    #[inline]
+    unsafe fn deallocate(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.inner.deallocate(address, layout, stream) }
+    }
+
+    unsafe fn deallocate_after(
+        &self,
+        address: CUdeviceptr,
+        layout: Layout,
+        stream: &Stream,
+        others: &[&Stream],
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.inner.deallocate_after(address, layout, stream, others) }
+    }
+
+    fn memory_properties(&self) -> MemoryProperties {
+        self.inner.memory_properties()
+    }
+
+    fn pool(&self) -> Option<&Pool> {
+        self.inner.pool()
+    }
+
+    fn trim_to(&self, keep: u64) -> Result<()> {
+        self.inner.trim_to(keep)
+    }
+}
+
+/// Two handles are equal if they are of one resource.
+impl PartialEq for Resource {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(&raw const *self.inner, &raw const *other.inner)
+    }
+}
+
+impl Eq for Resource {}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

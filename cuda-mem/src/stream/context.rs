@@ -1,0 +1,433 @@
+//! The primary context of a device, contexts of others, and which context is current on a thread.
+
+mod current;
+
+pub use current::Current;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use cuda_driver_sys::{CUcontext, CUevent};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::lock::Lock;
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::device::Device;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::epoch::{self, Progress};
+use crate::stream::stage::Stage;
+use crate::stream::{after_wait, deferred, waits};
+
+/// The primary context of a device: the one that the CUDA runtime and other libraries share; or one that somebody
+/// else made ([`Driver::context_from_raw`]).
+///
+/// A handle that can be cloned; a primary context is retained while any clone, or anything made from
+/// one, lives. It is never reset, and other devices are never touched.
+///
+/// If nobody else in the process holds the context, dropping the last handle destroys it, and the
+/// driver waits for the work that is still queued in it (measured).
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let device = cuda_mem::Driver::load()?.device(0)?;
+/// let context = device.primary_context()?;
+/// let memory = context.memory_info()?;
+/// println!("{} of {} bytes free", memory.free, memory.total);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Context(Arc<Retained>);
+
+struct Retained {
+    device: Device,
+    raw: CUcontext,
+    /// Of all handles of the context.
+    progress: Arc<Progress>,
+    /// Retained here, and released at the end; else somebody else's.
+    is_primary: bool,
+    /// Events that `join` uses again and again. At most [`MAX_EVENTS`].
+    events: Lock<Vec<CUevent>>,
+    /// For copies of windows. At most [`MAX_STAGES`].
+    stages: Lock<Vec<Stage>>,
+    /// What higher layers make once for a context. None of it holds the context.
+    kept: Lock<Vec<Box<dyn Any + Send + Sync>>>,
+}
+
+/// So many windows that copy may come and go at one moment without making any.
+const MAX_STAGES: usize = 8;
+
+/// More than the joins that a program issues at one moment need; beyond it events are destroyed.
+const MAX_EVENTS: usize = 64;
+
+// SAFETY: context and event handles may be used from any thread; only *current* is a state of a
+// thread, and that is handled by `Current`.
+unsafe impl Send for Retained {}
+// SAFETY: as for `Send`, and the list of events is behind a lock.
+unsafe impl Sync for Retained {}
+
+impl Retained {
+    fn new(device: Device, raw: CUcontext, is_primary: bool) -> Self {
+        let driver = std::ptr::from_ref(device.driver().table()).addr();
+        Self {
+            device,
+            raw,
+            progress: epoch::of_context(driver, raw.addr()),
+            is_primary,
+            events: Lock::default(),
+            stages: Lock::default(),
+            kept: Lock::default(),
+        }
+    }
+
+    /// By its own place: each retain gets the same handle.
+    fn item(&self) -> Item {
+        Item::new(LedgerKind::Context, std::ptr::from_ref(self)).on(self.device)
+    }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        let table = self.device.driver().table();
+        for event in std::mem::take(self.events.get_mut()) {
+            // SAFETY: the event is in the list, so nobody else has it.
+            report::release("event", || unsafe { raw::event::destroy(table, event) });
+        }
+        self.stages.get_mut().clear();
+        self.kept.get_mut().clear();
+        if !self.is_primary {
+            return;
+        }
+        ledger::ended(&self.item());
+        let epoch = epoch::take();
+        current::note_released();
+        report::release("context", || {
+            // SAFETY: the one retain that `primary_context` made. What lives in the context holds a
+            // clone of it, so this is after all of that.
+            let released = unsafe { raw::context::release(table, self.device.as_raw()) };
+            match released {
+                // Somebody has released more than they retained: it is gone, and nothing is left to do.
+                Err(error) if error.kind() == ErrorKind::InvalidContext => {
+                    report::too_late();
+                    Ok(())
+                }
+                released => released,
+            }
+        });
+        // The driver waits for a context that it destroys. Asked only where somebody wants to know.
+        if Arc::strong_count(&self.progress) > 1
+            && matches!(self.device.has_active_context(), Ok(false))
+        {
+            self.progress.advance(epoch);
+        }
+        // If it was the last, its work is done.
+        deferred::poll();
+    }
+}
+
+/// Bytes of memory on a device, at one moment and for all processes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryInfo {
+    /// Bytes that nobody has taken.
+    pub free: u64,
+    /// Bytes there are.
+    pub total: u64,
+}
+
+impl Device {
+    /// Retains the primary context of this device, which is created if no library in this process
+    /// has done so yet (some 100 ms and some hundred MB of device memory then).
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, for example when the device is in a mode that allows no context.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    #[track_caller]
+    pub fn primary_context(&self) -> Result<Context> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        // SAFETY: the device is of this driver; `Retained` releases what is retained here.
+        let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
+        current::note_retained(*self, raw);
+        let retained = Arc::new(Retained::new(*self, raw, true));
+        ledger::born(retained.item());
+        Ok(Context(retained))
+    }
+
+    /// Whether the primary context exists, made by anybody in this process. Creates nothing.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuDevicePrimaryCtxGetState")]
+    pub fn has_active_context(&self) -> Result<bool> {
+        // SAFETY: the device is of this driver.
+        unsafe { raw::context::is_active(self.driver().table(), self.as_raw()) }
+    }
+}
+
+impl Driver {
+    /// Hands in a context that somebody else made, such as the program's own by `cuCtxCreate`: streams and all else
+    /// are made in it, and it is never destroyed or released here. For a primary context take
+    /// [`Device::primary_context`], which keeps it.
+    ///
+    /// # Safety
+    ///
+    /// It must be a live context of this driver, and stay so until the last handle, and everything made from one, is
+    /// dropped; and until nothing [waits](crate::base::DropCounts) any more for work in it. Arenas refuse its streams,
+    /// because they remember those longer than can be seen from outside.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidContext`](ErrorKind::InvalidContext) for null; else as the driver answers.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let driver = cuda_mem::Driver::load()?;
+    /// # let own = driver.device(0)?.primary_context()?;
+    /// # let raw = own.as_raw();
+    /// // SAFETY: `raw` is a context of ours, which ends after everything below.
+    /// let context = unsafe { driver.context_from_raw(raw) }?;
+    /// let stream = context.stream()?;
+    /// # stream.synchronize()?;
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuCtxGetDevice", "cuCtxCreate"))]
+    pub unsafe fn context_from_raw(&self, raw: CUcontext) -> Result<Context> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if raw.is_null() {
+            return Err(Error::new(
+                ErrorKind::InvalidContext,
+                "there is no context to hand in: the handle is null",
+            ));
+        }
+        let table = self.table();
+        // SAFETY: the driver is initialised.
+        let before = unsafe { raw::context::current(table) }?;
+        // SAFETY: the caller vouches for the context.
+        unsafe { raw::context::set_current(table, raw) }?;
+        // SAFETY: a live context is current.
+        let device = unsafe { raw::context::device(table) };
+        // SAFETY: it was current until now.
+        let restored = unsafe { raw::context::set_current(table, before) };
+        let device = device?;
+        restored?;
+        let device = self
+            .devices()?
+            .into_iter()
+            .find(|known| known.as_raw() == device)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "the context is of device {device}, which is not visible"
+                ))
+            })?;
+        current::note_handed_in();
+        Ok(Context(Arc::new(Retained::new(device, raw, false))))
+    }
+}
+
+impl Context {
+    /// Whether this is the primary context of its device, and retained by its handles.
+    #[must_use]
+    pub fn is_primary(&self) -> bool {
+        self.0.is_primary
+    }
+
+    /// The device of this context.
+    #[must_use]
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.0.device
+    }
+
+    #[inline]
+    pub(crate) fn driver(&self) -> Driver {
+        self.0.device.driver()
+    }
+
+    /// The driver's handle. It stays valid while this context, or a clone, lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUcontext {
+        self.0.raw
+    }
+
+    /// Waits until the device has done everything that was submitted to this context.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuCtxSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let epoch = epoch::take();
+        {
+            let _current = self.bind()?;
+            let _waits = waits::begin()?;
+            // SAFETY: this context is current.
+            unsafe { raw::context::synchronize(self.driver().table()) }?;
+        }
+        self.0.progress.advance(epoch);
+        deferred::poll_all();
+        after_wait::tell();
+        Ok(())
+    }
+
+    /// How far the host has seen all streams of this context to have come.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
+    }
+
+    /// Bytes free and in total on the device.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuMemGetInfo")]
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        let _current = self.bind()?;
+        // SAFETY: this context is current.
+        let (free, total) = unsafe { raw::context::memory_info(self.driver().table()) }?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    /// An event for ordering, from the cache or new. Give it back with [`Self::give_event`].
+    pub(crate) fn take_event(&self) -> Result<CUevent> {
+        if let Some(event) = self.0.events.lock()?.pop() {
+            return Ok(event);
+        }
+        let _current = self.bind()?;
+        let flags = cuda_driver_sys::CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        // SAFETY: this context is current.
+        unsafe { raw::event::create(self.driver().table(), flags) }
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakContext {
+        WeakContext(Arc::downgrade(&self.0))
+    }
+
+    pub(crate) fn give_event(&self, event: CUevent) {
+        let Some(mut events) = self.0.events.lock_unless_forked() else {
+            return;
+        };
+        if events.len() < MAX_EVENTS {
+            events.push(event);
+            return;
+        }
+        drop(events);
+        self.end_event(event);
+    }
+
+    /// As [`give_event`](Self::give_event), of an event that is not to be used again.
+    pub(crate) fn end_event(&self, event: CUevent) {
+        if report::is_forked() {
+            return;
+        }
+        let table = self.driver().table();
+        // SAFETY: the event came from `take_event` and its owner is done with it.
+        report::release("event", || unsafe { raw::event::destroy(table, event) });
+    }
+
+    /// What small copies go through, from the cache or new. Give it back with [`Self::give_stage`], when its stream is
+    /// done.
+    pub(crate) fn take_stage(&self) -> Result<Stage> {
+        if let Some(stage) = self.0.stages.lock()?.pop() {
+            return Ok(stage);
+        }
+        let _current = self.bind()?;
+        // SAFETY: this context is current, and outlives what it keeps and what is borrowed from it.
+        unsafe { Stage::new(self.driver().table()) }
+    }
+
+    pub(crate) fn give_stage(&self, stage: Stage) {
+        let Some(mut stages) = self.0.stages.lock_unless_forked() else {
+            return;
+        };
+        if stages.len() < MAX_STAGES {
+            stages.push(stage);
+        } else {
+            // Before the stage, which waits for the device.
+            drop(stages);
+            drop(stage);
+        }
+    }
+
+    /// What `fits` among the things that were made once for this context, or else what `make` makes; it is kept until
+    /// the context ends. It must not hold the context, which would never end then.
+    pub(crate) fn keep<T: Any + Clone + Send + Sync>(
+        &self,
+        fits: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let find = |all: &[Box<dyn Any + Send + Sync>]| {
+            let mut known = all.iter().filter_map(|object| object.downcast_ref::<T>());
+            known.find(|object| fits(object)).cloned()
+        };
+        if let Some(known) = find(&self.0.kept.lock()?) {
+            return Ok(known);
+        }
+        // Not under the lock: the hook of failures may come back here. If two threads make one at a time, the second
+        // one's is dropped again.
+        let made = make()?;
+        let mut all = self.0.kept.lock()?;
+        if let Some(known) = find(&all) {
+            drop(all);
+            drop(made);
+            return Ok(known);
+        }
+        all.push(Box::new(made.clone()));
+        Ok(made)
+    }
+}
+
+/// A handle that does not keep its context.
+pub(crate) struct WeakContext(Weak<Retained>);
+
+impl WeakContext {
+    pub(crate) fn is_of(&self, context: &Context) -> bool {
+        self.0.as_ptr() == Arc::as_ptr(&context.0)
+    }
+
+    /// The context, if it has a handle.
+    pub(crate) fn upgrade(&self) -> Option<Context> {
+        self.0.upgrade().map(Context)
+    }
+}
+
+/// Two handles are equal if they are the same context of the same driver.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.raw == other.0.raw && self.driver() == other.driver()
+    }
+}
+
+impl Eq for Context {}
+
+/// Its device, in words; with its address if it was handed in.
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_primary {
+            write!(f, "context of {}", self.0.device)
+        } else {
+            write!(f, "context {:p} of {}", self.0.raw, self.0.device)
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ordinal = self.0.device.ordinal();
+        if self.0.is_primary {
+            write!(f, "Context(device {ordinal})")
+        } else {
+            write!(f, "Context(device {ordinal}, handed in, {:p})", self.0.raw)
+        }
+    }
+}

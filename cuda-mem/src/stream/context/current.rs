@@ -1,0 +1,216 @@
+//! Which context is current on a thread.
+//!
+//! The handle of a primary context is the same each time it is retained (measured, R84). A thread on which it stayed
+//! current after its last release, such as by a leaked guard, still reports that handle when the context was made
+//! anew. Equal handles therefore do not prove that the live context is current: it must also have been made current
+//! since the last retain.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver_sys::CUcontext;
+
+use super::Context;
+use crate::base::error::Result;
+use crate::base::report;
+use crate::driver::Driver;
+use crate::driver::device::Device;
+use crate::driver::raw;
+
+/// Counts retains and contexts that were handed in. A context that was made current under an earlier number may have
+/// ended since, and its handle may name another one.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Counts releases of primary contexts.
+static RELEASES: AtomicU64 = AtomicU64::new(0);
+
+/// The handle of each primary context that was ever retained here.
+static PRIMARIES: Mutex<Vec<(Device, Handle)>> = Mutex::new(Vec::new());
+
+struct Handle(CUcontext);
+
+// SAFETY: it is only compared.
+unsafe impl Send for Handle {}
+
+/// A context as this crate made it current.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Made {
+    table: *const raw::Table,
+    context: CUcontext,
+    generation: u64,
+}
+
+thread_local! {
+    /// What this crate made current last on this thread.
+    static LAST: Cell<Option<Made>> = const { Cell::new(None) };
+}
+
+/// To be called after each retain, before anybody has the context.
+pub(super) fn note_retained(device: Device, context: CUcontext) {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    let mut primaries = PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = primaries.iter();
+    if !known.any(|(other, handle)| *other == device && handle.0 == context) {
+        primaries.push((device, Handle(context)));
+    }
+}
+
+/// To be called when a context is handed in, before anybody has it.
+pub(super) fn note_handed_in() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+}
+
+/// To be called before each release.
+pub(super) fn note_released() {
+    RELEASES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether this is a primary context that has ended. Asks the driver.
+#[cold]
+fn has_ended(driver: Driver, context: CUcontext) -> bool {
+    let primaries = PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = primaries.iter();
+    let found = known.find(|(device, handle)| device.driver() == driver && handle.0 == context);
+    let device = found.map(|(device, _)| *device);
+    drop(primaries);
+    device.is_some_and(|device| device.has_active_context().is_ok_and(|active| !active))
+}
+
+/// What makes `context` current now.
+fn made(table: &raw::Table, context: CUcontext) -> Made {
+    Made {
+        table,
+        context,
+        generation: GENERATION.load(Ordering::Relaxed),
+    }
+}
+
+/// # Safety
+/// As [`raw::context::set_current`].
+unsafe fn set_current(table: &raw::Table, made: Made) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { raw::context::set_current(table, made.context) }?;
+    LAST.set(Some(made));
+    Ok(())
+}
+
+impl Context {
+    /// Makes this context current on this thread until the guard is dropped, which puts back what
+    /// was current before. Costs tens of nanoseconds.
+    ///
+    /// This crate needs no current context from its callers; other libraries may.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// {
+    ///     let _current = context.bind()?;
+    ///     // calls of other libraries that want a current context
+    /// }
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxSetCurrent"))]
+    pub fn bind(&self) -> Result<Current<'_>> {
+        let table = self.driver().table();
+        // Before the context that is current now is asked for.
+        let releases = RELEASES.load(Ordering::Relaxed);
+        // SAFETY: the driver is initialised.
+        let before = unsafe { raw::context::current(table) }?;
+        let (wanted, last) = (made(table, self.as_raw()), LAST.get());
+        let is_pushed = !before.is_null() && before != wanted.context;
+        if is_pushed {
+            // What was current stays on the thread's stack, where its owner may destroy it.
+            // SAFETY: the context is retained, or promised to `context_from_raw`, for as long as the guard borrows
+            // `self`.
+            unsafe { raw::context::push(table, wanted.context) }?;
+            LAST.set(Some(wanted));
+        } else if before.is_null() || last != Some(wanted) {
+            // SAFETY: as above.
+            unsafe { set_current(table, wanted) }?;
+        }
+        Ok(Current {
+            context: self,
+            before,
+            is_pushed,
+            last,
+            releases,
+            not_send: PhantomData,
+        })
+    }
+}
+
+/// A context is current on this thread. From [`Context::bind`].
+///
+/// Guards are dropped in the reverse order of their making, as scopes do by themselves. One that is
+/// leaked leaves its context current, also after its last handle is gone. That does no harm to this crate.
+///
+/// A primary context that has ended since the guard was made is not put back: no context is current then. One that
+/// another library has destroyed meanwhile is put back; calls that use it answer the kind
+/// [`ContextDestroyed`](crate::ErrorKind::ContextDestroyed).
+///
+/// Current is a state of the thread, so the guard stays on it:
+///
+/// ```compile_fail,E0277
+/// # let context = cuda_mem::Driver::load().unwrap().device(0).unwrap().primary_context().unwrap();
+/// let current = context.bind().unwrap();
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || drop(current)); // error: cannot be sent between threads
+/// });
+/// ```
+#[must_use = "the context is current only while the guard lives"]
+pub struct Current<'a> {
+    context: &'a Context,
+    before: CUcontext,
+    /// Whether `before` is under it on the thread's stack.
+    is_pushed: bool,
+    /// What this crate had made current last when the guard was made.
+    last: Option<Made>,
+    /// Releases before this guard was made.
+    releases: u64,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl Current<'_> {
+    fn put_back(&self) -> Result<()> {
+        let driver = self.context.driver();
+        let table = driver.table();
+        // SAFETY: the driver is initialised.
+        let now = unsafe { raw::context::current(table) }?;
+        if now == self.before {
+            return Ok(());
+        }
+        if !self.is_pushed {
+            // SAFETY: null, or the context that the guard borrows.
+            return unsafe { set_current(table, made(table, self.before)) };
+        }
+        // SAFETY: the driver is initialised.
+        unsafe { raw::context::pop(table) }?;
+        // Of guards that are dropped out of order each takes the uppermost context away, whichever it is.
+        let in_order = now == self.context.as_raw();
+        LAST.set(self.last.filter(|_| in_order));
+        if RELEASES.load(Ordering::Relaxed) != self.releases && has_ended(driver, self.before) {
+            // SAFETY: null is always allowed.
+            unsafe { set_current(table, made(table, std::ptr::null_mut())) }?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        report::release("current context", || self.put_back());
+    }
+}
+
+impl fmt::Debug for Current<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Current({:?})", self.context)
+    }
+}

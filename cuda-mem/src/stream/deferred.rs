@@ -1,0 +1,401 @@
+//! The queue of deferred releases: what cannot be released yet is tried again whenever the host may have
+//! seen more work done, after everything that synchronises, and when streams and contexts end.
+//!
+//! Rules:
+//!
+//! - An entry is tried with no lock held. What it releases, and what its drop releases, may defer more.
+//! - One thread polls at a time. Others return at once, and so does a poll inside of a poll.
+//! - Nothing is released while the thread is inside a call of a memory resource, which may hold locks that
+//!   the release needs.
+//! - No try waits for the device. An entry that is not ready is tried ever less often; after a wait for a whole
+//!   context every entry is, and before each use of a stream what is released in the order of that stream.
+//! - A fork leaves all of it to the parent.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::base::error::Error;
+use crate::base::report::{self, WAITING as ENTRIES};
+
+/// Something whose release may have to wait.
+pub(crate) trait Deferred: Any + Send {
+    /// What it is, for reports.
+    fn name(&self) -> &'static str;
+
+    /// Releases it if that is possible now, without waiting.
+    fn try_release(&mut self) -> Outcome;
+}
+
+/// How a try to release something went.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// It is released.
+    Done,
+    /// Not yet.
+    NotYet,
+    /// The driver refused. It is reported, and tried again.
+    Again(Error),
+    /// The driver refused. It is reported, and not tried again.
+    GivenUp(Error),
+}
+
+struct Entry {
+    deferred: Box<dyn Deferred>,
+    /// The number of the stream in whose order it is released.
+    stream: Option<u64>,
+    /// Tries in vain.
+    tries: u32,
+    /// Polls that pass over it before the next try.
+    pause: u32,
+}
+
+/// The most polls that pass over an entry, such as the pool of a model's weights.
+const LONGEST_PAUSE: u32 = 64;
+
+/// Passes of one poll: what a pass releases may let go of something that was deferred before.
+const PASSES: usize = 4;
+
+static QUEUE: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
+static IS_POLLING: AtomicBool = AtomicBool::new(false);
+
+fn queue() -> MutexGuard<'static, VecDeque<Entry>> {
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// How many calls of resources this thread is in.
+    static RESOURCE_CALLS: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread tries an entry.
+    static IS_TRYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is in a call of a memory resource, which may hold locks of its own: nothing is given back to
+/// any resource meanwhile.
+#[derive(Debug)]
+pub(crate) struct ResourceCall {
+    /// Kept here, because a number that was just written is slow to read.
+    outer: u32,
+}
+
+impl ResourceCall {
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        let outer = RESOURCE_CALLS.get();
+        RESOURCE_CALLS.set(outer + 1);
+        Self { outer }
+    }
+
+    /// Whether this thread is in one.
+    #[inline]
+    pub(crate) fn is_running() -> bool {
+        RESOURCE_CALLS.get() > 0
+    }
+}
+
+impl Drop for ResourceCall {
+    #[inline]
+    fn drop(&mut self) {
+        debug_assert_eq!(RESOURCE_CALLS.get(), self.outer + 1, "calls end in turn");
+        RESOURCE_CALLS.set(self.outer);
+    }
+}
+
+/// Keeps something until it can be released.
+pub(crate) fn defer(deferred: Box<dyn Deferred>) {
+    keep(None, deferred);
+}
+
+/// As [`defer`], for what is released in the order of the stream with this number.
+pub(crate) fn defer_in_order(stream: u64, deferred: Box<dyn Deferred>) {
+    keep(Some(stream), deferred);
+}
+
+fn keep(stream: Option<u64>, deferred: Box<dyn Deferred>) {
+    ENTRIES.fetch_add(1, Ordering::Relaxed);
+    queue().push_back(Entry {
+        deferred,
+        stream,
+        tries: 0,
+        pause: 0,
+    });
+}
+
+/// Releases something now if that is possible, or keeps it. The error is what would be reported.
+pub(crate) fn release_or_defer(mut deferred: Box<dyn Deferred>) -> Result<(), Error> {
+    if ResourceCall::is_running() {
+        defer(deferred);
+        return Ok(());
+    }
+    let outcome = match deferred.try_release() {
+        Outcome::Done => return Ok(()),
+        Outcome::GivenUp(error) => return Err(error),
+        Outcome::NotYet => Ok(()),
+        Outcome::Again(error) => Err(error),
+    };
+    defer(deferred);
+    outcome
+}
+
+/// Releases what can be released now. One load if nothing waits.
+#[inline]
+pub(crate) fn poll() {
+    if ENTRIES.load(Ordering::Relaxed) > 0 {
+        poll_entries(false);
+    }
+}
+
+/// As [`poll`], after a wait for a whole context: no entry is passed over.
+#[inline]
+pub(crate) fn poll_all() {
+    if ENTRIES.load(Ordering::Relaxed) > 0 {
+        poll_entries(true);
+    }
+}
+
+#[cold]
+fn poll_entries(all: bool) {
+    let Some(_poll) = may_release().then(Poll::begin).flatten() else {
+        return;
+    };
+    for _ in 0..PASSES {
+        let entries = queue().len();
+        let released = pass(entries, all);
+        // Only what is new can have become possible.
+        if released == 0 || queue().len() <= entries - released {
+            break;
+        }
+    }
+}
+
+/// Whether this thread may release anything now.
+pub(crate) fn may_release() -> bool {
+    // In a fork no thread may be left to unlock the queue.
+    !report::is_forked() && !ResourceCall::is_running() && !IS_TRYING.get()
+}
+
+/// The one poll that runs.
+struct Poll(());
+
+impl Poll {
+    fn begin() -> Option<Self> {
+        let is_free = !IS_POLLING.swap(true, Ordering::Acquire);
+        is_free.then_some(Self(()))
+    }
+}
+
+impl Drop for Poll {
+    fn drop(&mut self) {
+        IS_POLLING.store(false, Ordering::Release);
+    }
+}
+
+/// Tries as many entries, from the front of the queue. Answers how many it has released.
+fn pass(entries: usize, all: bool) -> usize {
+    let mut released = 0;
+    for _ in 0..entries {
+        // One at a time, so that the others can be found meanwhile.
+        let Some(mut entry) = queue().pop_front() else {
+            break;
+        };
+        if entry.pause > 0 && !all {
+            entry.pause -= 1;
+            queue().push_back(entry);
+        } else if Tried::new(entry).release(Deferred::try_release) {
+            released += 1;
+        }
+    }
+    released
+}
+
+/// Releases what is kept for the stream with this number and can be released now.
+#[cold]
+pub(crate) fn poll_stream(number: u64) {
+    release_in_order(number, Deferred::try_release);
+}
+
+/// Releases what is kept for the stream with this number in a way of the caller's. What cannot be released stays.
+pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Deferred) -> Outcome) {
+    if !may_release() {
+        return;
+    }
+    let found: VecDeque<Entry> = {
+        let mut queue = queue();
+        let (found, rest) = std::mem::take(&mut *queue)
+            .into_iter()
+            .partition(|entry| entry.stream == Some(number));
+        *queue = rest;
+        found
+    };
+    for entry in found {
+        Tried::new(entry).release(&mut release);
+    }
+}
+
+/// An entry that this thread tries. Unless it is released, it goes back to the queue.
+struct Tried(Option<Entry>);
+
+impl Tried {
+    fn new(entry: Entry) -> Self {
+        IS_TRYING.set(true);
+        Self(Some(entry))
+    }
+
+    /// Says whether it is gone.
+    fn release(mut self, release: impl FnOnce(&mut dyn Deferred) -> Outcome) -> bool {
+        let Some(entry) = &mut self.0 else {
+            return true;
+        };
+        let (is_gone, failure) = match release(&mut *entry.deferred) {
+            Outcome::Done => (true, None),
+            Outcome::NotYet => {
+                entry.tries += 1;
+                // The first few tries cost little and are likely to help.
+                entry.pause = (entry.tries / 4).min(LONGEST_PAUSE);
+                (false, None)
+            }
+            Outcome::Again(error) => (false, Some(error)),
+            Outcome::GivenUp(error) => (true, Some(error)),
+        };
+        let name = entry.deferred.name();
+        if is_gone {
+            ENTRIES.fetch_sub(1, Ordering::Relaxed);
+            drop(self.0.take());
+        }
+        if let Some(error) = failure {
+            report::failed(name, &error);
+        }
+        is_gone
+    }
+}
+
+impl Drop for Tried {
+    fn drop(&mut self) {
+        IS_TRYING.set(false);
+        if let Some(entry) = self.0.take() {
+            queue().push_back(entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The queue is the process's: one test at a time.
+    static TESTS: Mutex<()> = Mutex::new(());
+
+    struct Wait(Arc<AtomicBool>);
+
+    impl Deferred for Wait {
+        fn name(&self) -> &'static str {
+            "thing"
+        }
+
+        fn try_release(&mut self) -> Outcome {
+            if self.0.load(Ordering::Relaxed) {
+                Outcome::Done
+            } else {
+                Outcome::NotYet
+            }
+        }
+    }
+
+    /// Its end has something of its own to defer, and polls, as the last handle of a context does.
+    struct Owner(Option<Wait>);
+
+    impl Deferred for Owner {
+        fn name(&self) -> &'static str {
+            "owner"
+        }
+
+        fn try_release(&mut self) -> Outcome {
+            if let Some(owned) = self.0.take() {
+                defer(Box::new(owned));
+            }
+            poll();
+            Outcome::Done
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
+            poll();
+        }
+    }
+
+    fn entries() -> u64 {
+        ENTRIES.load(Ordering::Relaxed)
+    }
+
+    /// Fails instead of hanging.
+    fn within_reason(work: impl FnOnce() + Send + 'static) {
+        let (done, is_done) = mpsc::channel();
+        std::thread::spawn(move || {
+            work();
+            let _ = done.send(());
+        });
+        is_done
+            .recv_timeout(Duration::from_secs(10))
+            .expect("it ends");
+    }
+
+    #[test]
+    fn entries_go_when_they_can() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = Arc::new(AtomicBool::new(false));
+        defer(Box::new(Wait(Arc::clone(&ready))));
+        defer(Box::new(Wait(Arc::new(AtomicBool::new(true)))));
+        poll();
+        assert_eq!(entries(), 1);
+        ready.store(true, Ordering::Relaxed);
+        poll();
+        assert_eq!(entries(), 0);
+        assert_eq!(Arc::strong_count(&ready), 1, "it was dropped");
+    }
+
+    #[test]
+    fn what_is_released_may_defer_and_poll() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        within_reason(|| {
+            let ready = Arc::new(AtomicBool::new(true));
+            defer(Box::new(Owner(Some(Wait(ready)))));
+            poll();
+        });
+        assert_eq!(entries(), 0, "also what came meanwhile");
+    }
+
+    #[test]
+    fn nothing_is_released_inside_a_call_of_a_resource() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = || Box::new(Wait(Arc::new(AtomicBool::new(true))));
+        let call = ResourceCall::enter();
+        release_or_defer(ready()).expect("it waits");
+        poll_all();
+        assert_eq!(entries(), 1);
+        drop(call);
+        poll();
+        assert_eq!(entries(), 0);
+        release_or_defer(ready()).expect("it goes at once");
+        assert_eq!(entries(), 0);
+    }
+
+    #[test]
+    fn a_wait_for_a_context_passes_over_no_entry() {
+        let _one = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = Arc::new(AtomicBool::new(false));
+        defer(Box::new(Wait(Arc::clone(&ready))));
+        // By now many polls would pass over it.
+        (0..200).for_each(|_| poll());
+        ready.store(true, Ordering::Relaxed);
+        poll_all();
+        assert_eq!(entries(), 0);
+    }
+}

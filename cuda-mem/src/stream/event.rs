@@ -1,0 +1,259 @@
+//! Events: marks in a stream that others can wait for.
+
+use std::ffi::c_uint;
+use std::fmt;
+
+use cuda_driver_sys::{CUevent, CUevent_flags};
+
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::context::Context;
+use crate::stream::{Stream, StreamRef};
+use crate::stream::{after_wait, deferred, launches, waits};
+
+/// A mark in a stream. Recording it again moves the mark; waits issued before stay as they are.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+/// let stream = context.stream()?;
+/// let event = context.event()?;
+/// event.record(&stream)?;
+/// event.synchronize()?; // until everything before the mark is done
+/// assert!(event.is_done()?);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+pub struct Event {
+    context: Context,
+    raw: CUevent,
+    timing: bool,
+}
+
+// SAFETY: event handles may be used from any thread; the driver locks inside.
+unsafe impl Send for Event {}
+// SAFETY: as for `Send`: recording and asking through a shared handle is behind the driver's lock.
+unsafe impl Sync for Event {}
+
+impl Context {
+    /// Makes an event for ordering; it takes no time stamps and is cheap to record.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuEventCreate")]
+    #[track_caller]
+    pub fn event(&self) -> Result<Event> {
+        self.new_event(false)
+    }
+
+    /// Makes an event that also takes the time; see [`Event::elapsed_ms_since`].
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuEventCreate")]
+    #[track_caller]
+    pub fn timing_event(&self) -> Result<Event> {
+        self.new_event(true)
+    }
+
+    /// Makes an event that other processes can open; see [`Event::export`]. It takes no time stamps.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias("cuEventCreate", "CU_EVENT_INTERPROCESS"))]
+    #[track_caller]
+    pub fn interprocess_event(&self) -> Result<Event> {
+        let plain = CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        self.event_with(plain | CUevent_flags::CU_EVENT_INTERPROCESS.0, false)
+    }
+
+    #[track_caller]
+    fn new_event(&self, timing: bool) -> Result<Event> {
+        let flags = if timing {
+            CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            CUevent_flags::CU_EVENT_DISABLE_TIMING
+        };
+        self.event_with(flags.0, timing)
+    }
+
+    #[track_caller]
+    fn event_with(&self, flags: c_uint, timing: bool) -> Result<Event> {
+        let _current = self.bind()?;
+        // SAFETY: this context is current.
+        let raw = unsafe { raw::event::create(self.driver().table(), flags) }?;
+        Ok(Event::own(self, raw, timing))
+    }
+}
+
+impl Event {
+    /// Makes the one that destroys the event.
+    #[track_caller]
+    fn own(context: &Context, raw: CUevent, timing: bool) -> Self {
+        let event = Self {
+            context: context.clone(),
+            raw,
+            timing,
+        };
+        ledger::born(event.item());
+        event
+    }
+
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Event, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
+    /// Takes over an event without time stamps.
+    ///
+    /// # Safety
+    ///
+    /// The event must be live, of this context, and nobody else's.
+    #[cfg(target_os = "linux")]
+    #[track_caller]
+    pub(crate) unsafe fn from_raw(context: &Context, raw: CUevent) -> Self {
+        Self::own(context, raw, false)
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The driver's handle. It stays valid while the event lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Puts the mark after everything that is in `stream` now.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the stream is of another context; else
+    /// as the driver answers.
+    #[doc(alias = "cuEventRecord")]
+    pub fn record<'a>(&self, stream: impl Into<StreamRef<'a>>) -> Result<()> {
+        let stream = stream.into();
+        if *stream.context() != self.context {
+            return Err(Error::invalid(format!(
+                "the event belongs to the {} and the stream to the {}; an event marks streams of its own \
+                 context only",
+                self.context,
+                stream.context()
+            )));
+        }
+        let open = stream.submit()?;
+        // SAFETY: both handles are live and of one context.
+        unsafe { raw::event::record(open.queue(), self.raw) }
+    }
+
+    /// Waits, on the host, until everything before the mark is done.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuEventSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        {
+            let _waits = waits::begin()?;
+            // SAFETY: the event is live.
+            unsafe { raw::event::synchronize(self.context.driver().table(), self.raw) }?;
+        }
+        deferred::poll();
+        after_wait::tell();
+        Ok(())
+    }
+
+    /// Whether everything before the mark is done. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuEventQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is live.
+        unsafe { raw::event::query(self.context.driver().table(), self.raw) }
+    }
+
+    /// Milliseconds of device time from `earlier` to this event. Both must be done; resolution is
+    /// about half a microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if one was made without timing;
+    /// [`NotReady`](crate::ErrorKind::NotReady) if one is not done.
+    #[doc(alias = "cuEventElapsedTime")]
+    pub fn elapsed_ms_since(&self, earlier: &Event) -> Result<f32> {
+        if !self.timing || !earlier.timing {
+            return Err(Error::invalid(
+                "elapsed time needs two events made by timing_event()".to_owned(),
+            ));
+        }
+        if self.context != earlier.context {
+            return Err(Error::invalid(
+                "elapsed time needs two events of one context".to_owned(),
+            ));
+        }
+        // SAFETY: both events are live, of one context, and take time stamps.
+        unsafe { raw::event::elapsed(self.context.driver().table(), earlier.raw, self.raw) }
+    }
+
+    fn check_driver(&self, stream: StreamRef<'_>) -> Result<()> {
+        let driver = self.context.driver();
+        driver.require_same(
+            stream.context().driver(),
+            format_args!("the event and the stream"),
+        )
+    }
+}
+
+impl Stream {
+    /// Makes everything that comes to this stream from now on wait for the event's mark. Does not
+    /// wait on the host. An event that was never recorded counts as done.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if the event is of another driver; else as the
+    /// driver answers. It may be of another device.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        self.as_ref().wait_event(event)
+    }
+}
+
+impl StreamRef<'_> {
+    /// See [`Stream::wait_event`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        event.check_driver(*self)?;
+        let open = self.submit()?;
+        let _turn = launches::wait(self.as_raw())?;
+        // SAFETY: both handles are live and of one driver.
+        unsafe { raw::stream::wait(open.queue(), event.raw) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        ledger::ended(&self.item());
+        let table = self.context.driver().table();
+        // SAFETY: nobody else has the handle; waits already issued stay valid.
+        report::release("event", || unsafe { raw::event::destroy(table, self.raw) });
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({:p} of {:?})", self.raw, self.context)
+    }
+}

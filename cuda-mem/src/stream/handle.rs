@@ -1,0 +1,523 @@
+//! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
+
+mod followers;
+mod gate;
+mod ordered;
+#[cfg(target_os = "linux")]
+mod thread_end;
+
+pub(crate) use followers::Follower;
+use followers::Followers;
+pub(crate) use gate::Reach;
+pub(crate) use ordered::OrderedRelease;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use cuda_driver_sys::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUstream, CUstream_flags};
+
+use crate::base::biased::{Hold, Shared, WeakShared};
+use crate::base::error::Result;
+use crate::base::report;
+use crate::driver::device::Device;
+use crate::driver::raw;
+use crate::ledger::{self, Item, LedgerKind};
+use crate::stream::context::Context;
+use crate::stream::epoch::{self, Progress};
+use crate::stream::{after_wait, deferred, waits};
+
+/// A queue of work on a device. A handle that can be cloned; the queue lives as long as any clone
+/// and any buffer that was allocated on it.
+///
+/// Streams made here do not synchronise with the legacy default stream.
+///
+/// ```
+/// # cuda_sim::use_if_no_driver();
+/// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+/// let (first, second) = (context.stream()?, context.stream()?);
+/// second.wait_for(&first)?; // what comes to `second` now runs after what is in `first`
+/// second.synchronize()?;
+/// assert!(first.is_done()?);
+/// # Ok::<(), cuda_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Stream(Shared<Inner, THREADS>);
+
+/// So many threads count the buffers of a stream without getting into each other's way.
+const THREADS: usize = 4;
+
+struct Inner {
+    raw: CUstream,
+    // Dropped before the context, in which a foreign owner may still have something to destroy.
+    owner: Owner,
+    context: Context,
+    /// Releases that wait for it.
+    deferred: ordered::Count,
+    progress: Arc<Progress>,
+    followers: Followers,
+}
+
+impl Inner {
+    fn item(&self) -> Item {
+        let device = self.context.device();
+        Item::new(LedgerKind::Stream, self.raw)
+            .of(device.driver())
+            .on(device)
+    }
+
+    #[inline]
+    fn view(&self) -> StreamRef<'_> {
+        StreamRef {
+            context: &self.context,
+            raw: self.raw,
+            thread: match self.owner {
+                Owner::Context(thread) => thread,
+                Owner::Us | Owner::Foreign { .. } => None,
+            },
+        }
+    }
+}
+
+/// Who destroys the queue.
+enum Owner {
+    /// We do, when the last handle goes.
+    Us,
+    /// Somebody else; this keeps them alive.
+    Foreign {
+        keep: Option<Box<dyn Any + Send + Sync>>,
+    },
+    /// Nobody: it is there as long as the context. If it is a thread's own, this is the thread.
+    Context(Option<ThreadId>),
+}
+
+// SAFETY: stream handles may be used from any thread (the driver locks inside); what keeps a
+// foreign stream alive is itself Send and Sync.
+unsafe impl Send for Inner {}
+// SAFETY: as for `Send`: what can be called through a shared handle is behind the driver's lock, and
+// the owner is only kept.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !report::is_forked() {
+            ordered::release_at_last(self);
+            if self.followers.any() {
+                // Nothing could be said of a captured stream.
+                ordered::end_capture(self);
+            }
+        }
+        if let Owner::Foreign { keep } = &mut self.owner
+            && report::is_forked()
+        {
+            // What it destroys is the parent's.
+            std::mem::forget(keep.take());
+        }
+        if !report::is_forked() {
+            self.followers.tell();
+        }
+        if let Owner::Us = self.owner {
+            ledger::ended(&self.item());
+            let table = self.context.driver().table();
+            // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
+            // still queued completes.
+            report::release("stream", || unsafe {
+                raw::stream::destroy(table, self.raw)
+            });
+            // Its frees count as seen, as far as they are carried out (measured).
+            deferred::poll();
+        }
+    }
+}
+
+impl Context {
+    /// Makes a stream that does not synchronise with the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers.
+    #[doc(alias = "cuStreamCreate")]
+    #[track_caller]
+    pub fn stream(&self) -> Result<Stream> {
+        let table = self.driver().table();
+        let raw = {
+            let _current = self.bind()?;
+            // SAFETY: this context is current.
+            unsafe { raw::stream::create(table, CUstream_flags::CU_STREAM_NON_BLOCKING.0) }?
+        };
+        Ok(Stream::own(self, raw))
+    }
+
+    /// The legacy default stream of this context. It waits for all streams that synchronise with it,
+    /// and they wait for it; those made by [`stream`](Self::stream) do not. It needs its context to be
+    /// current at every call, so this crate binds it around each, which costs tens of nanoseconds.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let device = cuda_mem::Driver::load()?.device(0)?;
+    /// let stream = device.primary_context()?.legacy_stream();
+    /// let buffer = device.default_pool()?.alloc_from(&stream, &[1u8, 2, 3])?;
+    /// assert_eq!(buffer.to_vec()?, [1, 2, 3]);
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "CU_STREAM_LEGACY")]
+    #[must_use]
+    pub fn legacy_stream(&self) -> Stream {
+        self.default_stream(CU_STREAM_LEGACY, None)
+    }
+
+    /// The default stream that the calling thread has in this context. The driver knows it by one
+    /// handle for all threads, so it can be used on this thread only: elsewhere it answers an error.
+    /// A buffer of it that is dropped on another thread waits for the whole context there, and is
+    /// freed then.
+    ///
+    /// A thread that has used its own stream waits for it when it ends (on Linux): the driver hangs at the end of a
+    /// thread whose own stream is busy (measured).
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// let stream = context.per_thread_stream();
+    /// stream.synchronize()?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| assert!(stream.synchronize().is_err()));
+    /// });
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias = "CU_STREAM_PER_THREAD")]
+    #[must_use]
+    pub fn per_thread_stream(&self) -> Stream {
+        note_own_stream(self);
+        self.default_stream(CU_STREAM_PER_THREAD, Some(std::thread::current().id()))
+    }
+
+    fn default_stream(&self, raw: CUstream, thread: Option<ThreadId>) -> Stream {
+        Stream(Shared::new(Inner {
+            context: self.clone(),
+            raw,
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
+            followers: Followers::default(),
+            owner: Owner::Context(thread),
+        }))
+    }
+}
+
+impl Stream {
+    /// Makes the one that destroys the stream.
+    #[track_caller]
+    fn own(context: &Context, raw: CUstream) -> Self {
+        let inner = Inner {
+            context: context.clone(),
+            raw,
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
+            followers: Followers::default(),
+            owner: Owner::Us,
+        };
+        ledger::born(inner.item());
+        Self(Shared::new(inner))
+    }
+
+    /// Takes over a stream that was made elsewhere; it is destroyed with the last handle.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context`, made by `cuStreamCreate` or its kin (not a default
+    /// stream), and nobody else may destroy it.
+    #[must_use]
+    #[track_caller]
+    pub unsafe fn from_raw(context: &Context, raw: CUstream) -> Self {
+        Self::own(context, raw)
+    }
+
+    /// Uses a stream that belongs to somebody else. `owner` is kept until the last handle, and the
+    /// last buffer of the stream, is gone; a reference-counted handle of the other library is what
+    /// belongs there, or `()` if the stream outlives everything anyway.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context` while `owner` is kept, and no default stream; for those
+    /// there are [`Context::legacy_stream`] and [`Context::per_thread_stream`].
+    #[must_use]
+    pub unsafe fn borrow_raw(
+        context: &Context,
+        raw: CUstream,
+        owner: impl Any + Send + Sync,
+    ) -> Self {
+        Self(Shared::new(Inner {
+            context: context.clone(),
+            raw,
+            deferred: ordered::Count::default(),
+            progress: Arc::default(),
+            followers: Followers::default(),
+            owner: Owner::Foreign {
+                keep: Some(Box::new(owner)),
+            },
+        }))
+    }
+
+    /// A view that borrows this stream.
+    #[inline]
+    #[must_use]
+    pub fn as_ref(&self) -> StreamRef<'_> {
+        self.0.view()
+    }
+
+    /// Whether this is another thread's own stream, which nothing can be ordered with.
+    #[inline]
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.as_ref().is_elsewhere()
+    }
+
+    /// See [`StreamRef::is_plain`].
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.as_ref().is_plain()
+    }
+
+    /// The context of this stream.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// The device of this stream.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.0.context.device()
+    }
+
+    /// The driver's handle. It stays valid while this stream, or a clone, lives.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> CUstream {
+        self.0.raw
+    }
+
+    /// Waits, on the host, until everything in this stream is done. Memory freed in it can be used
+    /// again by every stream then.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.release_deferred();
+        let epoch = epoch::take();
+        self.as_ref().wait()?;
+        self.0.progress.advance(epoch);
+        deferred::poll();
+        after_wait::tell();
+        Ok(())
+    }
+
+    /// Whether everything in this stream is done. Does not wait, and does not let other streams use
+    /// memory that was freed here; only synchronising does.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers, including faults of earlier asynchronous work.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        let epoch = epoch::take();
+        let is_done = self.as_ref().is_done()?;
+        if is_done {
+            self.0.progress.advance(epoch);
+        }
+        Ok(is_done)
+    }
+
+    /// How far the host has seen this stream to have come.
+    pub(crate) fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
+    }
+
+    /// A handle that does not keep the stream.
+    pub(crate) fn downgrade(&self) -> WeakStream {
+        WeakStream(self.0.downgrade())
+    }
+}
+
+/// A handle that does not keep its stream.
+#[derive(Clone)]
+pub(crate) struct WeakStream(WeakShared<Inner, THREADS>);
+
+impl WeakStream {
+    /// Whether the stream has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.is_alive()
+    }
+
+    /// The stream, if it has not ended.
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(Stream)
+    }
+}
+
+impl Hold for Stream {
+    #[inline(always)]
+    fn hold(&self) -> Self {
+        Self(self.0.hold())
+    }
+
+    #[inline(always)]
+    fn release(self) {
+        self.0.release();
+    }
+}
+
+impl fmt::Debug for WeakStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakStream")
+    }
+}
+
+impl PartialEq for Stream {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.as_ref() == other.as_ref()
+    }
+}
+
+impl Eq for Stream {}
+
+/// Its handle and device, in words.
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:p} of {}", self.0.raw, self.0.context.device())
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:p} of {:?})", self.0.raw, self.0.context)
+    }
+}
+
+/// A stream that somebody else owns, for the length of a borrow.
+#[derive(Clone, Copy)]
+pub struct StreamRef<'a> {
+    context: &'a Context,
+    raw: CUstream,
+    /// The thread whose own stream it is.
+    thread: Option<ThreadId>,
+}
+
+/// To be called when a thread names its own stream.
+fn note_own_stream(context: &Context) {
+    #[cfg(target_os = "linux")]
+    thread_end::note(context);
+    #[cfg(not(target_os = "linux"))]
+    let _ = context;
+}
+
+/// Whether a handle names a default stream of whatever context is current, and not one stream.
+#[inline]
+pub(crate) fn is_default(raw: CUstream) -> bool {
+    raw.addr() <= CU_STREAM_PER_THREAD.addr()
+}
+
+impl<'a> StreamRef<'a> {
+    /// Borrows a stream by its raw handle.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be a live stream of `context` for as long as the reference is used. Null and
+    /// `CU_STREAM_LEGACY` are the legacy default stream, `CU_STREAM_PER_THREAD` the calling thread's.
+    #[must_use]
+    pub unsafe fn borrow_raw(context: &'a Context, raw: CUstream) -> Self {
+        if raw == CU_STREAM_PER_THREAD {
+            note_own_stream(context);
+        }
+        Self {
+            context,
+            raw: if raw.is_null() { CU_STREAM_LEGACY } else { raw },
+            thread: (raw == CU_STREAM_PER_THREAD).then(|| std::thread::current().id()),
+        }
+    }
+
+    /// The context of this stream.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn as_raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// See [`Stream::synchronize`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.wait()?;
+        deferred::poll();
+        after_wait::tell();
+        Ok(())
+    }
+
+    /// See [`Stream::is_done`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_done(&self) -> Result<bool> {
+        let open = self.ask()?;
+        // SAFETY: the stream is live while the reference is.
+        unsafe { raw::stream::query(open.queue()) }
+    }
+
+    /// As [`synchronize`](Self::synchronize), and releases nothing.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let open = self.ask()?;
+        let _waits = waits::begin()?;
+        // SAFETY: the stream is live while the reference is.
+        unsafe { raw::stream::synchronize(open.queue()) }
+    }
+}
+
+// SAFETY: stream handles may be used from any thread; the driver locks inside.
+unsafe impl Send for StreamRef<'_> {}
+// SAFETY: as for `Send`: no method changes anything without the driver's lock.
+unsafe impl Sync for StreamRef<'_> {}
+
+impl<'a> From<&'a Stream> for StreamRef<'a> {
+    fn from(stream: &'a Stream) -> Self {
+        stream.as_ref()
+    }
+}
+
+impl PartialEq for StreamRef<'_> {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        // Handles of two drivers may have the same value, and those of default streams have it in
+        // every context.
+        self.raw == other.raw
+            && self.context.driver() == other.context.driver()
+            && (!is_default(self.raw)
+                || (self.thread == other.thread && self.context == other.context))
+    }
+}
+
+impl Eq for StreamRef<'_> {}
+
+/// As of [`Stream`].
+impl fmt::Display for StreamRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:p} of {}", self.raw, self.context.device())
+    }
+}
+
+impl fmt::Debug for StreamRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StreamRef({:p} of {:?})", self.raw, self.context)
+    }
+}

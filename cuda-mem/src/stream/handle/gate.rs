@@ -1,0 +1,310 @@
+//! The gate: all that this crate submits to a stream, or asks of one, passes here before the driver hears of it.
+//!
+//! Four things are asked, in this order:
+//!
+//! 1. Whether the process is a fork, where no call may be made (R88).
+//! 2. Whether the stream's device reaches the memory, where a call is about memory of a pool or a graph.
+//! 3. Whether the stream is captured. By this crate: work that is not the capture's is refused, and no capture begins
+//!    while it is submitted. By others: only the driver knows, so it is asked where its answer would not do.
+//! 4. Which context is current: that of a default stream has to be (R8), and of copies and kernels always (R64). A
+//!    thread's own stream is named on that thread only.
+//!
+//! The functions of `raw` that take a stream take it as a [`Queue`], which is made here and nowhere else.
+
+use std::marker::PhantomData;
+use std::thread::ThreadId;
+
+use cuda_driver_sys::{CUgraph, CUstreamCaptureMode};
+
+use super::{StreamRef, is_default};
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::driver::device::Device;
+use crate::driver::raw::{self, Queue, Table};
+use crate::stream::context::Current;
+use crate::stream::recording::{self, Note, Outside, PlainlyOutside};
+
+/// Memory that devices reach, or not.
+pub(crate) trait Reach {
+    /// An error if this device does not.
+    fn require_reach(&self, device: Device) -> Result<()>;
+}
+
+/// A stream that is open for calls of the driver while this lives.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Submission<'a> {
+    queue: Queue<'static>,
+    _outside: Option<Outside>,
+    _current: Option<Current<'a>>,
+    stream: PhantomData<StreamRef<'a>>,
+}
+
+/// As [`Submission`], of a stream about which nothing has to be asked: small, for what is called most.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct PlainSubmission<'a> {
+    queue: Queue<'static>,
+    _outside: PlainlyOutside,
+    stream: PhantomData<StreamRef<'a>>,
+}
+
+impl PlainSubmission<'_> {
+    /// The stream, for functions of `raw` that are called while this lives.
+    #[inline(always)]
+    pub(crate) fn queue(&self) -> Queue<'_> {
+        self.queue
+    }
+}
+
+impl<'a> Submission<'a> {
+    #[inline]
+    fn new(stream: &StreamRef<'a>, outside: Option<Outside>, current: Option<Current<'a>>) -> Self {
+        Self {
+            queue: Queue::new(stream.table(), stream.raw),
+            _outside: outside,
+            _current: current,
+            stream: PhantomData,
+        }
+    }
+
+    /// The stream, for functions of `raw` that are called while this lives.
+    #[inline]
+    pub(crate) fn queue(&self) -> Queue<'_> {
+        self.queue
+    }
+
+    /// A call that does no harm to captures of other streams. If the driver cannot be told so, it is not made: the
+    /// error has the kind `Capturing`.
+    #[cold]
+    pub(crate) fn harmlessly<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
+        recording::harmlessly(self.queue.table(), || call(self.queue))
+    }
+
+    /// As [`harmlessly`](Self::harmlessly) while this crate captures any stream.
+    #[inline]
+    pub(crate) fn kept_out<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
+        recording::kept_out(self.queue.table(), || call(self.queue))
+    }
+
+    /// An error, with this text, if anybody captures the stream.
+    pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
+        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+        if unsafe { recording::is_captured(self.queue.table(), self.queue.stream()) } {
+            return Err(Error::capturing(why.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl<'a> StreamRef<'a> {
+    #[inline]
+    fn table(&self) -> &'static Table {
+        self.context.driver().table()
+    }
+
+    #[inline]
+    fn outside(&self) -> Result<Outside> {
+        recording::outside(self.table(), self.raw)
+    }
+
+    /// For work that goes into no capture.
+    #[inline]
+    pub(crate) fn submit(&self) -> Result<Submission<'a>> {
+        let outside = self.outside()?;
+        Ok(Submission::new(self, Some(outside), self.enter()?))
+    }
+
+    /// As [`submit`](Self::submit), in the usual case: it is no default stream, this crate records no stream, and the thread
+    /// submits nothing else. `None` in any other, where `submit` says more. Does not ask whether it is a fork: the
+    /// functions of `raw` do.
+    #[inline(always)]
+    pub(crate) fn submit_plainly(&self) -> Option<PlainSubmission<'a>> {
+        if is_default(self.raw) {
+            return None;
+        }
+        let outside = recording::plainly_outside(self.raw)?;
+        Some(PlainSubmission {
+            queue: Queue::new(self.table(), self.raw),
+            _outside: outside,
+            stream: PhantomData,
+        })
+    }
+
+    /// As [`submit`](Self::submit), with the context current whatever the stream.
+    pub(crate) fn submit_bound(&self) -> Result<Submission<'a>> {
+        let outside = self.outside()?;
+        Ok(Submission::new(self, Some(outside), Some(self.bind()?)))
+    }
+
+    /// As [`submit_bound`](Self::submit_bound), for work that the caller records into a capture of its own.
+    pub(crate) fn submit_recorded(&self) -> Result<Submission<'a>> {
+        Ok(Submission::new(self, None, Some(self.bind()?)))
+    }
+
+    /// Makes a call that frees memory which is not part of a capture. In a captured stream the driver refuses such a
+    /// free, which then has no effect (R68), so the stream is not kept from being captured meanwhile. Only while this
+    /// crate records any stream is the call made as a [`Submission`], in relaxed capture mode.
+    #[inline]
+    pub(crate) fn submit_free(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        if recording::any() || is_default(self.raw) {
+            return self.submit_free_thoroughly(free);
+        }
+        free(Queue::new(self.table(), self.raw))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn submit_free_thoroughly(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        self.submit()?.kept_out(free)
+    }
+
+    /// For questions, and for waits of the host. A capture of this crate would be lost by them, so one of this stream
+    /// begins after the answer.
+    pub(crate) fn ask(&self) -> Result<Submission<'a>> {
+        self.submit()
+    }
+
+    /// An error if the stream's device does not reach the memory.
+    #[inline]
+    pub(crate) fn require_reach(&self, memory: &impl Reach) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        memory.require_reach(self.context.device())
+    }
+
+    /// An error if this crate captures the stream. A capture may begin right after; this is for those who would do
+    /// much before they submit anything.
+    #[inline]
+    pub(crate) fn refuse_recorded(&self) -> Result<()> {
+        // The table is a few loads away.
+        if recording::any() {
+            return recording::refuse(self.table(), self.raw);
+        }
+        Ok(())
+    }
+
+    /// An error, with this text, if anybody captures the stream, or if it is another thread's own.
+    pub(crate) fn refuse_captured(&self, why: &str) -> Result<()> {
+        Submission::new(self, None, self.enter()?).refuse_captured(why)
+    }
+
+    /// The driver's id of the stream, which no other stream of this process has, had or will have; `None` before CUDA
+    /// 12.0. Not for a captured stream.
+    pub(crate) fn id(&self) -> Option<u64> {
+        let submission = Submission::new(self, None, self.enter().ok()?);
+        // SAFETY: the stream is live while the submission borrows it, and a default stream's context current.
+        unsafe { raw::stream::id(submission.queue()) }.ok()
+    }
+
+    /// Whether anybody captures the stream, or nobody can say.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.refuse_captured("").is_err()
+    }
+
+    /// Begins a capture. Everything else that this crate does keeps out of it until the note is dropped.
+    pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<Note> {
+        let note = Note::new(self.table(), self.raw)?;
+        let _current = self.enter()?;
+        // SAFETY: the stream is live, and the note keeps everything else of this crate out of it.
+        unsafe { raw::graph::begin_capture(self.table(), self.raw, mode) }?;
+        Ok(note)
+    }
+
+    /// Ends a capture. Beside an error there is no graph left; whatever the answer, the capture is over.
+    ///
+    /// # Safety
+    ///
+    /// The capture must be the caller's to end.
+    pub(crate) unsafe fn end_capture(&self) -> Result<CUgraph> {
+        let _current = self.enter()?;
+        // SAFETY: the stream is live; the rest is the caller's.
+        unsafe { recording::end(self.table(), self.raw) }
+    }
+
+    /// Waits for the stream without disturbing any capture. If it is captured itself, nothing is done and the
+    /// answer says so. For another thread's own stream this waits for its whole context.
+    pub(crate) fn wait_quietly(&self) -> Result<()> {
+        if report::is_forked() {
+            return Err(Error::forked());
+        }
+        if self.is_elsewhere() {
+            return recording::harmlessly(self.table(), || self.wait_elsewhere());
+        }
+        self.refuse_captured(NO_WAIT)?;
+        recording::harmlessly(self.table(), || self.synchronize())
+    }
+
+    /// As [`wait_quietly`](Self::wait_quietly), but captures of others may be disturbed.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn wait_uncaptured(&self) -> Result<()> {
+        if self.is_elsewhere() {
+            return self.wait_elsewhere();
+        }
+        self.refuse_captured(NO_WAIT)?;
+        self.synchronize()
+    }
+
+    /// Whether all in the stream is done, asked without disturbing any capture.
+    pub(crate) fn is_done_quietly(&self) -> Result<bool> {
+        self.refuse_captured(NO_WAIT)?;
+        recording::harmlessly(self.table(), || self.is_done())
+    }
+
+    /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
+    /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
+    /// (R110).
+    #[cold]
+    pub(crate) fn wait_elsewhere(&self) -> Result<()> {
+        if recording::any() {
+            return Err(Error::capturing(format!(
+                "{self} is the own stream of another thread, so all of its context would have to be waited for, \
+                 and that would spoil the capture that is going on; do it after the capture, or on that thread"
+            )));
+        }
+        self.context.synchronize()
+    }
+
+    #[inline]
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        /// Seldom asked: only default streams are a thread's own.
+        #[cold]
+        fn is_other(thread: ThreadId) -> bool {
+            thread != std::thread::current().id()
+        }
+        self.thread.is_some_and(is_other)
+    }
+
+    /// Whether memory can be freed in its order with no further question: it is no default stream, this crate records
+    /// none, and this is no fork.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        !is_default(self.raw) && !recording::any() && !report::is_forked()
+    }
+
+    /// What a call with this stream needs: nothing, unless it is a default stream. Then its context
+    /// must be current (R8), and a thread's own stream can only be named on that thread.
+    #[inline]
+    fn enter(&self) -> Result<Option<Current<'a>>> {
+        if is_default(self.raw) {
+            return self.bind().map(Some);
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    fn bind(&self) -> Result<Current<'a>> {
+        if self.is_elsewhere() {
+            return Err(Error::invalid(format!(
+                "{self} is the own stream of another thread; use it there, or take a stream made by \
+                 `Context::stream`"
+            )));
+        }
+        self.context.bind()
+    }
+}
+
+/// Why a captured stream is not waited for.
+const NO_WAIT: &str = "the stream that has the memory is being captured into a graph, and cannot be waited for; \
+                       take the memory back before or after";

@@ -1,0 +1,133 @@
+//! Ordering one stream after another.
+
+use cuda_driver_sys::CUevent;
+
+use crate::base::error::Result;
+use crate::driver::raw;
+use crate::stream::launches;
+use crate::stream::{Stream, StreamRef};
+
+impl Stream {
+    /// Makes everything that comes to this stream from now on wait for what is in `earlier` now.
+    /// The host does not wait. Nothing happens if both are the same stream.
+    ///
+    /// Two driver calls; the event comes from a cache. Four once this process has launched or uploaded a graph through this crate:
+    /// drivers lose waits whose event is used again while another thread launches or uploads a graph in the stream that waits
+    /// (measured), so each wait has an event of its own then. Do not make a stream wait while another library launches
+    /// a graph in it on another thread.
+    ///
+    /// # Errors
+    ///
+    /// As the driver answers. The streams may be of two devices of one driver.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
+        order(earlier.into(), self.as_ref())
+    }
+}
+
+impl Stream {
+    /// Makes everything that comes to `others` from now on wait for what is in this stream now: work
+    /// that spreads over several streams. The host does not wait. This stream is marked once, however
+    /// many there are; itself among them is left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_for`](Self::wait_for). Those before the one that failed wait.
+    ///
+    /// ```
+    /// # cuda_sim::use_if_no_driver();
+    /// # let context = cuda_mem::Driver::load()?.device(0)?.primary_context()?;
+    /// let (main, a, b) = (context.stream()?, context.stream()?, context.stream()?);
+    /// main.fork([&a, &b])?; // what comes to `a` and `b` runs after what is in `main` …
+    /// main.join([&a, &b])?; // … and what comes to `main` after both
+    /// # Ok::<(), cuda_mem::Error>(())
+    /// ```
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn fork<'a>(&self, others: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
+        let earlier = self.as_ref();
+        let mut others = others.into_iter().filter(|other| *other != self).peekable();
+        if others.peek().is_none() {
+            return Ok(());
+        }
+        let mark = Mark::after(earlier)?;
+        others.try_for_each(|other| mark.hold_back(other.as_ref()))
+    }
+
+    /// Makes everything that comes to this stream from now on wait for what is in each of `others` now.
+    /// The host does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`wait_for`](Self::wait_for). Those before the one that failed are waited for.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn join<'a>(&self, others: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
+        others
+            .into_iter()
+            .try_for_each(|other| self.wait_for(other))
+    }
+}
+
+impl StreamRef<'_> {
+    /// See [`Stream::wait_for`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
+    pub fn wait_for<'a>(&self, earlier: impl Into<StreamRef<'a>>) -> Result<()> {
+        order(earlier.into(), *self)
+    }
+}
+
+/// Orders what comes to `later` after what is in `earlier`.
+pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
+    if earlier == later {
+        return Ok(());
+    }
+    check_driver(earlier, later)?;
+    Mark::after(earlier)?.hold_back(later)
+}
+
+fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
+    let driver = earlier.context().driver();
+    driver.require_same(later.context().driver(), format_args!("the two streams"))
+}
+
+/// A point of a stream that others can be made to wait for. The event goes back to the cache, but not once a graph
+/// was launched or uploaded.
+struct Mark<'a> {
+    stream: StreamRef<'a>,
+    event: CUevent,
+}
+
+impl<'a> Mark<'a> {
+    /// Behind everything that is in the stream now.
+    fn after(stream: StreamRef<'a>) -> Result<Self> {
+        let open = stream.submit()?;
+        let event = stream.context().take_event()?;
+        let mark = Self { stream, event };
+        // SAFETY: the event is of the stream's context and held by nobody else; the stream is live.
+        unsafe { raw::event::record(open.queue(), event) }?;
+        Ok(mark)
+    }
+
+    fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
+        check_driver(self.stream, later)?;
+        let open = later.submit()?;
+        let _turn = launches::wait(later.as_raw())?;
+        // SAFETY: the event was recorded by `after`, and both handles are live. The driver notes the
+        // recording at this call, so the event may be used again at once, unless a graph is launched or uploaded (R179).
+        unsafe { raw::stream::wait(open.queue(), self.event) }
+    }
+}
+
+impl Drop for Mark<'_> {
+    fn drop(&mut self) {
+        let context = self.stream.context();
+        if launches::have_been() {
+            context.end_event(self.event);
+        } else {
+            context.give_event(self.event);
+        }
+    }
+}

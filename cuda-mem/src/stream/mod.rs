@@ -1,0 +1,22 @@
+//! Contexts, streams and events.
+//!
+//! A [`Context`] is created only by [`Device::primary_context`](crate::Device::primary_context). It makes streams and
+//! events. Work in one [`Stream`] runs in order; an [`Event`] orders streams with each other and with the host.
+
+pub(crate) mod after_wait;
+pub(crate) mod context;
+pub(crate) mod deferred;
+pub(crate) mod epoch;
+pub(crate) mod event;
+pub(crate) mod handle;
+pub(crate) mod join;
+pub(crate) mod launches;
+pub(crate) mod recording;
+pub(crate) mod stage;
+pub(crate) mod waits;
+
+pub use context::{Context, Current, MemoryInfo};
+pub use event::Event;
+pub use handle::{Stream, StreamRef};
+
+pub(crate) use handle::{Follower, OrderedRelease, Reach, WeakStream, is_default};

@@ -1,0 +1,365 @@
+//! Work that must not fall into a capture which another thread begins at the same moment.
+//!
+//! Asking whether a stream is recorded and then calling the driver are two steps. Between them a capture could
+//! begin, and the driver would record the work instead of doing it: a copy would come back at each launch of the
+//! graph, long after its slice was given away. So the thread notes which stream it is about to use, then asks,
+//! then calls; and a capture is announced first, then waits until nobody is noted, then begins. Of two threads
+//! that do so at once, one sees the other, because a barrier lies between each one's note and its look. The side
+//! that comes often has the half of the barrier that costs nothing.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver_sys::{CU_STREAM_PER_THREAD, CUstream};
+
+use super::refuse_recorded;
+use crate::base::barrier::{self, pair};
+use crate::base::error::{Error, Result};
+use crate::base::report;
+use crate::driver::raw::Table;
+
+/// Calls of this crate lie in each other no deeper: a copy that waits, in which something is given back, which is
+/// ordered behind another stream. What is deeper counts as work in every stream.
+const DEEPEST: usize = 4;
+
+const NOTHING: usize = 0;
+const EVERY_STREAM: usize = usize::MAX;
+
+/// The streams that one thread is about to use. Never freed: the next thread takes it over.
+#[derive(Debug)]
+struct Desk {
+    streams: [AtomicUsize; DEEPEST],
+}
+
+static DESKS: Mutex<Desks> = Mutex::new(Desks {
+    all: Vec::new(),
+    free: Vec::new(),
+});
+
+struct Desks {
+    all: Vec<&'static Desk>,
+    free: Vec<&'static Desk>,
+}
+
+/// Gives the desk back when its thread ends.
+#[derive(Debug)]
+struct Seat(&'static Desk);
+
+impl Seat {
+    fn take() -> Self {
+        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let desk = desks.free.pop().unwrap_or_else(|| {
+            let desk: &'static Desk = Box::leak(Box::new(Desk {
+                streams: [const { AtomicUsize::new(NOTHING) }; DEEPEST],
+            }));
+            desks.all.push(desk);
+            desk
+        });
+        Self(desk)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // The next thread that takes it must be the only one to write there.
+        DESK.set(None);
+        // In a fork nobody may be left to unlock the list.
+        if !report::is_forked() {
+            let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
+            desks.free.push(self.0);
+        }
+    }
+}
+
+thread_local! {
+    static SEAT: Seat = Seat::take();
+    /// The desk of [`SEAT`], once it is taken. It is found without asking whether the thread is at its end. Only where the
+    /// light half of the barrier is [there](barrier::is_there), so that nobody need ask that either.
+    static DESK: Cell<Option<&'static Desk>> = const { Cell::new(None) };
+}
+
+/// As [`Outside`], in one word: the only note of its thread.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct PlainlyOutside {
+    place: &'static AtomicUsize,
+    /// It is the thread's.
+    not_send: PhantomData<*mut ()>,
+}
+
+/// As [`outside`], in the usual case: the thread has its desk, and is in no such work; this crate records no stream.
+/// `None` in any other. Not for default streams.
+#[inline(always)]
+pub(crate) fn plainly_outside(stream: CUstream) -> Option<PlainlyOutside> {
+    let place = &DESK.get()?.streams[0];
+    // Only this thread writes here.
+    if place.load(Ordering::Relaxed) != NOTHING {
+        return None;
+    }
+    place.store(stream.addr(), Ordering::Relaxed);
+    let noted = PlainlyOutside {
+        place,
+        not_send: PhantomData,
+    };
+    barrier::light();
+    (!super::any()).then_some(noted)
+}
+
+impl Drop for PlainlyOutside {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.place.store(NOTHING, Ordering::Release);
+    }
+}
+
+/// While it lives, no capture of the stream begins.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Outside {
+    /// Where it is noted, if not by somebody further out.
+    place: Option<&'static AtomicUsize>,
+    /// Of a thread that ends, whose own is gone.
+    _seat: Option<Seat>,
+    /// It is the thread's.
+    not_send: PhantomData<*mut ()>,
+}
+
+/// The default stream has the handle null, which is to be told from no stream.
+fn name(stream: CUstream) -> usize {
+    match stream.addr() {
+        0 => EVERY_STREAM - 1,
+        address => address,
+    }
+}
+
+fn holds(desk: &Desk, stream: usize) -> bool {
+    desk.streams.iter().any(|place| {
+        let noted = place.load(Ordering::Acquire);
+        noted == stream || noted == EVERY_STREAM
+    })
+}
+
+/// Whether this thread is in work that keeps captures of the stream from beginning.
+#[cold]
+pub(super) fn is_held(stream: CUstream) -> bool {
+    SEAT.try_with(|seat| holds(seat.0, name(stream)))
+        .unwrap_or(false)
+}
+
+/// Keeps captures of the stream out of what comes while the answer lives: one call of the driver, or a few. An
+/// error if the stream is recorded by this crate.
+#[inline]
+pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
+    if report::is_forked() {
+        return Err(Error::forked());
+    }
+    let name = name(stream);
+    let note_at_seat = |seat: &Seat| {
+        if barrier::is_there() {
+            DESK.set(Some(seat.0));
+        }
+        note(seat.0, name)
+    };
+    let (place, seat) = match SEAT.try_with(note_at_seat) {
+        Ok(place) => (place, None),
+        Err(_) => note_at_the_end(name),
+    };
+    let outside = Outside {
+        place,
+        _seat: seat,
+        not_send: PhantomData,
+    };
+    if let Some(place) = outside.place {
+        pair::light();
+        if super::any() && place.load(Ordering::Relaxed) == EVERY_STREAM {
+            // What is deeper is not asked about, so no capture at all may go on meanwhile.
+            return Err(Error::capturing(
+                "calls lie in each other too deep to be kept out of the capture that is going on"
+                    .to_owned(),
+            ));
+        }
+        if super::any() {
+            refuse_recorded(table, stream)?;
+        }
+    }
+    Ok(outside)
+}
+
+/// Where it was noted; `None` if it was already.
+#[inline]
+fn note(desk: &'static Desk, stream: usize) -> Option<&'static AtomicUsize> {
+    let first = &desk.streams[0];
+    // Only this thread writes here.
+    if first.load(Ordering::Relaxed) == NOTHING {
+        first.store(stream, Ordering::Relaxed);
+        return Some(first);
+    }
+    note_deeper(desk, stream)
+}
+
+#[cold]
+fn note_deeper(desk: &'static Desk, stream: usize) -> Option<&'static AtomicUsize> {
+    if holds(desk, stream) {
+        return None;
+    }
+    let free = |place: &&'static AtomicUsize| place.load(Ordering::Relaxed) == NOTHING;
+    let place = desk.streams.iter().find(free)?;
+    let is_last = ptr::eq(place, &desk.streams[DEEPEST - 1]);
+    place.store(
+        if is_last { EVERY_STREAM } else { stream },
+        Ordering::Relaxed,
+    );
+    Some(place)
+}
+
+impl Drop for Outside {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(place) = self.place {
+            place.store(NOTHING, Ordering::Release);
+        }
+    }
+}
+
+#[cold]
+fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<Seat>) {
+    let seat = Seat::take();
+    (note(seat.0, stream), Some(seat))
+}
+
+/// Waits until no other thread is about to use the stream. The capture is announced already, so that nobody begins
+/// anew. An error if this thread itself is in the middle of such work.
+#[cold]
+pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
+    let name = name(stream);
+    if is_held(stream) {
+        return Err(Error::capturing(
+            "this thread is in the middle of other work in the stream; begin the capture after it"
+                .to_owned(),
+        ));
+    }
+    // A thread's own stream is used by nobody else, though all of them have one handle.
+    if stream == CU_STREAM_PER_THREAD {
+        return Ok(());
+    }
+    pair::heavy();
+    let all = DESKS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .all
+        .clone();
+    for desk in all {
+        let mut tries = 0_u32;
+        while holds(desk, name) {
+            // A call takes microseconds, a copy that is waited for as long as it takes.
+            if tries < 100 {
+                std::hint::spin_loop();
+            } else if tries < 1000 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+            tries = tries.saturating_add(1);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::MutexGuard;
+    use std::sync::atomic::AtomicBool;
+
+    use super::super::{Note, refuse};
+    use super::*;
+
+    const STREAM: usize = 0x1000;
+
+    /// A capture keeps new work out of the whole process, so that the tests take turns.
+    fn turn() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handle() -> CUstream {
+        ptr::without_provenance_mut(STREAM)
+    }
+
+    #[test]
+    fn a_capture_waits_for_work_and_keeps_new_work_out() {
+        let _turn = turn();
+        let table = Table::default();
+        let has_begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let work = outside(&table, handle()).expect("nobody records");
+            let capture = scope.spawn(|| {
+                let note = Note::new(&table, handle()).expect("the only capture");
+                has_begun.store(true, Ordering::SeqCst);
+                drop(note);
+            });
+            while refuse_recorded(&table, handle()).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!has_begun.load(Ordering::SeqCst), "there is work");
+            // What belongs to the work goes on, what is new does not begin.
+            refuse(&table, handle()).expect("the same work");
+            drop(outside(&table, handle()).expect("the same work"));
+            assert!(!has_begun.load(Ordering::SeqCst), "the outer one counts");
+            let other = scope.spawn(|| outside(&table, handle()).is_err());
+            assert!(other.join().expect("no panic"), "new work");
+            drop(work);
+            capture.join().expect("no panic");
+        });
+        assert!(has_begun.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_capture_in_the_middle_of_its_own_work_is_refused() {
+        let _turn = turn();
+        let table = Table::default();
+        let stream = ptr::without_provenance_mut(0x2000);
+        let work = outside(&table, stream).expect("nobody records");
+        Note::new(&table, stream).expect_err("it would wait for itself");
+        drop(work);
+        drop(Note::new(&table, stream).expect("nobody is in the way"));
+    }
+
+    #[test]
+    fn deep_work_counts_for_every_stream() {
+        let _turn = turn();
+        let table = Table::default();
+        let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
+        let works: Vec<_> = (0..DEEPEST + 2)
+            .map(|number| outside(&table, stream(number)).expect("nobody records"))
+            .collect();
+        for number in 0..DEEPEST + 3 {
+            assert!(is_held(stream(number)), "{number}");
+        }
+        drop(works);
+        for number in 0..DEEPEST + 3 {
+            assert!(!is_held(stream(number)), "{number}");
+        }
+    }
+
+    #[test]
+    fn seats_are_taken_over() {
+        let _turn = turn();
+        let table = Table::default();
+        let desk = || {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    drop(outside(&table, ptr::without_provenance_mut(0x4000)));
+                    SEAT.with(|seat| ptr::from_ref(seat.0).addr())
+                });
+                thread.join().expect("no panic")
+            })
+        };
+        // Other tests may take the one that was given back, and keep it; but not that often.
+        let desks: HashSet<usize> = (0..64).map(|_| desk()).collect();
+        assert!(desks.len() < 64);
+    }
+}

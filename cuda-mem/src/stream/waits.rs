@@ -1,0 +1,25 @@
+//! Threads of this crate that wait in the driver, and what must not be done beside them.
+//!
+//! A driver crashes, hangs or loses waits if a pool is destroyed while a thread waits for a stream that has used it (R178,
+//! measured). Pools that may be kept are not destroyed at all; for the others this is what can be done. Waits of other
+//! libraries are not known, nor those inside of calls that free host memory or release a context.
+
+#![forbid(unsafe_code)]
+
+use std::sync::{RwLockReadGuard, RwLockWriteGuard};
+
+use crate::base::error::Result;
+use crate::base::lock::SharedLock;
+
+static WAITS: SharedLock<()> = SharedLock::new(());
+
+/// To be held by the calling thread during a wait. Waits do not nest.
+pub(crate) fn begin() -> Result<RwLockReadGuard<'static, ()>> {
+    WAITS.read()
+}
+
+/// Holds off all waits. `None` if a thread waits now: the caller tries again later, because a wait may take arbitrarily
+/// long.
+pub(crate) fn nobody() -> Result<Option<RwLockWriteGuard<'static, ()>>> {
+    WAITS.try_write()
+}
