@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use cuda_mem::memory::{
-    AlignedAdaptor, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, MemoryProperties,
-    PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, TrackingAdaptor,
+    AlignedAdaptor, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor, MemoryProperties,
+    PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem::{MemoryResource, Resource, Stream};
 use serde_json::{Value, json};
@@ -153,7 +153,7 @@ fn buffers(name: &'static str, stream: &Stream, resource: &Resource) -> Result<R
 
 pub(crate) fn measure(stream: &Stream) -> Result<Vec<Row>> {
     let new = || Nothing::new(stream);
-    let ladder = Ladder::new().retry().wait_for_stream();
+    let policy = RecoveryPolicy::new().retry().wait_for_stream();
     let leaked: &'static Nothing = Box::leak(Box::new(new()));
     Ok(vec![
         row(
@@ -205,7 +205,7 @@ pub(crate) fn measure(stream: &Stream) -> Result<Vec<Row>> {
             "recovery",
             stream,
             256,
-            &RecoveryAdaptor::new(new(), ladder),
+            &RecoveryAdaptor::new(new(), policy),
         )?,
         row("handle (Resource)", stream, 256, &Resource::new(new()))?,
         buffers("buffer over a shared handle", stream, &Resource::new(new()))?,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use cuda_mem::Resource;
 use cuda_mem::memory::{
-    AlignedAdaptor, Ladder, LimitAdaptor, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor,
+    AlignedAdaptor, LimitAdaptor, LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy,
     StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem_console::size;
@@ -33,8 +33,8 @@ impl Adaptor {
             Self::Logging(None) => Resource::new(LoggingAdaptor::new(upstream, std::io::sink())),
             Self::Prefetch => Resource::new(PrefetchAdaptor::new(upstream)),
             Self::Recovery => {
-                let ladder = Ladder::new().flush_caches().wait_for_stream();
-                Resource::new(RecoveryAdaptor::new(upstream, ladder))
+                let policy = RecoveryPolicy::new().flush_caches().wait_for_stream();
+                Resource::new(RecoveryAdaptor::new(upstream, policy))
             }
             Self::Statistics => Resource::new(StatisticsAdaptor::new(upstream)),
             Self::Tracking => Resource::new(TrackingAdaptor::new(upstream)),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use bytemuck::Pod;
-use cuda_mem::cpu_mapping::{MappingKind, Window, WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind, CpuMappingOptions, MappingKind};
 use cuda_mem::driver::Support;
 use cuda_mem::{Context, Device, DeviceBuffer, Stream};
 use cuda_mem_console::{self as console, Backend};
@@ -35,7 +35,7 @@ pub(crate) struct Bench {
 
 /// A kind of window, and whether it can be had here.
 pub(crate) struct Kind {
-    pub(crate) kind: WindowKind,
+    pub(crate) kind: CpuMappingKind,
     pub(crate) mapping: Option<MappingKind>,
     /// Why it cannot be had.
     pub(crate) missing: Option<String>,
@@ -47,8 +47,8 @@ impl Bench {
         let device = args.device.of(&backend)?;
         let context = device.primary_context()?;
         let stream = context.stream()?;
-        let wanted = |kind: &WindowKind| args.kinds.is_empty() || args.kinds.contains(kind);
-        let kinds = WindowKind::ALL.into_iter().filter(wanted);
+        let wanted = |kind: &CpuMappingKind| args.kinds.is_empty() || args.kinds.contains(kind);
+        let kinds = CpuMappingKind::ALL.into_iter().filter(wanted);
         let kinds = kinds.map(|kind| Kind::find(&stream, kind));
         let kinds = kinds.collect::<Result<Vec<_>>>()?;
         let missing = kinds
@@ -62,11 +62,11 @@ impl Bench {
             "no window of the kinds that are asked for: {}",
             missing.join("; ")
         );
-        let any = WindowOptions::new();
+        let any = CpuMappingOptions::new();
         Ok(Self {
             unified: device.capabilities()?.unified_addressing == Support::Yes,
             usual: usual(&stream, &any)?,
-            usual_on_device: usual(&stream, &any.refuse([WindowKind::HostMapped]))?,
+            usual_on_device: usual(&stream, &any.refuse([CpuMappingKind::HostMapped]))?,
             plan: Plan::new(args.quick, args.count),
             quick: args.quick,
             rounds: args.count.unwrap_or(if args.quick { 20 } else { 5000 }),
@@ -79,19 +79,23 @@ impl Bench {
     }
 
     /// Those that can be had.
-    pub(crate) fn had(&self) -> impl Iterator<Item = WindowKind> + '_ {
+    pub(crate) fn had(&self) -> impl Iterator<Item = CpuMappingKind> + '_ {
         let had = self.kinds.iter().filter(|kind| kind.missing.is_none());
         had.map(|kind| kind.kind)
     }
 
     /// Memory for a window of this kind: so many elements and more.
-    pub(crate) fn memory<T: Pod>(&self, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+    pub(crate) fn memory<T: Pod>(
+        &self,
+        kind: CpuMappingKind,
+        len: usize,
+    ) -> Result<DeviceBuffer<T>> {
         memory(&self.stream, kind, len)
     }
 
     /// Memory of the device, of just so many bytes.
     pub(crate) fn device_memory(&self, bytes: usize) -> Result<DeviceBuffer<u8>> {
-        let of_device = WindowOptions::new().refuse([WindowKind::HostMapped]);
+        let of_device = CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]);
         Ok(of_device.alloc(&self.stream, bytes)?)
     }
 
@@ -100,9 +104,9 @@ impl Bench {
         &self,
         buffer: &'a mut DeviceBuffer<T>,
         len: usize,
-        kind: WindowKind,
-    ) -> cuda_mem::Result<Window<'a, T>> {
-        let options = WindowOptions::new().only([kind]).range(0..len);
+        kind: CpuMappingKind,
+    ) -> cuda_mem::Result<CpuMapping<'a, T>> {
+        let options = CpuMappingOptions::new().only([kind]).range(0..len);
         options
             .write_limit(usize::MAX)
             .read_limit(usize::MAX)
@@ -111,10 +115,10 @@ impl Bench {
 }
 
 impl Kind {
-    fn find(stream: &Stream, kind: WindowKind) -> Result<Self> {
+    fn find(stream: &Stream, kind: CpuMappingKind) -> Result<Self> {
         let mut buffer = memory::<u8>(stream, kind, PAGE)?;
         // Another one opens in its place, and knows why.
-        let window = WindowOptions::new().prefer([kind]).open(&mut buffer)?;
+        let window = CpuMappingOptions::new().prefer([kind]).open(&mut buffer)?;
         let mut left_out = window.choice().left_out().iter();
         let missing = left_out.find(|(other, _)| *other == kind);
         Ok(Self {
@@ -126,17 +130,17 @@ impl Kind {
 }
 
 /// Whole pages of the device: gdrcopy pins nothing less, and dma-bufs show whole pages of the host.
-fn memory<T: Pod>(stream: &Stream, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+fn memory<T: Pod>(stream: &Stream, kind: CpuMappingKind, len: usize) -> Result<DeviceBuffer<T>> {
     let wish = match kind {
-        WindowKind::HostMapped => WindowOptions::new().only([kind]),
+        CpuMappingKind::HostMapped => CpuMappingOptions::new().only([kind]),
         // The device's, also where nothing maps it.
-        _ => WindowOptions::new().refuse([WindowKind::HostMapped]),
+        _ => CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]),
     };
     let whole = len.next_multiple_of(PAGE / size_of::<T>());
     Ok(wish.alloc(stream, whole)?)
 }
 
-fn usual(stream: &Stream, options: &WindowOptions) -> Result<String> {
+fn usual(stream: &Stream, options: &CpuMappingOptions) -> Result<String> {
     let mut buffer = options.alloc::<u8>(stream, PAGE)?;
     let window = options.open(&mut buffer)?;
     Ok(window.choice().to_string())

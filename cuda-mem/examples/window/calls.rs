@@ -1,7 +1,7 @@
 //! What each call on a window costs.
 
 use anyhow::{Context as _, Result};
-use cuda_mem::cpu_mapping::{Window, WindowKind};
+use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind};
 use cuda_mem_console::{bytes as scaled, nanoseconds, table};
 use serde_json::{Value, json};
 
@@ -85,7 +85,7 @@ impl Row {
     }
 }
 
-fn of_kind(bench: &Bench, kind: WindowKind, words: usize, rows: &mut Vec<Row>) -> Result<()> {
+fn of_kind(bench: &Bench, kind: CpuMappingKind, words: usize, rows: &mut Vec<Row>) -> Result<()> {
     let mut buffer = bench.memory::<u32>(kind, words)?;
     buffer.zero()?;
     let plan = &bench.plan;
@@ -115,7 +115,7 @@ fn of_kind(bench: &Bench, kind: WindowKind, words: usize, rows: &mut Vec<Row>) -
     calls.time("read 8 B", |window| window.read(2, &mut [0; 2]))?;
     calls.time("read 64 B", |window| window.read(16, &mut [0; 16]))?;
     calls.time("read 4 KiB", |window| window.read(0, &mut [0; 1024]))?;
-    if kind == WindowKind::Gdrcopy {
+    if kind == CpuMappingKind::Gdrcopy {
         calls.time("gdr_info", |window| window.gdr_info().map(drop))?;
         calls.time("is_revoked", |window| window.is_revoked().map(drop))?;
     }
@@ -126,8 +126,8 @@ fn of_kind(bench: &Bench, kind: WindowKind, words: usize, rows: &mut Vec<Row>) -
 /// An open window, and what was found of it.
 struct Calls<'a, 'w> {
     bench: &'a Bench,
-    kind: WindowKind,
-    window: Window<'w, u32>,
+    kind: CpuMappingKind,
+    window: CpuMapping<'w, u32>,
     rows: &'a mut Vec<Row>,
 }
 
@@ -135,7 +135,7 @@ impl<'w> Calls<'_, 'w> {
     fn time(
         &mut self,
         call: &'static str,
-        work: impl Fn(&mut Window<'w, u32>) -> cuda_mem::Result<()>,
+        work: impl Fn(&mut CpuMapping<'w, u32>) -> cuda_mem::Result<()>,
     ) -> Result<()> {
         let mut once = || Ok(work(&mut self.window)?);
         let median = self.bench.plan.batches(&mut once)?;
@@ -154,7 +154,7 @@ impl<'w> Calls<'_, 'w> {
 /// Descriptors of the device's memory for network cards.
 #[cfg(target_os = "linux")]
 fn of_dma_bufs(bench: &Bench, words: usize, rows: &mut Vec<Row>) -> Result<()> {
-    let buffer = bench.memory::<u32>(WindowKind::Copies, words)?;
+    let buffer = bench.memory::<u32>(CpuMappingKind::Copies, words)?;
     let plan = &bench.plan;
     let [exported, dropped] = plan.repeat(|| {
         let (shown, exported) = plan.timed(|| Ok(buffer.export_dma_buf()?))?;

@@ -25,7 +25,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::cpu_mapping::CpuMappingKind;
 use cuda_mem_console::{self as console, DeviceOption, EXIT_CODES, size};
 
 use bench::Bench;
@@ -40,7 +40,7 @@ struct Args {
     device: DeviceOption,
     /// Only windows of this kind: host-mapped, dma-buf, gdrcopy or copies; may be given several times
     #[arg(long = "kind", value_name = "KIND", global = true, value_parser = kind)]
-    kinds: Vec<WindowKind>,
+    kinds: Vec<CpuMappingKind>,
     /// Repeat every measurement N times instead of for some time
     #[arg(long, value_name = "N", global = true, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     count: Option<u32>,
@@ -76,13 +76,13 @@ impl Tool {
     }
 }
 
-fn kind(name: &str) -> Result<WindowKind, String> {
-    let found = WindowKind::ALL.into_iter();
+fn kind(name: &str) -> Result<CpuMappingKind, String> {
+    let found = CpuMappingKind::ALL.into_iter();
     let mut found = found.filter(|kind| kind.to_string() == name);
     found.next().ok_or_else(|| {
         format!(
             "the kinds are {}",
-            WindowKind::ALL.map(|kind| kind.to_string()).join(", ")
+            CpuMappingKind::ALL.map(|kind| kind.to_string()).join(", ")
         )
     })
 }

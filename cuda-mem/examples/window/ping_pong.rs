@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::cpu_mapping::CpuMappingKind;
 use cuda_mem::kernel::{Image, Launch};
 use cuda_mem_console::{figures, nanoseconds};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ pub(crate) fn run(bench: &Bench) -> Result<Outcome> {
 }
 
 /// Nanoseconds of each round.
-fn play(bench: &Bench, kind: WindowKind, rounds: u32) -> Result<Vec<f64>> {
+fn play(bench: &Bench, kind: CpuMappingKind, rounds: u32) -> Result<Vec<f64>> {
     let answer = bench
         .context
         .load(&Image::ptx(KERNELS)?)?

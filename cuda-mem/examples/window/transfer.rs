@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::cpu_mapping::{Window, WindowKind};
-use cuda_mem::mapped::{HostLoan, PinnedBuffer};
+use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind};
+use cuda_mem::mapped::{InFlightBuffer, PinnedBuffer};
 use cuda_mem::{DeviceBuffer, Stream};
 
 use crate::bench::Bench;
@@ -14,7 +14,7 @@ use crate::cold::{self, Region};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Through a window.
-    Window(WindowKind),
+    CpuMapping(CpuMappingKind),
     /// The driver copies ordinary memory.
     Pageable,
     /// The driver copies pinned memory.
@@ -24,20 +24,20 @@ pub(crate) enum Way {
 impl Way {
     /// All that there are here, windows first.
     pub(crate) fn all(bench: &Bench) -> Vec<Self> {
-        let windows = bench.had().map(Self::Window);
+        let windows = bench.had().map(Self::CpuMapping);
         windows.chain([Self::Pageable, Self::Pinned]).collect()
     }
 
     pub(crate) fn name(self) -> String {
         match self {
-            Self::Window(kind) => kind.to_string(),
+            Self::CpuMapping(kind) => kind.to_string(),
             Self::Pageable => "memcpy pageable".to_owned(),
             Self::Pinned => "memcpy pinned".to_owned(),
         }
     }
 
     pub(crate) fn is_direct(self) -> bool {
-        matches!(self, Self::Window(kind) if kind.is_direct())
+        matches!(self, Self::CpuMapping(kind) if kind.is_direct())
     }
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn with<R>(
     work: impl FnOnce(&mut dyn Transfer) -> Result<R>,
 ) -> Result<R> {
     let done = match way {
-        Way::Window(kind) => through_window(bench, kind, bytes, work),
+        Way::CpuMapping(kind) => through_window(bench, kind, bytes, work),
         Way::Pageable => pageable(bench, bytes, work),
         Way::Pinned => pinned(bench, bytes, work),
     };
@@ -91,14 +91,14 @@ fn region(own: &[u8]) -> Region {
 }
 
 struct ThroughWindow<'a> {
-    window: Window<'a, u8>,
+    window: CpuMapping<'a, u8>,
     own: Vec<u8>,
     regions: Vec<Region>,
 }
 
 fn through_window<R>(
     bench: &Bench,
-    kind: WindowKind,
+    kind: CpuMappingKind,
     bytes: usize,
     work: impl FnOnce(&mut dyn Transfer) -> Result<R>,
 ) -> Result<R> {
@@ -109,7 +109,7 @@ fn through_window<R>(
     window.flush()?;
     comes_back(&mut own, |own| window.read(0, own))?;
     let mut regions = vec![region(&own)];
-    if kind == WindowKind::HostMapped && bench.unified {
+    if kind == CpuMappingKind::HostMapped && bench.unified {
         let at = std::ptr::with_exposed_provenance(window.address() as usize);
         // SAFETY: it is memory of the host that the window keeps, and the device has it under the same address.
         regions.push(unsafe { Region::new(at, bytes) });
@@ -168,7 +168,7 @@ impl Transfer for Pageable {
 
 struct Pinned {
     buffer: DeviceBuffer<u8>,
-    loan: HostLoan<PinnedBuffer<u8>>,
+    loan: InFlightBuffer<PinnedBuffer<u8>>,
     stream: Stream,
     region: Region,
 }

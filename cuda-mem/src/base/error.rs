@@ -14,7 +14,7 @@ mod tests;
 
 pub use failed::Failed;
 pub use kind::ErrorKind;
-pub use memory::{OutOfMemory, Remedy, Tried};
+pub use memory::{Attempt, OutOfMemory, Remedy};
 
 use cause::Cause;
 use kind::kind_of;

@@ -16,5 +16,5 @@ pub(crate) mod pages;
 pub(crate) mod report;
 pub(crate) mod table;
 
-pub use error::{Error, ErrorKind, Failed, OutOfMemory, Remedy, Result, Tried};
+pub use error::{Attempt, Error, ErrorKind, Failed, OutOfMemory, Remedy, Result};
 pub use report::{DropCounts, DropFailure, drop_counts, on_drop_failure};

@@ -1,12 +1,13 @@
 //! Device memory that the processor reads and writes.
 //!
-//! A [`Window`] maps a part of a device's memory into the process, through dma-buf or gdrcopy's kernel module
+//! A [`CpuMapping`] maps a part of a device's memory into the process, through dma-buf or gdrcopy's kernel module
 //! ([`Gdr`]) or by copies, and says which of these it is.
 
 pub(crate) mod gdr;
 pub(crate) mod window;
 
-pub use gdr::{Gdr, GdrKernelFacts};
+pub use gdr::{Gdr, GdrKernelInfo};
 pub use window::{
-    MappingKind, Window, WindowChoice, WindowFacts, WindowKind, WindowOptions, WindowReason,
+    CpuMapping, CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions,
+    CpuMappingReason, MappingKind,
 };

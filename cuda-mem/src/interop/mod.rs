@@ -12,11 +12,11 @@ pub(crate) mod ipc;
 pub use gpu_direct::DmaBuf;
 pub use gpu_direct::{FlushOptions, FlushScope, GpuDirect, WritesOrdering};
 pub use graph::{
-    Adopted, AdoptedMut, Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats,
-    Instantiate, Left, LeftBuffer, Node, NodeMemory,
+    Capture, CaptureMode, Graph, GraphBuffer, GraphExec, GraphMemoryStats, GraphOwned,
+    GraphOwnedMut, Instantiate, Node, NodeMemory, PersistentAllocation, PersistentBuffer,
 };
 #[cfg(target_os = "linux")]
 pub use ipc::{
-    Channel, EventHandle, FabricHandle, ImportedPool, Lent, Listener, Message, Peers, PointerToken,
-    SharedBuffer,
+    Channel, EventHandle, ExportedBuffer, FabricHandle, ImportedPool, Listener, Message, Peers,
+    PointerToken, SharedBuffer,
 };

@@ -6,17 +6,17 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use crate::base::error::{Error, Result};
-use crate::mapped::host::{HostLoan, HostMemory};
+use crate::mapped::host::{HostMemory, InFlightBuffer};
 use crate::mapped::managed::ManagedBuffer;
 use crate::memory::buffer::{DeviceBuffer, Loan, ReadLoan};
-use crate::placement::Placed;
+use crate::placement::PlacedBuffer;
 use crate::stream::Stream;
 
 /// One argument of a launch: a number, a [`Value`], or a buffer, whose address the kernel gets. `&mut` is for
 /// buffers that the kernel writes to, `&` for those that it only reads. A buffer of another stream is lent to
 /// that of the launch for the launch, as by [`DeviceBuffer::on`] and [`DeviceBuffer::read_on`]. So launches on
 /// several streams that read one buffer run one after the other, unless it is lent to all of them first: a loan is
-/// an argument too. Memory of the host is one while it is [on loan](crate::mapped::HostLoan) to the stream of the launch.
+/// an argument too. Memory of the host is one while it is [on loan](crate::mapped::InFlightBuffer) to the stream of the launch.
 ///
 /// Implemented here only.
 pub trait Argument<'a>: sealed::Hold<'a> {}
@@ -114,24 +114,24 @@ numbers! { u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 }
 
 /// A buffer that is lent, and its address at a place of its own.
 #[derive(Debug)]
-pub struct Lent<G> {
+pub struct Borrowed<G> {
     /// Ends after the launch.
     _loan: G,
     address: CUdeviceptr,
 }
 
-impl<G> Place for Lent<G> {
+impl<G> Place for Borrowed<G> {
     fn place(&mut self) -> Spot {
         place_of(&mut self.address)
     }
 }
 
 impl<'a, T: Pod> Hold<'a> for &'a mut DeviceBuffer<T> {
-    type Held = Lent<Loan<'a, T>>;
+    type Held = Borrowed<Loan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let loan = self.on(stream)?;
-        Ok(Lent {
+        Ok(Borrowed {
             address: loan.as_raw(),
             _loan: loan,
         })
@@ -141,11 +141,11 @@ impl<'a, T: Pod> Hold<'a> for &'a mut DeviceBuffer<T> {
 impl<'a, T: Pod> Argument<'a> for &'a mut DeviceBuffer<T> {}
 
 impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
-    type Held = Lent<ReadLoan<'a, T>>;
+    type Held = Borrowed<ReadLoan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let loan = self.read_on(stream)?;
-        Ok(Lent {
+        Ok(Borrowed {
             address: loan.as_raw(),
             _loan: loan,
         })
@@ -155,7 +155,7 @@ impl<'a, T: Pod> Hold<'a> for &'a DeviceBuffer<T> {
 impl<'a, T: Pod> Argument<'a> for &'a DeviceBuffer<T> {}
 
 impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
-    type Held = Lent<Loan<'a, T>>;
+    type Held = Borrowed<Loan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         self.inner().hold(stream)
@@ -165,7 +165,7 @@ impl<'a, T: Pod> Hold<'a> for &'a mut ManagedBuffer<T> {
 impl<'a, T: Pod> Argument<'a> for &'a mut ManagedBuffer<T> {}
 
 impl<'a, T: Pod> Hold<'a> for &'a ManagedBuffer<T> {
-    type Held = Lent<ReadLoan<'a, T>>;
+    type Held = Borrowed<ReadLoan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let buffer: &DeviceBuffer<T> = self;
@@ -175,18 +175,18 @@ impl<'a, T: Pod> Hold<'a> for &'a ManagedBuffer<T> {
 
 impl<'a, T: Pod> Argument<'a> for &'a ManagedBuffer<T> {}
 
-impl<'a, T: Pod> Hold<'a> for &'a mut Placed<T> {
-    type Held = Lent<Loan<'a, T>>;
+impl<'a, T: Pod> Hold<'a> for &'a mut PlacedBuffer<T> {
+    type Held = Borrowed<Loan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         self.inner().hold(stream)
     }
 }
 
-impl<'a, T: Pod> Argument<'a> for &'a mut Placed<T> {}
+impl<'a, T: Pod> Argument<'a> for &'a mut PlacedBuffer<T> {}
 
-impl<'a, T: Pod> Hold<'a> for &'a Placed<T> {
-    type Held = Lent<ReadLoan<'a, T>>;
+impl<'a, T: Pod> Hold<'a> for &'a PlacedBuffer<T> {
+    type Held = Borrowed<ReadLoan<'a, T>>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
         let buffer: &DeviceBuffer<T> = self;
@@ -194,7 +194,7 @@ impl<'a, T: Pod> Hold<'a> for &'a Placed<T> {
     }
 }
 
-impl<'a, T: Pod> Argument<'a> for &'a Placed<T> {}
+impl<'a, T: Pod> Argument<'a> for &'a PlacedBuffer<T> {}
 
 /// The address of what is on loan to the stream of the launch already.
 fn on_loan(address: CUdeviceptr, to: &Stream, stream: &Stream) -> Result<Value<CUdeviceptr>> {
@@ -227,7 +227,7 @@ impl<'a, T: Pod> Hold<'a> for &'a ReadLoan<'_, T> {
 
 impl<'a, T: Pod> Argument<'a> for &'a ReadLoan<'_, T> {}
 
-impl<'a, H: HostMemory> Hold<'a> for &'a mut HostLoan<H> {
+impl<'a, H: HostMemory> Hold<'a> for &'a mut InFlightBuffer<H> {
     type Held = Value<CUdeviceptr>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
@@ -236,9 +236,9 @@ impl<'a, H: HostMemory> Hold<'a> for &'a mut HostLoan<H> {
     }
 }
 
-impl<'a, H: HostMemory> Argument<'a> for &'a mut HostLoan<H> {}
+impl<'a, H: HostMemory> Argument<'a> for &'a mut InFlightBuffer<H> {}
 
-impl<'a, H: HostMemory> Hold<'a> for &'a HostLoan<H> {
+impl<'a, H: HostMemory> Hold<'a> for &'a InFlightBuffer<H> {
     type Held = Value<CUdeviceptr>;
 
     fn hold(self, stream: &'a Stream) -> Result<Self::Held> {
@@ -246,7 +246,7 @@ impl<'a, H: HostMemory> Hold<'a> for &'a HostLoan<H> {
     }
 }
 
-impl<'a, H: HostMemory> Argument<'a> for &'a HostLoan<H> {}
+impl<'a, H: HostMemory> Argument<'a> for &'a InFlightBuffer<H> {}
 
 macro_rules! tuples {
     ($($name:ident)*) => {

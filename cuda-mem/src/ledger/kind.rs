@@ -62,9 +62,9 @@ kinds! {
     /// Managed memory of a [`ManagedBuffer`](crate::mapped::ManagedBuffer), or of any buffer that a
     /// [`Resource`](crate::Resource) of managed memory made. What a managed pool allocates by itself is a buffer.
     ManagedMemory = "managed memory",
-    /// A [`Window`](crate::cpu_mapping::Window) through which the host sees memory of a device or of the host, or a copy of it. 0
+    /// A [`CpuMapping`](crate::cpu_mapping::CpuMapping) through which the host sees memory of a device or of the host, or a copy of it. 0
     /// bytes: the memory is listed by itself.
-    Window = "window",
+    CpuMapping = "window",
 }
 
 impl fmt::Display for LedgerKind {

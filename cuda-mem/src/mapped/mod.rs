@@ -5,12 +5,12 @@
 
 pub(crate) mod host;
 pub(crate) mod managed;
-pub(crate) mod traffic;
+pub(crate) mod migration_stats;
 pub(crate) mod vmm;
 
-pub use host::{HostLoan, HostMemory, PinnedBuffer, RegisterFlags, Registered};
+pub use host::{HostMemory, InFlightBuffer, PinnedBuffer, RegisterFlags, Registered};
 pub use managed::{Advice, ManagedBuffer, ManagedRange, RangeInfo};
-pub use traffic::Traffic;
+pub use migration_stats::MigrationStats;
 pub use vmm::{
     AddressRange, Granularity, GrowableBuffer, MappedMemory, MappedMemoryBuilder, Mapping,
     PhysicalMemory, PhysicalMemoryBuilder,

@@ -16,8 +16,8 @@ pub(crate) mod resource;
 pub(crate) mod stats;
 
 pub use adaptor::{
-    AlignedAdaptor, Counter, FailureCallbackAdaptor, Ladder, LimitAdaptor, LiveAllocation,
-    LoggingAdaptor, PrefetchAdaptor, RecoveryAdaptor, Statistics, StatisticsAdaptor,
+    AlignedAdaptor, Counter, FailureCallbackAdaptor, LimitAdaptor, LiveAllocation, LoggingAdaptor,
+    PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, Statistics, StatisticsAdaptor,
     StatisticsScope, TrackingAdaptor,
 };
 pub use buffer::{DeviceBuffer, Loan, ReadLoan};

@@ -2,8 +2,8 @@
 
 use bytemuck::Pod;
 
-use super::placed::Placed;
-use super::{Export, Grant, Placement, PlacementKind, pools};
+use super::placed_buffer::PlacedBuffer;
+use super::{Accessor, Export, Placement, PlacementKind, pools};
 use crate::base::error::{Error, Result};
 use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::{AllocationType, Location};
@@ -17,7 +17,7 @@ use crate::stream::Stream;
 
 impl Placement {
     /// Allocates it: `len` elements, in the order of a stream of the home device. `devices` are those of the
-    /// [`Machine`](super::Machine), in the same order.
+    /// [`Topology`](super::Topology), in the same order.
     ///
     /// Of mapped memory, and of plain memory that is to be exported, all [`size`](Self::size) bytes are taken: whole
     /// pages, and nothing else is in them. Of any other `len` elements are taken, also of a pool that is exported, which
@@ -30,7 +30,7 @@ impl Placement {
     /// [serves the device anyway](Device::default_resource). If others use it too, or it is memory of the host, it comes
     /// from one that all placements with this place and these users share in a context: the first of them makes it, which
     /// takes milliseconds, and the context keeps it, with the memory that came back to it. What is exported has a pool of
-    /// its own ([`Placed::pool`]).
+    /// its own ([`PlacedBuffer::pool`]).
     ///
     /// Memory that is to grow has addresses for at least twice its size, and for as much as the home device has.
     ///
@@ -41,12 +41,12 @@ impl Placement {
     ///
     /// ```
     /// use cuda_mem::Driver;
-    /// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
+    /// use cuda_mem::placement::{AccessPattern, Topology, PlacementRequest};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let devices = Driver::load()?.devices()?;
     /// let stream = devices[0].primary_context()?.stream()?;
-    /// let machine = Machine::gather(&devices)?;
+    /// let machine = Topology::gather(&devices)?;
     ///
     /// let request = PlacementRequest::bytes(4000).access(AccessPattern::GpuOnly).zeroed();
     /// let placement = request.place(&machine)?;
@@ -61,7 +61,7 @@ impl Placement {
         devices: &[Device],
         stream: &Stream,
         len: usize,
-    ) -> Result<Placed<T>> {
+    ) -> Result<PlacedBuffer<T>> {
         let home = self.home_of(devices, stream)?;
         let bytes = bytes_of::<T>(len)? as u64;
         if bytes > self.size {
@@ -75,12 +75,12 @@ impl Placement {
         let mut placed = match self.kind {
             PlacementKind::Pool if users == [home] && self.export == Export::None => {
                 let resource = home.default_resource_with(Fallback::Refuse)?;
-                Placed::of_device(resource.alloc(stream, len)?, None)
+                PlacedBuffer::of_device(resource.alloc(stream, len)?, None)
             }
             PlacementKind::Pool => {
                 let builder = || MemoryPool::builder(&home);
                 let pool = self.pool(stream, Location::Device(home), &users, builder)?;
-                Placed::of_device(pool.alloc(stream, len)?, Some(pool))
+                PlacedBuffer::of_device(pool.alloc(stream, len)?, Some(pool))
             }
             PlacementKind::HostPool => {
                 self.take_from_host_pool(home, Location::Host, &users, stream, len)?
@@ -90,7 +90,7 @@ impl Placement {
             }
             PlacementKind::Device => {
                 let resource = Resource::new(DirectResource::new(home));
-                Placed::of_device(self.take_whole(&resource, stream, len)?, None)
+                PlacedBuffer::of_device(self.take_whole(&resource, stream, len)?, None)
             }
             PlacementKind::PinnedHost { write_combining } => {
                 let mut flags = HostFlags::PORTABLE;
@@ -98,7 +98,7 @@ impl Placement {
                 let resource = Resource::new(PinnedResource::with_flags(driver, flags));
                 let buffer = resource.alloc(stream, len)?;
                 // SAFETY: such memory has one address for the host and the devices.
-                unsafe { Placed::of_host(buffer, None) }
+                unsafe { PlacedBuffer::of_host(buffer, None) }
             }
             PlacementKind::Vmm => {
                 self.take_mapped(home, MappedMemory::builder(&home), &users, stream, len)?
@@ -117,7 +117,7 @@ impl Placement {
                 let memory = MappedMemory::builder_at(driver, Location::Host);
                 self.take_mapped(home, memory, &users, stream, len)?
             }
-            PlacementKind::Managed => Placed::managed(ManagedBuffer::uninit(stream, len)?),
+            PlacementKind::Managed => PlacedBuffer::managed(ManagedBuffer::uninit(stream, len)?),
         };
         if self.zeroed {
             placed.zero_all()?;
@@ -170,13 +170,13 @@ impl Placement {
         users: &[Device],
         stream: &Stream,
         len: usize,
-    ) -> Result<Placed<T>> {
+    ) -> Result<PlacedBuffer<T>> {
         let builder = || MemoryPool::builder_at(home.driver(), place, AllocationType::Pinned);
         let pool = self.pool(stream, place, users, builder)?;
         let buffer = Resource::from(pool.clone()).alloc(stream, len)?;
         // SAFETY: the host reaches memory of its own pools at the address of the devices, from the moment that the
         // stream has allocated it.
-        Ok(unsafe { Placed::of_host(buffer, Some(pool)) })
+        Ok(unsafe { PlacedBuffer::of_host(buffer, Some(pool)) })
     }
 
     /// A buffer that shows `len` elements of [`size`](Self::size) bytes, if it is exported: nothing else is in its
@@ -206,8 +206,11 @@ impl Placement {
         users: &[Device],
         stream: &Stream,
         len: usize,
-    ) -> Result<Placed<T>> {
-        let host = self.grants.contains(&Grant::Host).then_some(Location::Host);
+    ) -> Result<PlacedBuffer<T>> {
+        let host = self
+            .grants
+            .contains(&Accessor::Host)
+            .then_some(Location::Host);
         let reserved = match self.growable {
             true => home.total_memory()?.max(self.size.saturating_mul(2)),
             false => 0,
@@ -220,7 +223,7 @@ impl Placement {
             .reserve(reserved)
             .map(self.size)?;
         match memory.into_buffer(stream, len) {
-            Ok(buffer) => Ok(Placed::mapped(buffer)),
+            Ok(buffer) => Ok(PlacedBuffer::mapped(buffer)),
             Err(failed) => Err(failed.error),
         }
     }

@@ -40,7 +40,7 @@ macro_rules! capabilities {
 
         /// What one device can do, as far as placing memory depends on it.
         ///
-        /// Plain values: they come from [`Machine::gather`], or from anywhere else, such as a test or
+        /// Plain values: they come from [`Topology::gather`], or from anywhere else, such as a test or
         /// a file that describes another machine. The default is a device that can do nothing.
         ///
         /// ```
@@ -192,19 +192,19 @@ fn pages(least: u64, recommended: u64) -> [u64; 2] {
 /// [`DeviceCapabilities::reaches`], for each direction apart.
 ///
 /// ```
-/// use cuda_mem::placement::{DeviceCapabilities, Machine};
+/// use cuda_mem::placement::{DeviceCapabilities, Topology};
 ///
 /// let mut device = DeviceCapabilities::default();
 /// device.memory_pools = true;
 /// device.total = 80 << 30;
-/// let mut machine = Machine::new([device.clone(), device]);
+/// let mut machine = Topology::new([device.clone(), device]);
 /// machine.devices[1].reaches = vec![0];
 /// assert!(machine.reaches(1, 0));
 /// assert!(!machine.reaches(0, 1));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Machine {
+pub struct Topology {
     /// The devices; a request names them by their places here, from 0.
     pub devices: Vec<DeviceCapabilities>,
     /// Bytes of a page of the host; a power of two. 4 KiB unless set.
@@ -215,7 +215,7 @@ pub struct Machine {
     pub others_concurrent_managed_access: bool,
 }
 
-impl Machine {
+impl Topology {
     /// A machine with these devices, and a host with pages of 4 KiB.
     #[must_use]
     pub fn new(devices: impl IntoIterator<Item = DeviceCapabilities>) -> Self {

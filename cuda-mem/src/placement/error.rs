@@ -27,7 +27,7 @@ pub enum PlaceError {
     /// The request names a device that the machine has not.
     #[error(
         "device {device} is not among the {devices} of the machine; name devices by their places in \
-         `Machine::devices`, from 0"
+         `Topology::devices`, from 0"
     )]
     NoSuchDevice {
         /// The device named.

@@ -2,13 +2,13 @@
 
 use cuda_driver_sys::CUdevice_attribute;
 
-use super::capabilities::{Capability, DeviceCapabilities, Machine};
+use super::capabilities::{Capability, DeviceCapabilities, Topology};
 use crate::base::error::Result;
 use crate::driver::device::{Device, HandleTypes};
 use crate::driver::location::Location;
 use crate::mapped::vmm::PhysicalMemory;
 
-impl Machine {
+impl Topology {
     /// Asks the driver what these devices can do. A request then names them by their places in
     /// `devices`. About two dozen queries a device, and one for each pair; keep the answer. Of visible devices that
     /// are not given one thing is asked:
@@ -25,10 +25,10 @@ impl Machine {
     ///
     /// ```
     /// use cuda_mem::Driver;
-    /// use cuda_mem::placement::{Machine, PlacementRequest};
+    /// use cuda_mem::placement::{Topology, PlacementRequest};
     ///
     /// # cuda_sim::use_if_no_driver();
-    /// let machine = Machine::gather(&Driver::load()?.devices()?)?;
+    /// let machine = Topology::gather(&Driver::load()?.devices()?)?;
     /// let placement = PlacementRequest::bytes(64 << 20).home(0).place(&machine)?;
     /// println!("{placement}");
     /// # Ok::<(), cuda_mem::Error>(())

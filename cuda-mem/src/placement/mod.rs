@@ -8,7 +8,7 @@ mod gather;
 pub(crate) mod nvml;
 mod on_host;
 mod pages;
-mod placed;
+mod placed_buffer;
 mod policy;
 mod pools;
 mod reason;
@@ -18,13 +18,13 @@ mod request;
 mod tests;
 pub(crate) mod visible;
 
-pub use capabilities::{Capability, DeviceCapabilities, Machine};
+pub use capabilities::{Capability, DeviceCapabilities, Topology};
 pub use error::PlaceError;
 pub use nvml::{
     Bar1Memory, ComputeMode, DeviceChoice, MigMode, Nvml, NvmlDevice, NvmlMemory, NvmlProcess,
 };
 pub use pages::PageClass;
-pub use placed::Placed;
+pub use placed_buffer::PlacedBuffer;
 pub use reason::PlacementStep;
 pub use request::{AccessPattern, Export, Lifetime, PlacementRequest};
 pub use visible::{
@@ -72,10 +72,10 @@ pub enum PlacementKind {
 
 /// Somebody who can read and write the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Grant {
+pub enum Accessor {
     /// The threads of the host.
     Host,
-    /// A device, by its place in the [`Machine`].
+    /// A device, by its place in the [`Topology`].
     Device(usize),
 }
 
@@ -84,11 +84,11 @@ pub enum Grant {
 /// Shown, it is one sentence with the reason in it. Nothing is allocated by it.
 ///
 /// ```
-/// use cuda_mem::placement::{DeviceCapabilities, Machine, PlacementRequest};
+/// use cuda_mem::placement::{DeviceCapabilities, Topology, PlacementRequest};
 ///
 /// let mut device = DeviceCapabilities::default();
 /// device.total = 8 << 30;
-/// let placement = PlacementRequest::bytes(100).place(&Machine::new([device]))?;
+/// let placement = PlacementRequest::bytes(100).place(&Topology::new([device]))?;
 /// assert_eq!(
 ///     placement.to_string(),
 ///     "plain memory of device 0: 4.0 KiB, pages as the driver likes, used by device 0 (step 4d: \
@@ -113,7 +113,7 @@ pub struct Placement {
     /// The home device, by its place in the machine.
     pub home: usize,
     /// Everybody who can use it, the host first and then the devices in order. All read and write.
-    pub grants: Vec<Grant>,
+    pub grants: Vec<Accessor>,
     /// The devices that hold a part each, in the order of the addresses, if the memory is
     /// [striped](PlacementKind::VmmStriped); else empty. A part is `size` by their number.
     pub stripes: Vec<usize>,
@@ -131,18 +131,18 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether threads of the host can read and write it in its place, by [`Placed::host`] and
-    /// [`Placed::host_mut`]. Where they cannot, they copy.
+    /// Whether threads of the host can read and write it in its place, by [`PlacedBuffer::host`] and
+    /// [`PlacedBuffer::host_mut`]. Where they cannot, they copy.
     #[must_use]
     pub fn is_host_accessible(&self) -> bool {
-        self.grants.contains(&Grant::Host)
+        self.grants.contains(&Accessor::Host)
     }
 
     /// The devices that can use it, in order.
     pub fn devices(&self) -> impl Iterator<Item = usize> + '_ {
         self.grants.iter().filter_map(|grant| match grant {
-            Grant::Host => None,
-            Grant::Device(device) => Some(*device),
+            Accessor::Host => None,
+            Accessor::Device(device) => Some(*device),
         })
     }
 }

@@ -2,21 +2,21 @@
 
 #![forbid(unsafe_code)]
 
-use super::capabilities::{Capability, DeviceCapabilities, Machine};
+use super::capabilities::{Capability, DeviceCapabilities, Topology};
 use super::error::PlaceError;
 use super::pages::{LIMIT, PageClass, counted, whole};
 use super::reason::PlacementStep as Step;
 use super::request::{AccessPattern, Export, Lifetime, PlacementRequest};
-use super::{Grant, Placement, PlacementKind};
+use super::{Accessor, Placement, PlacementKind};
 
 type Result<T> = std::result::Result<T, PlaceError>;
 
-pub(super) fn place(request: &PlacementRequest, machine: &Machine) -> Result<Placement> {
+pub(super) fn place(request: &PlacementRequest, machine: &Topology) -> Result<Placement> {
     decide(request, machine).map_err(|error| error.advised(request, machine))
 }
 
 /// As [`place`], without advice to those who are told that there is no room.
-pub(super) fn decide(request: &PlacementRequest, machine: &Machine) -> Result<Placement> {
+pub(super) fn decide(request: &PlacementRequest, machine: &Topology) -> Result<Placement> {
     if request.bytes == 0 {
         return Err(PlaceError::NoBytes);
     }
@@ -46,7 +46,7 @@ pub(super) fn decide(request: &PlacementRequest, machine: &Machine) -> Result<Pl
 /// A request beside the machine that it is for.
 pub(super) struct Case<'a> {
     pub(super) request: &'a PlacementRequest,
-    pub(super) machine: &'a Machine,
+    pub(super) machine: &'a Topology,
     pub(super) home: &'a DeviceCapabilities,
     /// The home and its peers, in order.
     pub(super) users: Vec<usize>,
@@ -110,7 +110,7 @@ impl Case<'_> {
             0 => whole(request.bytes, chosen.page),
             parts => whole(request.bytes.div_ceil(parts), chosen.page) * parts,
         };
-        let devices = self.users.iter().copied().map(Grant::Device);
+        let devices = self.users.iter().copied().map(Accessor::Device);
         Placement {
             kind: chosen.kind,
             size,
@@ -119,7 +119,7 @@ impl Case<'_> {
             page_size_is_fixed: chosen.is_fixed,
             home: request.home,
             grants: is_host
-                .then_some(Grant::Host)
+                .then_some(Accessor::Host)
                 .into_iter()
                 .chain(devices)
                 .collect(),

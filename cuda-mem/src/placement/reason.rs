@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::{Export, Grant, Placement, PlacementKind};
+use super::{Accessor, Export, Placement, PlacementKind};
 use crate::base::error::Bytes;
 
 /// A line of the decision table. Shown by its name in the table, such as `4d`.
@@ -194,8 +194,8 @@ impl fmt::Display for Placement {
         }
         f.write_str("used by ")?;
         let users = self.grants.iter().map(|grant| match grant {
-            Grant::Host => "the host".to_owned(),
-            Grant::Device(device) => format!("device {device}"),
+            Accessor::Host => "the host".to_owned(),
+            Accessor::Device(device) => format!("device {device}"),
         });
         list(f, &users.collect::<Vec<_>>())?;
         f.write_str(match self.export {

@@ -2,14 +2,14 @@
 
 #![forbid(unsafe_code)]
 
-use super::capabilities::Machine;
+use super::capabilities::Topology;
 use super::error::PlaceError;
 use super::policy::decide;
 use super::request::{AccessPattern, Export, PlacementRequest};
 
 impl PlaceError {
     /// The same error; if it is that there is no room, with advice that would help.
-    pub(super) fn advised(mut self, request: &PlacementRequest, machine: &Machine) -> Self {
+    pub(super) fn advised(mut self, request: &PlacementRequest, machine: &Topology) -> Self {
         if let Self::NoRoom {
             capacity, remedy, ..
         } = &mut self
@@ -20,7 +20,7 @@ impl PlaceError {
     }
 }
 
-fn remedies(request: &PlacementRequest, machine: &Machine, capacity: u64) -> String {
+fn remedies(request: &PlacementRequest, machine: &Topology, capacity: u64) -> String {
     let helps = |request: &PlacementRequest| decide(request, machine).is_ok();
     let others = (0..machine.devices.len()).filter(|device| *device != request.home);
     let spread = request.clone().peers(others.clone());

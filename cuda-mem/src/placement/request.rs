@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::error::PlaceError;
-use super::{Machine, Placement, policy};
+use super::{Placement, Topology, policy};
 
 /// Who touches the memory, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,14 +57,14 @@ pub enum Export {
 /// A need for memory, in words of the program: how much, who touches it, how long it stays.
 ///
 /// ```
-/// use cuda_mem::placement::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Machine, PlacementKind};
+/// use cuda_mem::placement::{AccessPattern, Capability, DeviceCapabilities, Lifetime, Topology, PlacementKind};
 /// use cuda_mem::placement::PlacementRequest;
 ///
 /// let mut device = DeviceCapabilities::default()
 ///     .with(Capability::MemoryPools)
 ///     .with(Capability::VirtualMemory);
 /// device.total = 80 << 30;
-/// let machine = Machine::new([device]);
+/// let machine = Topology::new([device]);
 ///
 /// let weights = PlacementRequest::bytes(64 << 20)
 ///     .home(0)
@@ -109,7 +109,7 @@ impl PlacementRequest {
         }
     }
 
-    /// The device that uses it most, by its place in the [`Machine`].
+    /// The device that uses it most, by its place in the [`Topology`].
     pub fn home(mut self, device: usize) -> Self {
         self.home = device;
         self
@@ -175,7 +175,7 @@ impl PlacementRequest {
     ///
     /// A [`PlaceError`] that names what is missing, on which device, and what to change. Nothing that
     /// was asked for is left out silently.
-    pub fn place(&self, machine: &Machine) -> Result<Placement, PlaceError> {
+    pub fn place(&self, machine: &Topology) -> Result<Placement, PlaceError> {
         policy::place(self, machine)
     }
 }

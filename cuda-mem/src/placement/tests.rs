@@ -43,8 +43,8 @@ pub(super) fn device() -> DeviceCapabilities {
 }
 
 /// So many of them, each reaching each.
-fn machine(devices: usize) -> Machine {
-    let mut machine = Machine::new((0..devices).map(|_| device()));
+fn machine(devices: usize) -> Topology {
+    let mut machine = Topology::new((0..devices).map(|_| device()));
     for (place, device) in machine.devices.iter_mut().enumerate() {
         device.reaches = (0..devices).filter(|other| *other != place).collect();
     }
@@ -52,13 +52,13 @@ fn machine(devices: usize) -> Machine {
 }
 
 /// The same for one device after a change.
-fn one(change: impl FnOnce(&mut DeviceCapabilities)) -> Machine {
+fn one(change: impl FnOnce(&mut DeviceCapabilities)) -> Topology {
     let mut machine = machine(1);
     change(&mut machine.devices[0]);
     machine
 }
 
-fn without(capability: Capability) -> Machine {
+fn without(capability: Capability) -> Topology {
     one(|device| device.set(capability, false))
 }
 
@@ -67,7 +67,7 @@ fn bytes(bytes: u64) -> PlacementRequest {
 }
 
 #[track_caller]
-fn expect(request: &PlacementRequest, machine: &Machine, step: &str, kind: K) -> Placement {
+fn expect(request: &PlacementRequest, machine: &Topology, step: &str, kind: K) -> Placement {
     let placement = request.place(machine).expect("a place");
     assert_eq!((placement.step.name(), placement.kind), (step, kind));
     placement
@@ -346,7 +346,7 @@ fn zeros_and_growth_are_kept_in_mind() {
 fn everybody_who_was_named_is_granted_access_once() {
     let request = bytes(100).home(2).peers([1, 0, 1, 2]);
     let placement = request.place(&machine(3)).expect("a place");
-    assert_eq!(placement.grants, [0, 1, 2].map(Grant::Device));
+    assert_eq!(placement.grants, [0, 1, 2].map(Accessor::Device));
     let request = request.access(A::GpuWritesCpuReads);
     let placement = request.place(&machine(3)).expect("a place");
     assert!(placement.is_host_accessible());
@@ -425,7 +425,7 @@ fn records_without_sizes_of_pages_count_as_2_mib() {
 fn values_cross_threads() {
     fn is_plain<T: Send + Sync + Clone + 'static>() {}
     is_plain::<PlacementRequest>();
-    is_plain::<Machine>();
+    is_plain::<Topology>();
     is_plain::<Placement>();
     is_plain::<PlaceError>();
 }

@@ -203,7 +203,7 @@ fn pass(entries: usize, all: bool) -> usize {
         if entry.pause > 0 && !all {
             entry.pause -= 1;
             queue().push_back(entry);
-        } else if Tried::new(entry).release(Deferred::try_release) {
+        } else if PendingTry::new(entry).release(Deferred::try_release) {
             released += 1;
         }
     }
@@ -230,14 +230,14 @@ pub(crate) fn release_in_order(number: u64, mut release: impl FnMut(&mut dyn Def
         found
     };
     for entry in found {
-        Tried::new(entry).release(&mut release);
+        PendingTry::new(entry).release(&mut release);
     }
 }
 
 /// An entry that this thread tries. Unless it is released, it goes back to the queue.
-struct Tried(Option<Entry>);
+struct PendingTry(Option<Entry>);
 
-impl Tried {
+impl PendingTry {
     fn new(entry: Entry) -> Self {
         IS_TRYING.set(true);
         Self(Some(entry))
@@ -271,7 +271,7 @@ impl Tried {
     }
 }
 
-impl Drop for Tried {
+impl Drop for PendingTry {
     fn drop(&mut self) {
         IS_TRYING.set(false);
         if let Some(entry) = self.0.take() {

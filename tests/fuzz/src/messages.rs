@@ -217,7 +217,7 @@ impl Setup {
         }
     }
 
-    fn wait(plan: Plan, lent: cuda_mem::interop::Lent<'_, u32>) -> Result<()> {
+    fn wait(plan: Plan, lent: cuda_mem::interop::ExportedBuffer<'_, u32>) -> Result<()> {
         match lent.wait() {
             Ok(()) => Ok(()),
             Err(error) => {

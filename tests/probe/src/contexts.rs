@@ -158,7 +158,7 @@ pub(crate) fn destroy_waits(env: &Environment) -> Result<()> {
 }
 
 /// What belonged to a context that is gone.
-struct Left {
+struct Leftover {
     context: CUcontext,
     stream: CUstream,
     event: CUevent,
@@ -168,12 +168,12 @@ struct Left {
     block: CUdeviceptr,
 }
 
-fn leave(env: &Environment, context: CUcontext) -> Result<Left> {
+fn leave(env: &Environment, context: CUcontext) -> Result<Leftover> {
     let (stream, event, pool) = (env.stream()?, env.event()?, env.pool(0)?);
     let block = env.alloc(pool, 1000, stream)?;
     env.record(event, stream)?;
     env.synchronise(stream)?;
-    Ok(Left {
+    Ok(Leftover {
         context,
         stream,
         event,
@@ -184,7 +184,7 @@ fn leave(env: &Environment, context: CUcontext) -> Result<Left> {
     })
 }
 
-type Ask = fn(&Environment, &Left) -> CUresult;
+type Ask = fn(&Environment, &Leftover) -> CUresult;
 
 /// Questions about what is left, each with its name.
 const LEFT: [(&str, Ask); 19] = [

@@ -296,19 +296,19 @@ pub(crate) fn trim_graphs(env: &Environment) -> Result<()> {
 }
 
 /// A graph that leaves its memory allocated.
-pub(crate) struct Left {
+pub(crate) struct Leftover {
     pub(crate) graph: CUgraph,
     pub(crate) exec: CUgraphExec,
     pub(crate) address: CUdeviceptr,
 }
 
-pub(crate) fn left(env: &Environment, bytes: u64, flags: u64) -> Result<Left> {
+pub(crate) fn left(env: &Environment, bytes: u64, flags: u64) -> Result<Leftover> {
     let graph = graph(env)?;
     let (node, address) = alloc_node(env, graph, &[], bytes)?;
     let (code, _) = try_memset_node(env, graph, &[node], address, bytes);
     env.fine("cuGraphAddMemsetNode", code)?;
     let exec = instantiate(env, graph, flags)?;
-    Ok(Left {
+    Ok(Leftover {
         graph,
         exec,
         address,

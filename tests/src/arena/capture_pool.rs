@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, ensure};
 use cuda_mem::arena::CapturePool;
-use cuda_mem::interop::{CaptureMode, GraphExec, Instantiate, Left};
+use cuda_mem::interop::{CaptureMode, GraphExec, Instantiate, PersistentAllocation};
 use cuda_mem::{Arena, MemoryResource as _, Resource, Stream};
 
 use crate::environment::Environment;
@@ -20,7 +20,7 @@ fn graph(
     stream: &Stream,
     mode: CaptureMode,
     value: u32,
-) -> Result<(GraphExec, Left<u32>, u64)> {
+) -> Result<(GraphExec, PersistentAllocation<u32>, u64)> {
     let (graph, (left, address)) = stream.capture(mode, |capture| {
         let mut first = capture.alloc_from::<u32>(pool, LEN)?;
         first.fill(value)?;
@@ -38,7 +38,7 @@ fn graph(
     Ok((graph.instantiate(Instantiate::Plain)?, left, address))
 }
 
-fn check(exec: &mut GraphExec, left: &Left<u32>, value: u32) -> Result<()> {
+fn check(exec: &mut GraphExec, left: &PersistentAllocation<u32>, value: u32) -> Result<()> {
     ensure!(exec.left(left)?.to_vec()? == vec![value; LEN], "{value}");
     Ok(())
 }
@@ -172,7 +172,12 @@ fn launches_of_two_threads_keep_apart(env: &Environment) -> Result<()> {
         graphs.push((exec, left, stream, value));
     }
     std::thread::scope(|scope| {
-        let launch = |(mut exec, left, stream, value): (GraphExec, Left<u32>, Stream, u32)| {
+        let launch = |(mut exec, left, stream, value): (
+            GraphExec,
+            PersistentAllocation<u32>,
+            Stream,
+            u32,
+        )| {
             move || -> Result<()> {
                 for turn in 0..300 {
                     exec.launch(&stream)?;

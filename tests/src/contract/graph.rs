@@ -3,7 +3,7 @@
 //! A capture forbids things to the whole process, so these bodies run alone.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate, Left};
+use cuda_mem::interop::{CaptureMode, Graph, GraphExec, Instantiate, PersistentAllocation};
 use cuda_mem::sys::{CUgraph, CUresult};
 use cuda_mem::{Error, ErrorKind, Stream};
 
@@ -17,7 +17,7 @@ pub(super) const MODES: [CaptureMode; 3] = [
 ];
 
 /// A graph that leaves 1,000 elements filled with 7.
-fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, Left<u32>)> {
+fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, PersistentAllocation<u32>)> {
     let (graph, left) = stream.capture(CaptureMode::default(), |capture| {
         let mut memory = capture.alloc::<u32>(1000)?;
         memory.fill(7)?;

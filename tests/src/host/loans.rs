@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::kernel::Launch;
-use cuda_mem::mapped::{HostLoan, HostMemory, RegisterFlags};
+use cuda_mem::mapped::{HostMemory, InFlightBuffer, RegisterFlags};
 use cuda_mem::memory::HostFlags;
 use cuda_mem::{ErrorKind, Stream};
 
@@ -92,19 +92,19 @@ where
 
 /// Both kinds are lent in the same way.
 trait Lend: HostMemory {
-    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>>
+    fn lend_to(self, stream: &Stream) -> Result<InFlightBuffer<Self>>
     where
         Self: Sized;
 }
 
 impl Lend for cuda_mem::mapped::PinnedBuffer<f32> {
-    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
+    fn lend_to(self, stream: &Stream) -> Result<InFlightBuffer<Self>> {
         Ok(self.lend(stream)?)
     }
 }
 
 impl Lend for cuda_mem::mapped::Registered<'static, f32> {
-    fn lend_to(self, stream: &Stream) -> Result<HostLoan<Self>> {
+    fn lend_to(self, stream: &Stream) -> Result<InFlightBuffer<Self>> {
         Ok(self.lend(stream)?)
     }
 }

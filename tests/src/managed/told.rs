@@ -174,9 +174,9 @@ fn in_a_fork_nothing_was_counted(env: &Environment) -> Result<()> {
     // SAFETY: the child asks what needs no lock and no memory, and ends at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let none = buffer.traffic() == cuda_mem::mapped::Traffic::default()
-            && buffer.traffic_to(Location::Host) == cuda_mem::mapped::Traffic::default()
-            && env.driver.traffic_to(Location::Host) == cuda_mem::mapped::Traffic::default();
+        let none = buffer.traffic() == cuda_mem::mapped::MigrationStats::default()
+            && buffer.traffic_to(Location::Host) == cuda_mem::mapped::MigrationStats::default()
+            && env.driver.traffic_to(Location::Host) == cuda_mem::mapped::MigrationStats::default();
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if none { 0 } else { 3 }) };
     }
@@ -233,7 +233,8 @@ fn journeys_are_counted(env: &Environment) -> Result<()> {
         buffer.prefetch(Location::Invisible).is_err(),
         "and it does not count"
     );
-    let seen = |traffic: cuda_mem::mapped::Traffic| (traffic.prefetches, traffic.prefetched_bytes);
+    let seen =
+        |traffic: cuda_mem::mapped::MigrationStats| (traffic.prefetches, traffic.prefetched_bytes);
     let large = LARGE as u64;
     ensure!(seen(buffer.traffic()) == (4, 3 * large + 1000));
     ensure!(seen(buffer.traffic_to(device)) == (2, 2 * large));

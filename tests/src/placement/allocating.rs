@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_mem::driver::Location;
 use cuda_mem::kernel::Launch;
 use cuda_mem::mapped::{GrowableBuffer, MappedMemory, PhysicalMemory};
-use cuda_mem::placement::{AccessPattern, Machine, PlacementKind, PlacementRequest};
+use cuda_mem::placement::{AccessPattern, PlacementKind, PlacementRequest, Topology};
 use cuda_mem::{Access, Device, ErrorKind};
 
 use super::kinds::{self, Way};
@@ -12,9 +12,9 @@ use crate::environment::{Backend, Environment};
 use crate::modules::kernel;
 use crate::vmm::{SIZES, pattern};
 
-pub(super) fn alone(env: &Environment) -> Result<(Vec<Device>, Machine)> {
+pub(super) fn alone(env: &Environment) -> Result<(Vec<Device>, Topology)> {
     let devices = vec![env.device()?];
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     Ok((devices, machine))
 }
 
@@ -271,7 +271,7 @@ fn what_cannot_be_carried_out_is_told(env: &Environment) -> Result<()> {
 fn both_devices_use_what_was_placed_for_both(env: &Environment) -> Result<()> {
     const LEN: usize = 5 << 20;
     let devices = env.driver.devices()?[..2].to_vec();
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     let expected = pattern(LEN);
     let mut seen = Vec::new();
     for home in [0, 1] {

@@ -1,7 +1,7 @@
 //! Memory that is given back, or becomes a buffer of its own type.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::placement::{Machine, Placed, PlacementKind as K};
+use cuda_mem::placement::{PlacedBuffer, PlacementKind as K, Topology};
 use cuda_mem::{Access, Device, ErrorKind};
 
 use super::allocating::alone;
@@ -54,7 +54,7 @@ fn placements_share_pools(env: &Environment) -> Result<()> {
     let (devices, machine) = alone(env)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         let way = Way::new(env, &devices, &machine, &request)?;
-        let pool = |placed: &Placed<u8>| placed.pool().map(|pool| pool.as_raw());
+        let pool = |placed: &PlacedBuffer<u8>| placed.pool().map(|pool| pool.as_raw());
         let (one, two) = (way.allocate(1000)?, way.allocate(1000)?);
         let shared = pool(&one);
         ensure!(shared == pool(&two), "{kind:?}");
@@ -110,7 +110,7 @@ fn a_holder_does_not_change_the_access_of_a_shared_pool(env: &Environment) -> Re
 #[apply(case_of_two)]
 fn a_holder_does_not_take_the_access_of_a_peer(env: &Environment) -> Result<()> {
     let devices = env.driver.devices()?[..2].to_vec();
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     for (request, machine, kind) in kinds::all(&machine, 1000) {
         if matches!(kind, K::Pool | K::HostPool | K::HostNuma { pool: true, .. }) {
             let request = request.peers([1]);

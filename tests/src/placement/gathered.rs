@@ -3,14 +3,14 @@
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::memory::PinnedResource;
 use cuda_mem::placement::{
-    AccessPattern, Capability, Lifetime, Machine, Placement, PlacementKind, PlacementRequest,
+    AccessPattern, Capability, Lifetime, Placement, PlacementKind, PlacementRequest, Topology,
 };
 use cuda_mem::{MemoryResource as _, Resource};
 
 use crate::environment::Environment;
 
-fn machine(env: &Environment) -> Result<Machine> {
-    Ok(Machine::gather(&env.driver.devices()?)?)
+fn machine(env: &Environment) -> Result<Topology> {
+    Ok(Topology::gather(&env.driver.devices()?)?)
 }
 
 /// Where a request for the device under test goes.
@@ -94,7 +94,7 @@ fn edges_are_those_of_the_driver(env: &Environment) -> Result<()> {
     }
     // Devices are named by their places in what was gathered, and not by their ordinals.
     if let [.., last] = devices[..] {
-        let alone = Machine::gather(&[last])?;
+        let alone = Topology::gather(&[last])?;
         ensure!(alone.devices.len() == 1 && alone.devices[0].reaches.is_empty());
         let mut others = machine.devices.iter().take(devices.len() - 1);
         let concurrent = others.all(|other| other.concurrent_managed_access);

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::placement::{
-    AccessPattern, Lifetime, Machine, Placed, Placement, PlacementKind, PlacementRequest,
+    AccessPattern, Lifetime, PlacedBuffer, Placement, PlacementKind, PlacementRequest, Topology,
 };
 use cuda_mem::{Device, Stream};
 
@@ -19,7 +19,7 @@ impl Way {
     pub(super) fn new(
         env: &Environment,
         devices: &[Device],
-        machine: &Machine,
+        machine: &Topology,
         request: &PlacementRequest,
     ) -> Result<Self> {
         let placement = request.place(machine)?;
@@ -32,20 +32,20 @@ impl Way {
         })
     }
 
-    pub(super) fn allocate(&self, len: usize) -> Result<Placed<u8>> {
+    pub(super) fn allocate(&self, len: usize) -> Result<PlacedBuffer<u8>> {
         let placed = self.placement.allocate(&self.devices, &self.stream, len);
         placed.with_context(|| self.placement.to_string())
     }
 }
 
-type Change = fn(&mut Machine);
+type Change = fn(&mut Topology);
 
 /// A request that leads to each kind on a machine that has been changed so, for memory of so many bytes. Kinds that
 /// the machine has not are left out, by its own word.
 pub(super) fn all(
-    machine: &Machine,
+    machine: &Topology,
     bytes: u64,
-) -> Vec<(PlacementRequest, Machine, PlacementKind)> {
+) -> Vec<(PlacementRequest, Topology, PlacementKind)> {
     use AccessPattern as A;
     use PlacementKind as K;
     let own = &machine.devices[0];

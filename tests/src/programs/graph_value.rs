@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::interop::{Adopted, GraphExec, Left};
+use cuda_mem::interop::{GraphExec, GraphOwned, PersistentAllocation};
 use cuda_mem::{ErrorKind, Stream};
 
 use super::content::Content;
@@ -27,7 +27,7 @@ pub(super) struct Effect {
 /// Memory that stays allocated after a launch.
 #[derive(Debug)]
 pub(super) struct Persistent {
-    pub(super) handle: Left<u32>,
+    pub(super) handle: PersistentAllocation<u32>,
     pub(super) content: Content,
     /// Its resource. Without one the memory belongs to the graph, and exists from a launch to its free.
     pub(super) count: Option<Arc<Count>>,
@@ -45,7 +45,7 @@ pub(super) struct GraphValue {
     pub(super) name: usize,
     pub(super) exec: GraphExec,
     /// The graph owns the memory; the values only describe it.
-    pub(super) adopted: Vec<(Adopted<u32>, Value)>,
+    pub(super) adopted: Vec<(GraphOwned<u32>, Value)>,
     pub(super) effect: Effect,
     pub(super) persistent: Option<Persistent>,
     pub(super) auto_free: bool,

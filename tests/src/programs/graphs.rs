@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::arena::CapturePool;
-use cuda_mem::interop::{Adopted, Capture, GraphBuffer, Instantiate, Left};
+use cuda_mem::interop::{Capture, GraphBuffer, GraphOwned, Instantiate, PersistentAllocation};
 use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use super::content::Content;
@@ -25,7 +25,7 @@ struct Input {
     dropped: Option<Value>,
 }
 
-type Recorded = (Vec<Adopted<u32>>, Option<Left<u32>>);
+type Recorded = (Vec<GraphOwned<u32>>, Option<PersistentAllocation<u32>>);
 
 impl State<'_> {
     /// A value that a graph can adopt, of length `len` if given.

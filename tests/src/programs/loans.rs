@@ -7,7 +7,7 @@ use super::content::Content;
 use super::fixture::Mistake;
 use super::state::{State, pick};
 use super::step::Lend;
-use super::value::{EDGE, Kind, LONG, Lent, Raw, edges_of, on_buffer};
+use super::value::{EDGE, InFlightValue, Kind, LONG, Raw, edges_of, on_buffer};
 
 /// Maximum number of lent pinned buffers.
 const LENT: usize = 3;
@@ -98,14 +98,14 @@ impl State<'_> {
             "copy {} to pinned memory in stream {name}",
             self.values[place]
         ));
-        self.lent.push(Lent { loan, content });
+        self.lent.push(InFlightValue { loan, content });
         Ok(())
     }
 
     pub(super) fn take_host(&mut self, lent: u8) -> Result<()> {
         if let Some(place) = pick(lent, self.lent.len()) {
             self.release_held();
-            let Lent { loan, content } = self.lent.swap_remove(place);
+            let InFlightValue { loan, content } = self.lent.swap_remove(place);
             let pinned = loan.take_back().map_err(|failed| failed.error)?;
             self.log("take pinned memory back");
             self.tally.checked += 1;

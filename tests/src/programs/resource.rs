@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::arena::{ArenaBacking, CapturePool};
 use cuda_mem::memory::{
-    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor,
-    TrackingAdaptor,
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy,
+    StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem::{Arena, Device, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource};
 
@@ -397,8 +397,8 @@ fn adapt(adaptor: Adaptor, upstream: Resource) -> Result<(Resource, Option<Count
             )
         }
         Adaptor::Recovery => {
-            let ladder = Ladder::new().retry().flush_caches();
-            (Resource::new(RecoveryAdaptor::new(upstream, ladder)), None)
+            let policy = RecoveryPolicy::new().retry().flush_caches();
+            (Resource::new(RecoveryAdaptor::new(upstream, policy)), None)
         }
         Adaptor::Prefetch => (Resource::new(PrefetchAdaptor::new(upstream)), None),
     })

@@ -12,7 +12,7 @@ use super::graph_value::GraphValue;
 use super::resource::ModelResource;
 use super::step::NewStream;
 use super::tally::Tally;
-use super::value::{Kind, Lent, Value};
+use super::value::{InFlightValue, Kind, Value};
 use crate::hold::Held;
 
 /// Maximum numbers.
@@ -54,7 +54,7 @@ pub(super) struct State<'a> {
     pub(super) resources: Vec<Arc<ModelResource>>,
     pub(super) values: Vec<Value>,
     pub(super) graphs: Vec<GraphValue>,
-    pub(super) lent: Vec<Lent>,
+    pub(super) lent: Vec<InFlightValue>,
     pub(super) held: Vec<Held>,
     pub(super) freed: FreedContents,
     /// A thread used its per-thread stream.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use cuda_mem::mapped::{GrowableBuffer, HostLoan, ManagedBuffer, PinnedBuffer};
+use cuda_mem::mapped::{GrowableBuffer, InFlightBuffer, ManagedBuffer, PinnedBuffer};
 use cuda_mem::memory::{DeviceScalar, DeviceVec};
 use cuda_mem::{DeviceBuffer, MemoryResource, Resource, Stream};
 
@@ -307,7 +307,7 @@ impl Raw {
 
 /// Pinned memory lent to a stream, and its expected contents.
 #[derive(Debug)]
-pub(super) struct Lent {
-    pub(super) loan: HostLoan<PinnedBuffer<u32>>,
+pub(super) struct InFlightValue {
+    pub(super) loan: InFlightBuffer<PinnedBuffer<u32>>,
     pub(super) content: Content,
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cuda_mem::memory::{
-    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
-    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, Strategy,
-    TrackingAdaptor,
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
+    ManagedResource, PinnedResource, PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy,
+    StatisticsAdaptor, Strategy, TrackingAdaptor,
 };
 use cuda_mem::sys::CUdevice_attribute;
 use cuda_mem::{Arena, MemoryPool, Resource};
@@ -117,8 +117,8 @@ const ADAPTORS: [(&str, Adapt); 9] = [
         Ok(Resource::new(PrefetchAdaptor::new(upstream)))
     }),
     ("recovery", |upstream| {
-        let ladder = Ladder::new().retry().flush_caches();
-        Ok(Resource::new(RecoveryAdaptor::new(upstream, ladder)))
+        let policy = RecoveryPolicy::new().retry().flush_caches();
+        Ok(Resource::new(RecoveryAdaptor::new(upstream, policy)))
     }),
 ];
 

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::base::Remedy;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::memory::{
-    FailureCallbackAdaptor, Ladder, LimitAdaptor, MemoryProperties, RecoveryAdaptor,
+    FailureCallbackAdaptor, LimitAdaptor, MemoryProperties, RecoveryAdaptor, RecoveryPolicy,
     StatisticsAdaptor,
 };
 use cuda_mem::{Error, ErrorKind, MemoryPool, MemoryResource, Resource, Stream};
@@ -317,10 +317,10 @@ fn a_call_from_below_does_not_wait(env: &Environment) -> Result<()> {
 fn a_thread_that_captures_does_not_wait(env: &Environment) -> Result<()> {
     let (limited, resource) = limited(env, LONG)?;
     let (captured, stream) = (env.stream()?, env.stream()?);
-    let ladder = Ladder::new().wait_for_others(LONG);
+    let policy = RecoveryPolicy::new().wait_for_others(LONG);
     let recovering = Resource::new(RecoveryAdaptor::new(
         LimitAdaptor::new(env.pool()?, 1000),
-        ladder,
+        policy,
     ));
     let most = resource.alloc::<u8>(&stream, 900)?;
     let others = recovering.alloc::<u8>(&stream, 1000)?;
@@ -335,13 +335,13 @@ fn a_thread_that_captures_does_not_wait(env: &Environment) -> Result<()> {
         ));
         Ok(())
     })?;
-    let (limit, ladder) = refused.context("it was recorded")?;
+    let (limit, policy) = refused.context("it was recorded")?;
     let text = require_out_of_memory(limit)?.to_string();
     ensure!(
         text.contains("it did not wait, because this thread records a stream into a graph"),
         "{text}"
     );
-    let error = require_out_of_memory(ladder)?;
+    let error = require_out_of_memory(policy)?;
     let tried = error.out_of_memory().context("no numbers")?.tried.clone();
     ensure!(tried.len() == 1 && tried[0].remedy == Remedy::WaitForOthers);
     ensure!(tried[0].error == Some(ErrorKind::Capturing), "{error}");
@@ -393,8 +393,8 @@ fn others_are_waited_for_with_pauses(env: &Environment) -> Result<()> {
         let _ = refused.send(());
         false
     });
-    let ladder = Ladder::new().wait_for_others(LONG);
-    let resource = Resource::new(RecoveryAdaptor::new(counting, ladder));
+    let policy = RecoveryPolicy::new().wait_for_others(LONG);
+    let resource = Resource::new(RecoveryAdaptor::new(counting, policy));
     thread::scope(|scope| {
         let asking = scope.spawn(|| Ok(resource.alloc::<u8>(&env.stream()?, 1000)?));
         for _ in 0..3 {
@@ -415,8 +415,8 @@ fn waiting_for_others_ends(env: &Environment) -> Result<()> {
         Err(Error::new(ErrorKind::OutOfMemory, "as the test wants"))
     };
     let begun = Instant::now();
-    let ladder = Ladder::new().retry().wait_for_others(SHORT).retry();
-    let error = require_out_of_memory(ladder.recover(&pool, &stream, refuse))?;
+    let policy = RecoveryPolicy::new().retry().wait_for_others(SHORT).retry();
+    let error = require_out_of_memory(policy.recover(&pool, &stream, refuse))?;
     ensure!(begun.elapsed() >= SHORT, "{:?}", begun.elapsed());
     let tried = &error.out_of_memory().context("no numbers")?.tried;
     let remedies: Vec<Remedy> = tried.iter().map(|tried| tried.remedy).collect();
@@ -430,13 +430,13 @@ fn waiting_for_others_ends(env: &Environment) -> Result<()> {
     // The first request, one of each retry, and at least one of the pauses.
     ensure!(asked.swap(0, Ordering::Relaxed) >= 4);
     // No time at all is one request.
-    let ladder = Ladder::new().wait_for_others(Duration::ZERO);
-    require_out_of_memory(ladder.recover(&pool, &stream, refuse))?;
+    let policy = RecoveryPolicy::new().wait_for_others(Duration::ZERO);
+    require_out_of_memory(policy.recover(&pool, &stream, refuse))?;
     ensure!(asked.into_inner() == 2);
     // Another error ends it.
-    let ladder = Ladder::new().wait_for_others(Duration::MAX);
+    let policy = RecoveryPolicy::new().wait_for_others(Duration::MAX);
     let mut first = true;
-    let ended: cuda_mem::Result<()> = ladder.recover(&pool, &stream, || {
+    let ended: cuda_mem::Result<()> = policy.recover(&pool, &stream, || {
         let kind = if std::mem::take(&mut first) {
             ErrorKind::OutOfMemory
         } else {

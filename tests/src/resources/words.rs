@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use cuda_mem::driver::{AllocationType, HandleTypes, Location};
 use cuda_mem::kernel::{Image, Launch};
 use cuda_mem::mapped::{ManagedBuffer, MappedMemory};
-use cuda_mem::memory::{DirectResource, Ladder, LimitAdaptor, RecoveryAdaptor};
+use cuda_mem::memory::{DirectResource, LimitAdaptor, RecoveryAdaptor, RecoveryPolicy};
 use cuda_mem::{Access, Error, MemoryPool, MemoryResource, Resource};
 
 use crate::environment::Environment;
@@ -44,7 +44,7 @@ fn errors(env: &Environment) -> Result<Vec<(Error, &'static str)>> {
         errors.push((host.err(), "asked for a pool of pinned memory on host"));
     }
     let limited = LimitAdaptor::new(DirectResource::new(device), 1 << 20);
-    let recovering = Resource::new(RecoveryAdaptor::new(limited, Ladder::new().retry()));
+    let recovering = Resource::new(RecoveryAdaptor::new(limited, RecoveryPolicy::new().retry()));
     let refused = recovering.alloc::<u8>(&stream, 2 << 20);
     errors.push((refused.err(), "tried again"));
     let page = Layout::from_size_align(8, 4096)?;

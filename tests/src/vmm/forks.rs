@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
 use cuda_mem::driver::Location;
-use cuda_mem::mapped::{AddressRange, MappedMemory, PhysicalMemory, Traffic};
+use cuda_mem::mapped::{AddressRange, MappedMemory, MigrationStats, PhysicalMemory};
 
 use crate::environment::Environment;
 use crate::forks::ends_well;
@@ -26,7 +26,7 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
         let refused = |result: cuda_mem::Result<()>| {
             result.is_err_and(|error| error.kind() == ErrorKind::Forked)
         };
-        let none = Traffic::default();
+        let none = MigrationStats::default();
         let fine = refused(range.map(physical.size_bytes(), &physical).map(drop))
             && refused(mapping.unmap().map_err(|failed| failed.error))
             && refused(memory.unmap())

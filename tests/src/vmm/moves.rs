@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::driver::Location;
-use cuda_mem::mapped::{GrowableBuffer, MappedMemory, Traffic};
+use cuda_mem::mapped::{GrowableBuffer, MappedMemory, MigrationStats};
 use cuda_mem::{Access, Device, ErrorKind, Stream};
 
 use super::{SIZES, pattern, places};
@@ -235,7 +235,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     let expected = pattern(len);
     buffer.copy_from(&expected)?;
     let all = places(env)?;
-    let before: Vec<Traffic> = all
+    let before: Vec<MigrationStats> = all
         .iter()
         .map(|place| env.driver.traffic_to(*place))
         .collect();
@@ -247,7 +247,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     buffer.resize_zeroed(len + 1)?;
     ensure!(buffer.to_vec()?[..len] == expected);
     let told = all.iter().map(|place| buffer.traffic_to(*place));
-    let (told, whole): (Vec<Traffic>, _) = (told.collect(), buffer.traffic());
+    let (told, whole): (Vec<MigrationStats>, _) = (told.collect(), buffer.traffic());
     let memory = buffer.into_memory()?;
     ensure!(whole == memory.traffic());
     for (place, told) in all.iter().zip(told) {
@@ -256,7 +256,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
             "{place}"
         );
     }
-    let seen = |traffic: Traffic| (traffic.moves, traffic.moved_bytes);
+    let seen = |traffic: MigrationStats| (traffic.moves, traffic.moved_bytes);
     let size = 6 << 20;
     let moves = all.len() as u64;
     ensure!(seen(memory.traffic()) == (moves, moves * size));

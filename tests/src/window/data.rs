@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use cuda_mem::DeviceBuffer;
-use cuda_mem::cpu_mapping::{WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions};
 
 use super::{kinds, memory, open, walking_bit};
 use crate::environment::Environment;
@@ -13,8 +13,8 @@ const BYTES: usize = ((256 << 10) + 16_usize).next_multiple_of(64 << 10);
 const OFFSETS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 11, 129, 1023];
 
 /// No driver copies through the window, whatever the size.
-fn unlimited(kind: WindowKind) -> WindowOptions {
-    WindowOptions::new()
+fn unlimited(kind: CpuMappingKind) -> CpuMappingOptions {
+    CpuMappingOptions::new()
         .only([kind])
         .write_limit(usize::MAX)
         .read_limit(usize::MAX)
@@ -47,7 +47,7 @@ fn data_validation(env: &Environment) -> Result<()> {
 }
 
 /// Single stores of a word each, at places far apart.
-fn single_words(buffer: &mut DeviceBuffer<u8>, kind: WindowKind) -> Result<()> {
+fn single_words(buffer: &mut DeviceBuffer<u8>, kind: CpuMappingKind) -> Result<()> {
     buffer.zero()?;
     let mut expected = vec![0; BYTES];
     let mut window = unlimited(kind).open(buffer)?;
@@ -64,7 +64,7 @@ fn single_words(buffer: &mut DeviceBuffer<u8>, kind: WindowKind) -> Result<()> {
 
 fn offsets(
     buffer: &mut DeviceBuffer<u8>,
-    kind: WindowKind,
+    kind: CpuMappingKind,
     expected: &[u8],
     there: usize,
     here: usize,
@@ -127,7 +127,7 @@ fn beyond_the_limits_the_driver_copies(env: &Environment) -> Result<()> {
         let mut buffer = memory::<u8>(&stream, kind, bytes.len())?;
         for limit in [0, 1, 4096, 100_000] {
             buffer.zero()?;
-            let options = WindowOptions::new().only([kind]);
+            let options = CpuMappingOptions::new().only([kind]);
             let options = options.write_limit(limit).read_limit(limit);
             let mut window = options.open(&mut buffer)?;
             // Pieces on both sides of the limit, one after the other over each other's ends.

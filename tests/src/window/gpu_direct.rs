@@ -4,7 +4,7 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Result, bail, ensure};
-use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::cpu_mapping::CpuMappingKind;
 use cuda_mem::driver::Support;
 use cuda_mem::interop::{FlushOptions, FlushScope, WritesOrdering};
 use cuda_mem::memory::DirectResource;
@@ -40,8 +40,8 @@ fn need_dma_bufs(env: &Environment) -> Result<()> {
 fn a_dma_buf_is_as_long_as_its_pages(env: &Environment) -> Result<()> {
     need_dma_bufs(env)?;
     let stream = env.stream()?;
-    let plain = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
-    let small = memory::<u8>(&stream, WindowKind::Copies, 1000)?;
+    let plain = memory::<u8>(&stream, CpuMappingKind::Copies, 2 << 20)?;
+    let small = memory::<u8>(&stream, CpuMappingKind::Copies, 1000)?;
     let mapped = mapped(env, &stream, 5 << 20)?;
     // Whole pages, since those around a block of a pool are not always given.
     let pooled = env.pool()?.alloc::<u8>(&stream, 2 << 20)?;
@@ -71,7 +71,7 @@ fn a_dma_buf_is_as_long_as_its_pages(env: &Environment) -> Result<()> {
     let none = env.pool()?.alloc::<u8>(&stream, 0)?;
     let error = none.export_dma_buf().map(drop).expect_err("no bytes");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
-    let host = memory::<u8>(&stream, WindowKind::HostMapped, 1 << 20)?;
+    let host = memory::<u8>(&stream, CpuMappingKind::HostMapped, 1 << 20)?;
     let error = host.export_dma_buf().map(drop).expect_err("of the host");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
     // A machine with one way to the device knows no other.
@@ -111,7 +111,7 @@ fn map(shown: &impl AsFd, bytes: usize) -> Result<i32> {
 fn a_dma_buf_can_be_mapped_if_the_device_says_so(env: &Environment) -> Result<()> {
     need_dma_bufs(env)?;
     let stream = env.stream()?;
-    let buffer = memory::<u8>(&stream, WindowKind::Copies, 2 << 20)?;
+    let buffer = memory::<u8>(&stream, CpuMappingKind::Copies, 2 << 20)?;
     let shown = buffer.export_dma_buf()?;
     let errno = map(&shown, shown.size_bytes())?;
     let says_so = env.device()?.gpu_direct()?.dma_buf_mapping;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use cuda_mem::cpu_mapping::WindowKind;
+use cuda_mem::cpu_mapping::CpuMappingKind;
 use cuda_mem::kernel::Launch;
 
 use super::{kinds, memory, open};
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Both words in one buffer, a line of the processor apart.
 const REPLY: usize = 16;
 
-fn ask(env: &Environment, kind: WindowKind) -> Result<()> {
+fn ask(env: &Environment, kind: CpuMappingKind) -> Result<()> {
     let context = env.context()?;
     let (answer, stream) = (kernel(&context, "answer")?, context.stream()?);
     let mut buffer = memory::<u32>(&stream, kind, 32)?;
@@ -58,5 +58,5 @@ fn a_running_kernel_answers_stores(env: &Environment) -> Result<()> {
 
 #[apply(case_alone)]
 fn a_running_kernel_answers_copies(env: &Environment) -> Result<()> {
-    ask(env, WindowKind::Copies)
+    ask(env, CpuMappingKind::Copies)
 }

@@ -9,18 +9,18 @@ mod refusals;
 
 use anyhow::Result;
 use bytemuck::Pod;
-use cuda_mem::cpu_mapping::{Window, WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind, CpuMappingOptions};
 use cuda_mem::mapped::MappedMemory;
 use cuda_mem::{DeviceBuffer, ErrorKind, Stream};
 
 use crate::environment::Environment;
 
 /// Every kind of window that can be had here, with memory that suits it.
-fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {
+fn kinds(stream: &Stream) -> Result<Vec<CpuMappingKind>> {
     let mut kinds = Vec::new();
-    for kind in WindowKind::ALL {
+    for kind in CpuMappingKind::ALL {
         let mut buffer = memory::<u8>(stream, kind, 4096)?;
-        match WindowOptions::new().only([kind]).open(&mut buffer) {
+        match CpuMappingOptions::new().only([kind]).open(&mut buffer) {
             Ok(window) => {
                 anyhow::ensure!(window.kind() == kind);
                 kinds.push(kind);
@@ -28,7 +28,7 @@ fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {
             Err(error) => anyhow::ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
         }
     }
-    for kind in [WindowKind::HostMapped, WindowKind::Copies] {
+    for kind in [CpuMappingKind::HostMapped, CpuMappingKind::Copies] {
         anyhow::ensure!(kinds.contains(&kind), "{kind} works everywhere");
     }
     Ok(kinds)
@@ -38,19 +38,23 @@ fn kinds(stream: &Stream) -> Result<Vec<WindowKind>> {
 ///
 /// # Errors
 ///
-/// As [`WindowOptions::alloc`].
-pub fn memory<T: Pod>(stream: &Stream, kind: WindowKind, len: usize) -> Result<DeviceBuffer<T>> {
+/// As [`CpuMappingOptions::alloc`].
+pub fn memory<T: Pod>(
+    stream: &Stream,
+    kind: CpuMappingKind,
+    len: usize,
+) -> Result<DeviceBuffer<T>> {
     let wish = match kind {
-        WindowKind::HostMapped => WindowOptions::new().only([kind]),
+        CpuMappingKind::HostMapped => CpuMappingOptions::new().only([kind]),
         // Memory of the device, also where nothing maps it.
-        _ => WindowOptions::new().refuse([WindowKind::HostMapped]),
+        _ => CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]),
     };
     Ok(wish.alloc(stream, len)?)
 }
 
 /// Of exactly this kind.
-fn open<T: Pod>(buffer: &mut DeviceBuffer<T>, kind: WindowKind) -> Result<Window<'_, T>> {
-    Ok(WindowOptions::new().only([kind]).open(buffer)?)
+fn open<T: Pod>(buffer: &mut DeviceBuffer<T>, kind: CpuMappingKind) -> Result<CpuMapping<'_, T>> {
+    Ok(CpuMappingOptions::new().only([kind]).open(buffer)?)
 }
 
 /// Memory of a device that is mapped and made for others.

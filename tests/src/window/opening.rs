@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cuda_mem::ErrorKind;
-use cuda_mem::cpu_mapping::{MappingKind, WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions, MappingKind};
 use cuda_mem::driver::MemoryKind;
 use cuda_mem::ledger::Ledger;
 use cuda_mem::mapped::ManagedBuffer;
@@ -40,18 +40,22 @@ fn basic(env: &Environment) -> Result<()> {
     }
     // Memory of every origin has some window.
     let mut pooled = env.pool()?.alloc_zeroed::<u8>(&stream, 5000)?;
-    let mut window = WindowOptions::new().open(&mut pooled)?;
+    let mut window = CpuMappingOptions::new().open(&mut pooled)?;
     window.write(4000, &[9; 1000])?;
     window.close()?;
     ensure!(pooled.to_vec()?[3999..4001] == [0, 9]);
     let mut mapped = mapped(env, &stream, 5000)?;
-    let mut window = WindowOptions::new().open(&mut mapped)?;
+    let mut window = CpuMappingOptions::new().open(&mut mapped)?;
     window.write(0, &[8; 5000])?;
     window.close()?;
     ensure!(mapped.to_vec()? == [8; 5000]);
     let mut managed = ManagedBuffer::<u8>::zeroed(&stream, 100)?.into_buffer();
-    let mut window = WindowOptions::new().open(&mut managed)?;
-    ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
+    let mut window = CpuMappingOptions::new().open(&mut managed)?;
+    ensure!(
+        window.kind() == CpuMappingKind::Copies,
+        "{}",
+        window.choice()
+    );
     window.store(3, 3)?;
     ensure!(window.load(3)? == 3);
     Ok(())
@@ -64,7 +68,9 @@ fn unaligned_mapping(env: &Environment) -> Result<()> {
         let mut buffer = memory::<u8>(&stream, kind, 300_000)?;
         for start in [0, 1, 4, 511, 4096, 65_535, 65_536, 65_540, 131_073] {
             buffer.zero()?;
-            let options = WindowOptions::new().only([kind]).range(start..start + 1001);
+            let options = CpuMappingOptions::new()
+                .only([kind])
+                .range(start..start + 1001);
             let mut window = options.open(&mut buffer)?;
             ensure!(window.len() == 1001);
             let bytes = walking_bit(1001);
@@ -119,7 +125,7 @@ fn mix_mappings(env: &Environment) -> Result<()> {
         // Large enough to share no page with another.
         buffers.push(memory::<u8>(&stream, *kind, 2 << 20)?);
     }
-    let part = WindowOptions::new().range(0..70_000);
+    let part = CpuMappingOptions::new().range(0..70_000);
     let both = buffers.iter_mut().zip(&kinds);
     let mut windows = both
         .map(|(buffer, kind)| Ok(part.clone().only([*kind]).open(buffer)?))
@@ -169,11 +175,11 @@ fn child_thread_opens_a_window(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn a_window_waits_for_the_streams(env: &Environment) -> Result<()> {
     let (stream, other) = (env.stream()?, env.stream()?);
-    let mut buffer = memory::<u32>(&stream, WindowKind::HostMapped, 1000)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::HostMapped, 1000)?;
     for value in 1..20 {
         buffer.on(&other)?.fill(value)?;
         // It is lent and back: both streams have work.
-        let window = open(&mut buffer, WindowKind::HostMapped)?;
+        let window = open(&mut buffer, CpuMappingKind::HostMapped)?;
         ensure!(window.load(999)? == value);
     }
     // What it waits for is this.
@@ -181,7 +187,7 @@ fn a_window_waits_for_the_streams(env: &Environment) -> Result<()> {
     buffer.on(&other)?.fill(50)?;
     let opened = std::thread::scope(|scope| {
         let opening = scope.spawn(|| {
-            let window = open(&mut buffer, WindowKind::HostMapped)?;
+            let window = open(&mut buffer, CpuMappingKind::HostMapped)?;
             anyhow::Ok(window.load(0)?)
         });
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -223,14 +229,16 @@ fn what_is_outside_is_refused(env: &Environment) -> Result<()> {
         buffer.fill(1)?;
         let backwards = std::ops::Range { start: 5, end: 4 };
         for range in [0..11, 11..11, backwards, 3..usize::MAX] {
-            let refused = WindowOptions::new().range(range.clone()).open(&mut buffer);
+            let refused = CpuMappingOptions::new()
+                .range(range.clone())
+                .open(&mut buffer);
             let error = refused.map(drop).expect_err("no such range");
             ensure!(
                 error.kind() == ErrorKind::InvalidValue,
                 "{range:?}: {error}"
             );
         }
-        let mut window = WindowOptions::new()
+        let mut window = CpuMappingOptions::new()
             .only([kind])
             .range(2..6)
             .open(&mut buffer)?;
@@ -261,15 +269,15 @@ fn what_is_outside_is_refused(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn no_bytes_are_a_window_too(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut none = WindowOptions::new().alloc::<u32>(&stream, 0)?;
-    let mut window = WindowOptions::new().open(&mut none)?;
+    let mut none = CpuMappingOptions::new().alloc::<u32>(&stream, 0)?;
+    let mut window = CpuMappingOptions::new().open(&mut none)?;
     ensure!(window.is_empty() && window.mapping().is_none());
     window.write(0, &[])?;
     window.flush()?;
     ensure!(window.load(0).is_err());
     window.close()?;
-    let mut some = WindowOptions::new().alloc::<u32>(&stream, 10)?;
-    let window = WindowOptions::new().range(10..10).open(&mut some)?;
+    let mut some = CpuMappingOptions::new().alloc::<u32>(&stream, 10)?;
+    let window = CpuMappingOptions::new().range(10..10).open(&mut some)?;
     ensure!(window.size_bytes() == 0);
     Ok(())
 }
@@ -291,10 +299,10 @@ fn other_buffers_go_on_beside_it(env: &Environment) -> Result<()> {
             );
         }
         let is_cached = window.mapping() == Some(MappingKind::Cached);
-        ensure!(kind != WindowKind::HostMapped || is_cached);
+        ensure!(kind != CpuMappingKind::HostMapped || is_cached);
         let info = env.driver.pointer_info(window.address())?;
         let is_host = info.is_some_and(|info| info.kind == MemoryKind::Host);
-        ensure!(is_host == (kind == WindowKind::HostMapped));
+        ensure!(is_host == (kind == CpuMappingKind::HostMapped));
     }
     Ok(())
 }
@@ -303,9 +311,9 @@ fn other_buffers_go_on_beside_it(env: &Environment) -> Result<()> {
 fn windows_for_copies_come_and_go_beside_other_work(env: &Environment) -> Result<()> {
     let context = env.context()?;
     let (stream, other) = (context.stream()?, context.stream()?);
-    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 100)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Copies, 100)?;
     // The first one makes what they all copy through.
-    open(&mut buffer, WindowKind::Copies)?.close()?;
+    open(&mut buffer, CpuMappingKind::Copies)?.close()?;
     let held = hold(&other)?;
     let (is_over, over) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -315,7 +323,7 @@ fn windows_for_copies_come_and_go_beside_other_work(env: &Environment) -> Result
             drop(held);
         });
         for value in 1..5 {
-            let mut window = open(&mut buffer, WindowKind::Copies)?;
+            let mut window = open(&mut buffer, CpuMappingKind::Copies)?;
             window.store(3, value)?;
             ensure!(window.load(3)? == value);
             window.close()?;

@@ -1,7 +1,9 @@
 //! What cannot be had is said, and nothing is lost.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::cpu_mapping::{Gdr, MappingKind, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::cpu_mapping::{
+    CpuMappingKind, CpuMappingOptions, CpuMappingReason, Gdr, MappingKind,
+};
 use cuda_mem::driver::Location;
 use cuda_mem::interop::CaptureMode;
 use cuda_mem::mapped::MappedMemory;
@@ -18,18 +20,18 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
     let has = kinds(&stream)?;
     // Large enough to have pages of its own.
     let len = (2 << 20) / 4;
-    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, len)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Copies, len)?;
     buffer.fill(3)?;
     // Each kind that is not here says why, also in words.
     for kind in [
-        WindowKind::DmaBuf,
-        WindowKind::Gdrcopy,
-        WindowKind::HostMapped,
+        CpuMappingKind::DmaBuf,
+        CpuMappingKind::Gdrcopy,
+        CpuMappingKind::HostMapped,
     ] {
-        if has.contains(&kind) && kind != WindowKind::HostMapped {
+        if has.contains(&kind) && kind != CpuMappingKind::HostMapped {
             continue;
         }
-        let refused = WindowOptions::new()
+        let refused = CpuMappingOptions::new()
             .only([kind])
             .open(&mut buffer)
             .map(drop);
@@ -40,20 +42,20 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
             "{error}"
         );
     }
-    if !has.contains(&WindowKind::Gdrcopy) {
+    if !has.contains(&CpuMappingKind::Gdrcopy) {
         let error = Gdr::load()
             .map(drop)
             .expect_err("or there would be such windows");
         ensure!(error.kind() == ErrorKind::GdrMissing, "{error}");
         // It comes behind dma-bufs.
-        let others = WindowOptions::new().refuse([WindowKind::DmaBuf]);
+        let others = CpuMappingOptions::new().refuse([CpuMappingKind::DmaBuf]);
         let window = others.open(&mut buffer)?;
         let reasons = window.choice().left_out();
         let (_, reason) = reasons
             .iter()
-            .find(|(kind, _)| *kind == WindowKind::Gdrcopy)
+            .find(|(kind, _)| *kind == CpuMappingKind::Gdrcopy)
             .context("it was left out")?;
-        let WindowReason::Failed(error) = reason else {
+        let CpuMappingReason::Failed(error) = reason else {
             anyhow::bail!("tried and failed, not {reason}");
         };
         ensure!(error.kind() == ErrorKind::GdrMissing);
@@ -64,8 +66,8 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
             "{text}"
         );
     }
-    let none = WindowOptions::new()
-        .refuse(WindowKind::ALL)
+    let none = CpuMappingOptions::new()
+        .refuse(CpuMappingKind::ALL)
         .open(&mut buffer);
     let error = none.map(drop).expect_err("all are refused");
     ensure!(error.kind() == ErrorKind::NoWindow && error.to_string().contains("not wanted"));
@@ -76,28 +78,28 @@ fn what_cannot_be_had_is_said(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn preferences_are_kept(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut host = memory::<u32>(&stream, WindowKind::HostMapped, 100)?;
-    ensure!(WindowOptions::new().open(&mut host)?.kind() == WindowKind::HostMapped);
+    let mut host = memory::<u32>(&stream, CpuMappingKind::HostMapped, 100)?;
+    ensure!(CpuMappingOptions::new().open(&mut host)?.kind() == CpuMappingKind::HostMapped);
     for (options, expected) in [
         (
-            WindowOptions::new().prefer([WindowKind::Copies]),
-            WindowKind::Copies,
+            CpuMappingOptions::new().prefer([CpuMappingKind::Copies]),
+            CpuMappingKind::Copies,
         ),
         (
-            WindowOptions::new().prefer([WindowKind::DmaBuf]),
-            WindowKind::HostMapped,
+            CpuMappingOptions::new().prefer([CpuMappingKind::DmaBuf]),
+            CpuMappingKind::HostMapped,
         ),
         (
-            WindowOptions::new().refuse([WindowKind::HostMapped]),
-            WindowKind::Copies,
+            CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]),
+            CpuMappingKind::Copies,
         ),
         (
-            WindowOptions::new().mapping(MappingKind::Cached),
-            WindowKind::HostMapped,
+            CpuMappingOptions::new().mapping(MappingKind::Cached),
+            CpuMappingKind::HostMapped,
         ),
         (
-            WindowOptions::new().mapping(MappingKind::WriteCombining),
-            WindowKind::Copies,
+            CpuMappingOptions::new().mapping(MappingKind::WriteCombining),
+            CpuMappingKind::Copies,
         ),
     ] {
         let window = options.open(&mut host)?;
@@ -107,7 +109,10 @@ fn preferences_are_kept(env: &Environment) -> Result<()> {
             window.choice()
         );
     }
-    let text = WindowOptions::new().open(&mut host)?.choice().to_string();
+    let text = CpuMappingOptions::new()
+        .open(&mut host)?
+        .choice()
+        .to_string();
     ensure!(
         text.starts_with("host-mapped; not dma-buf: the memory is the host's"),
         "{text}"
@@ -118,9 +123,9 @@ fn preferences_are_kept(env: &Environment) -> Result<()> {
 #[apply(case_alone)]
 fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
     let (stream, other) = (env.stream()?, env.stream()?);
-    let mut host = memory::<u32>(&other, WindowKind::HostMapped, 100)?;
-    let mut device = memory::<u32>(&other, WindowKind::Copies, 100)?;
-    let mut copies = open(&mut device, WindowKind::Copies)?;
+    let mut host = memory::<u32>(&other, CpuMappingKind::HostMapped, 100)?;
+    let mut device = memory::<u32>(&other, CpuMappingKind::Copies, 100)?;
+    let mut copies = open(&mut device, CpuMappingKind::Copies)?;
     copies.store(0, 1)?;
     for mode in [
         CaptureMode::Global,
@@ -128,7 +133,7 @@ fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
         CaptureMode::Relaxed,
     ] {
         let (_, seen) = stream.capture(mode, |_| {
-            let mut window = WindowOptions::new().open(&mut host)?;
+            let mut window = CpuMappingOptions::new().open(&mut host)?;
             window.store(5, 55)?;
             copies.store(5, 66)?;
             Ok((window.load(5)?, copies.load(5)?))
@@ -137,7 +142,7 @@ fn a_capture_is_not_disturbed(env: &Environment) -> Result<()> {
     }
     // The buffer's own stream: a window would have to wait for it.
     let refused = other.capture(CaptureMode::Relaxed, |_| {
-        let refused = WindowOptions::new().open(&mut host).map(drop);
+        let refused = CpuMappingOptions::new().open(&mut host).map(drop);
         Ok(refused.expect_err("its stream is captured").kind())
     });
     ensure!(refused?.1 == ErrorKind::Capturing);
@@ -149,8 +154,8 @@ fn memory_that_the_host_may_not_touch_is_copied(env: &Environment) -> Result<()>
     env.need(12, 2)?;
     let stream = env.stream()?;
     for (of_host, expected) in [
-        (None, WindowKind::Copies),
-        (Some(Access::ReadWrite), WindowKind::HostMapped),
+        (None, CpuMappingKind::Copies),
+        (Some(Access::ReadWrite), CpuMappingKind::HostMapped),
     ] {
         let mut memory = MappedMemory::builder_at(env.driver, Location::HostNuma(0))
             .accessible_from([Location::Device(env.device()?)])
@@ -161,7 +166,7 @@ fn memory_that_the_host_may_not_touch_is_copied(env: &Environment) -> Result<()>
         let mut buffer = memory
             .into_buffer::<u32>(&stream, 100)
             .map_err(|failed| failed.error)?;
-        let mut window = WindowOptions::new().open(&mut buffer)?;
+        let mut window = CpuMappingOptions::new().open(&mut buffer)?;
         ensure!(window.kind() == expected, "{}", window.choice());
         window.store(3, 33)?;
         ensure!(window.load(3)? == 33);
@@ -178,7 +183,7 @@ fn combined_memory_is_told_so(env: &Environment) -> Result<()> {
     ] {
         let pinned = Resource::new(PinnedResource::with_flags(env.driver, flags));
         let mut buffer = pinned.alloc::<u32>(&stream, 1000)?;
-        let mut window = WindowOptions::new().open(&mut buffer)?;
+        let mut window = CpuMappingOptions::new().open(&mut buffer)?;
         ensure!(window.mapping() == Some(expected), "{flags:?}: {window:?}");
         window.write(0, &[7; 1000])?;
         window.flush()?;
@@ -194,7 +199,7 @@ fn a_wish_for_a_mapping_holds_for_memory_of_the_host(env: &Environment) -> Resul
     let stream = env.stream()?;
     let kinds = [MappingKind::WriteCombining, MappingKind::Cached];
     for kind in kinds {
-        let only = WindowOptions::new().only([WindowKind::HostMapped]);
+        let only = CpuMappingOptions::new().only([CpuMappingKind::HostMapped]);
         let mut buffer = only.clone().mapping(kind).alloc::<u32>(&stream, 100)?;
         ensure!(only.open(&mut buffer)?.mapping() == Some(kind));
         for wish in kinds {
@@ -223,7 +228,7 @@ fn a_wish_for_a_mapping_holds_for_memory_of_the_host(env: &Environment) -> Resul
 fn a_capture_of_somebody_else_is_not_disturbed(env: &Environment) -> Result<()> {
     env.need(11, 4)?;
     let (captured, stream) = (env.stream()?, env.stream()?);
-    let options = WindowOptions::new().only([WindowKind::HostMapped]);
+    let options = CpuMappingOptions::new().only([CpuMappingKind::HostMapped]);
     let mut buffer = options.alloc::<u32>(&stream, 100)?;
     for mode in 0..3 {
         buffer.fill(7)?;

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::driver::Location;
 use cuda_mem::mapped::{Advice, ManagedBuffer};
-use cuda_mem::placement::{AccessPattern, Machine, PlacementKind, PlacementRequest};
+use cuda_mem::placement::{AccessPattern, PlacementKind, PlacementRequest, Topology};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error, ErrorKind};
 use cuda_mem_tests::environment::Environment;
@@ -168,7 +168,7 @@ mod refused {
         ensure!(devices.len() == 2);
         let request = PlacementRequest::bytes(1).access(AccessPattern::SharedInTurns);
         for devices in [&devices[..1], &devices] {
-            let mut machine = Machine::gather(devices)?;
+            let mut machine = Topology::gather(devices)?;
             ensure!(machine.others_concurrent_managed_access == (devices.len() == 2));
             for device in &mut machine.devices {
                 device.concurrent_managed_access |= devices.len() == 1;

@@ -2,7 +2,7 @@
 //! codes. Each time the caller gets a typed error, or the destructor reports; nothing is left over, nothing panics.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::placement::{AccessPattern as A, Export, Lifetime, Machine, PlacementRequest};
+use cuda_mem::placement::{AccessPattern as A, Export, Lifetime, PlacementRequest, Topology};
 use cuda_mem::sys::CUresult;
 use cuda_mem::{Driver, Error};
 use cuda_mem_tests::environment::Environment;
@@ -16,7 +16,7 @@ use cuda_sim::Live;
 fn places(driver: Driver) -> Result<(), Error> {
     let devices = driver.devices()?;
     let stream = devices[0].primary_context()?.stream()?;
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     let request = |access| PlacementRequest::bytes(2 << 20).access(access);
     let short = |access| request(access).lifetime(Lifetime::Short);
     let mut plain = machine.clone();
@@ -96,7 +96,7 @@ fn a_sample_of_pairs_of_calls_fails(env: &Environment) -> Result<()> {
 fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
     let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
-    let mut machine = Machine::gather(&devices)?;
+    let mut machine = Topology::gather(&devices)?;
     machine.devices[0].memory_pools = false;
     let request = |access| PlacementRequest::bytes(1000).access(access);
     for (request, function) in [
@@ -140,7 +140,7 @@ fn memory_that_could_not_be_freed_comes_back(env: &Environment) -> Result<()> {
 fn whole_pages_are_filled_without_elements(env: &Environment) -> Result<()> {
     let (devices, control) = (env.driver.devices()?, env.control()?);
     let stream = devices[0].primary_context()?.stream()?;
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     let request = PlacementRequest::bytes(1000).export(Export::PosixFd);
     for (request, fills) in [(request.clone(), 0), (request.zeroed(), 1)] {
         let placement = request.place(&machine)?;

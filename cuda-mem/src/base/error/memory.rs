@@ -24,27 +24,27 @@ pub struct OutOfMemory {
     pub device_free: Option<u64>,
     /// Bytes of the device.
     pub device_total: Option<u64>,
-    /// What was done before giving up, in order. Empty unless a [`Ladder`](crate::memory::Ladder) was asked.
-    pub tried: Vec<Tried>,
+    /// What was done before giving up, in order. Empty unless a [`RecoveryPolicy`](crate::memory::RecoveryPolicy) was asked.
+    pub tried: Vec<Attempt>,
 }
 
 /// Something that was done because memory had run out, before the request was made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Tried {
+pub struct Attempt {
     /// What.
     pub remedy: Remedy,
     /// How it failed, if it did. The request was made again all the same.
     pub error: Option<ErrorKind>,
 }
 
-impl Tried {
+impl Attempt {
     pub(crate) fn new(remedy: Remedy, error: Option<ErrorKind>) -> Self {
         Self { remedy, error }
     }
 }
 
-/// What can be done when memory has run out. A step of a [`Ladder`](crate::memory::Ladder).
+/// What can be done when memory has run out. A step of a [`RecoveryPolicy`](crate::memory::RecoveryPolicy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
@@ -188,8 +188,8 @@ mod tests {
         let memory = OutOfMemory {
             asked: 2048,
             tried: vec![
-                Tried::new(Remedy::Retry, None),
-                Tried::new(Remedy::WaitForStream, Some(ErrorKind::Capturing)),
+                Attempt::new(Remedy::Retry, None),
+                Attempt::new(Remedy::WaitForStream, Some(ErrorKind::Capturing)),
             ],
             ..OutOfMemory::default()
         };

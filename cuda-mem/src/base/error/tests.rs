@@ -7,7 +7,7 @@ use cuda_driver_sys::gdr;
 use cuda_driver_sys::nvml::{self, nvmlReturn_t};
 use cuda_driver_sys::{CUresult, CudaVersion, MissingSymbol};
 
-use super::{Cause, Error, ErrorKind, Failed, OutOfMemory, Refusal, Remedy, Tried, took_effect};
+use super::{Attempt, Cause, Error, ErrorKind, Failed, OutOfMemory, Refusal, Remedy, took_effect};
 
 /// The name of a variant. Without a wildcard, so that a new one has to be added, here and to `samples`.
 fn name(cause: &Cause) -> &'static str {
@@ -62,7 +62,7 @@ fn samples() -> Vec<Error> {
     let (code, text) = (CUresult::CUDA_ERROR_INVALID_VALUE, || "a reason".to_owned());
     let memory = OutOfMemory {
         asked: 7,
-        tried: vec![Tried::new(Remedy::Retry, Some(ErrorKind::Capturing))],
+        tried: vec![Attempt::new(Remedy::Retry, Some(ErrorKind::Capturing))],
         ..OutOfMemory::default()
     };
     // SAFETY: there is no such file, so nothing of it can run.

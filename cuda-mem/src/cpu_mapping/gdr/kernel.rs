@@ -10,7 +10,7 @@ const FOLDER: &str = "/proc/driver/gdrdrv";
 /// What gdrcopy's kernel module tells about itself. From [`Gdr::kernel_facts`](crate::cpu_mapping::Gdr::kernel_facts).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct GdrKernelFacts {
+pub struct GdrKernelInfo {
     /// Its version, such as `2.5`.
     pub version: Option<String>,
     /// Whether it was built for the driver's `opensource` or `proprietary` modules.
@@ -24,7 +24,7 @@ pub struct GdrKernelFacts {
     pub pinned: Option<i64>,
 }
 
-impl GdrKernelFacts {
+impl GdrKernelInfo {
     /// `None` if there is no such module, or it tells nothing.
     pub(super) fn read() -> Result<Option<Self>> {
         Self::read_from(Path::new(FOLDER))
@@ -88,7 +88,7 @@ mod tests {
     fn lines_are_names_and_values() {
         let params = "Version: 2.5\nBuilt for NVIDIA driver flavor: opensource\n\
                       Use persistent mapping: no\ndbg_enabled: 1\nnonsense\n";
-        let facts = GdrKernelFacts::parse(params, Some("17\n"));
+        let facts = GdrKernelInfo::parse(params, Some("17\n"));
         assert_eq!(facts.version.as_deref(), Some("2.5"));
         assert_eq!(facts.flavour.as_deref(), Some("opensource"));
         assert_eq!((facts.is_persistent, facts.pinned), (Some(false), Some(17)));
@@ -98,8 +98,8 @@ mod tests {
             ("dbg_enabled".to_owned(), "1".to_owned())
         );
         assert_eq!(
-            GdrKernelFacts::parse("", Some("many")),
-            GdrKernelFacts::default()
+            GdrKernelInfo::parse("", Some("many")),
+            GdrKernelInfo::default()
         );
     }
 
@@ -107,7 +107,7 @@ mod tests {
     #[cfg(not(miri))] // Miri does not read files.
     fn a_module_that_is_not_there_tells_nothing() {
         let nowhere = Path::new("/nowhere/gdrdrv");
-        assert_eq!(GdrKernelFacts::read_from(nowhere).expect("no error"), None);
+        assert_eq!(GdrKernelInfo::read_from(nowhere).expect("no error"), None);
     }
 
     #[test]
@@ -116,12 +116,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("cuda-mem-gdrdrv-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::write(folder.join("params"), "Use persistent mapping: yes\n").expect("a file");
-        let facts = GdrKernelFacts::read_from(&folder)
+        let facts = GdrKernelInfo::read_from(&folder)
             .expect("readable")
             .expect("there");
         assert_eq!((facts.is_persistent, facts.pinned), (Some(true), None));
         std::fs::write(folder.join("nv_get_pages_refcount"), "3\n").expect("a file");
-        let facts = GdrKernelFacts::read_from(&folder)
+        let facts = GdrKernelInfo::read_from(&folder)
             .expect("readable")
             .expect("there");
         assert_eq!(facts.pinned, Some(3));

@@ -3,7 +3,7 @@
 mod kernel;
 mod pinned;
 
-pub use kernel::GdrKernelFacts;
+pub use kernel::GdrKernelInfo;
 pub(crate) use pinned::GdrMapping;
 
 use std::fmt;
@@ -32,7 +32,7 @@ use crate::driver::raw;
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
-/// [`Window`](crate::cpu_mapping::Window)s use it by themselves. It stays open until the process ends. In a fork nothing of it
+/// [`CpuMapping`](crate::cpu_mapping::CpuMapping)s use it by themselves. It stays open until the process ends. In a fork nothing of it
 /// can be used.
 #[derive(Clone, Copy)]
 pub struct Gdr(&'static Open);
@@ -175,8 +175,8 @@ impl Gdr {
     ///
     /// [`System`](ErrorKind::System) if what is there cannot be read.
     #[doc(alias = "/proc/driver/gdrdrv")]
-    pub fn kernel_facts() -> Result<Option<GdrKernelFacts>> {
-        GdrKernelFacts::read()
+    pub fn kernel_facts() -> Result<Option<GdrKernelInfo>> {
+        GdrKernelInfo::read()
     }
 
     /// The handle, for one thread at a time.

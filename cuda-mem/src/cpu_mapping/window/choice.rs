@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use super::kind::{MappingKind, WindowKind, WindowReason};
-use super::options::WindowOptions;
+use super::kind::{CpuMappingKind, CpuMappingReason, MappingKind};
+use super::options::CpuMappingOptions;
 use crate::driver::pointer::MemoryKind;
 
 /// What the choice depends on beside the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct WindowFacts {
+pub struct CpuMappingInfo {
     /// Where the memory is.
     pub memory: MemoryKind,
     /// Whether threads of the host may touch the memory, if it is the host's.
@@ -28,7 +28,7 @@ pub struct WindowFacts {
     pub bar1_free: Option<u64>,
 }
 
-impl WindowFacts {
+impl CpuMappingInfo {
     /// Memory of a device, of which nothing speaks against a window, and nothing for one.
     #[must_use]
     pub fn of(memory: MemoryKind) -> Self {
@@ -45,35 +45,35 @@ impl WindowFacts {
     }
 }
 
-/// What was decided. The [`WindowChoice::kind`] of an open window is the one that it has.
+/// What was decided. The [`CpuMappingChoice::kind`] of an open window is the one that it has.
 #[derive(Clone, Debug)]
-pub struct WindowChoice {
+pub struct CpuMappingChoice {
     /// Those that may work, the best first.
-    pub(super) candidates: Vec<WindowKind>,
+    pub(super) candidates: Vec<CpuMappingKind>,
     /// The others, with the reason.
-    pub(super) left_out: Vec<(WindowKind, WindowReason)>,
+    pub(super) left_out: Vec<(CpuMappingKind, CpuMappingReason)>,
 }
 
-impl WindowChoice {
+impl CpuMappingChoice {
     /// Decides by facts and wishes alone: asks nobody, and always answers the same.
     ///
     /// ```
-    /// use cuda_mem::cpu_mapping::{WindowChoice, WindowFacts, WindowKind, WindowOptions};
+    /// use cuda_mem::cpu_mapping::{CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions};
     /// use cuda_mem::driver::MemoryKind;
     ///
-    /// let mut facts = WindowFacts::of(MemoryKind::Device);
-    /// let choice = WindowChoice::new(&facts, &WindowOptions::new());
-    /// assert_eq!(choice.candidates(), [WindowKind::Gdrcopy, WindowKind::Copies]);
+    /// let mut facts = CpuMappingInfo::of(MemoryKind::Device);
+    /// let choice = CpuMappingChoice::new(&facts, &CpuMappingOptions::new());
+    /// assert_eq!(choice.candidates(), [CpuMappingKind::Gdrcopy, CpuMappingKind::Copies]);
     ///
     /// facts.gpu_direct = Some(false);
-    /// let choice = WindowChoice::new(&facts, &WindowOptions::new());
-    /// assert_eq!(choice.kind(), Some(WindowKind::Copies));
+    /// let choice = CpuMappingChoice::new(&facts, &CpuMappingOptions::new());
+    /// assert_eq!(choice.kind(), Some(CpuMappingKind::Copies));
     /// println!("{choice}"); // copies; not gdrcopy: the driver lets nobody else …
     /// ```
     #[must_use]
-    pub fn new(facts: &WindowFacts, options: &WindowOptions) -> Self {
+    pub fn new(facts: &CpuMappingInfo, options: &CpuMappingOptions) -> Self {
         let mut order = options.preferred.clone();
-        for kind in WindowKind::ALL {
+        for kind in CpuMappingKind::ALL {
             if !order.contains(&kind) {
                 order.push(kind);
             }
@@ -93,24 +93,24 @@ impl WindowChoice {
 
     /// The one that was taken, or would be tried first; `None` if none is left.
     #[must_use]
-    pub fn kind(&self) -> Option<WindowKind> {
+    pub fn kind(&self) -> Option<CpuMappingKind> {
         self.candidates.first().copied()
     }
 
     /// Those that may work, the best first. Of an open window it is the one that it has.
     #[must_use]
-    pub fn candidates(&self) -> &[WindowKind] {
+    pub fn candidates(&self) -> &[CpuMappingKind] {
         &self.candidates
     }
 
     /// The others, each with the reason, in the order in which they were looked at.
     #[must_use]
-    pub fn left_out(&self) -> &[(WindowKind, WindowReason)] {
+    pub fn left_out(&self) -> &[(CpuMappingKind, CpuMappingReason)] {
         &self.left_out
     }
 
     /// The first candidate was tried and failed.
-    pub(super) fn leave_out(&mut self, kind: WindowKind, reason: WindowReason) {
+    pub(super) fn leave_out(&mut self, kind: CpuMappingKind, reason: CpuMappingReason) {
         self.candidates.retain(|other| *other != kind);
         self.left_out.push((kind, reason));
     }
@@ -120,19 +120,19 @@ impl WindowChoice {
         let others = self.candidates.split_off(self.candidates.len().min(1));
         let others = others.into_iter();
         self.left_out
-            .extend(others.map(|kind| (kind, WindowReason::NotNeeded)));
+            .extend(others.map(|kind| (kind, CpuMappingReason::NotNeeded)));
     }
 }
 
 /// `copies; not gdrcopy: …; not dma-buf: …`.
-impl fmt::Display for WindowChoice {
+impl fmt::Display for CpuMappingChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
             Some(kind) => write!(f, "{kind}")?,
             None => f.write_str("none")?,
         }
         for (kind, reason) in &self.left_out {
-            if !matches!(reason, WindowReason::NotNeeded) {
+            if !matches!(reason, CpuMappingReason::NotNeeded) {
                 write!(f, "; not {kind}: {reason}")?;
             }
         }
@@ -141,32 +141,36 @@ impl fmt::Display for WindowChoice {
 }
 
 fn reason_against(
-    kind: WindowKind,
-    facts: &WindowFacts,
-    options: &WindowOptions,
-) -> Option<WindowReason> {
+    kind: CpuMappingKind,
+    facts: &CpuMappingInfo,
+    options: &CpuMappingOptions,
+) -> Option<CpuMappingReason> {
     if options.refused.contains(&kind) {
-        return Some(WindowReason::Refused);
+        return Some(CpuMappingReason::Refused);
     }
     let is_of_host = facts.memory == MemoryKind::Host;
     match kind {
-        WindowKind::Copies => None,
-        _ if facts.memory == MemoryKind::Managed => Some(WindowReason::ManagedMemory),
-        WindowKind::HostMapped if !is_of_host => Some(WindowReason::MemoryOfDevice),
-        WindowKind::HostMapped if !facts.host_access => Some(WindowReason::NoAccess),
-        WindowKind::HostMapped => options
+        CpuMappingKind::Copies => None,
+        _ if facts.memory == MemoryKind::Managed => Some(CpuMappingReason::ManagedMemory),
+        CpuMappingKind::HostMapped if !is_of_host => Some(CpuMappingReason::MemoryOfDevice),
+        CpuMappingKind::HostMapped if !facts.host_access => Some(CpuMappingReason::NoAccess),
+        CpuMappingKind::HostMapped => options
             .mapping
             .is_some_and(|wanted| wanted != facts.host_mapping)
-            .then_some(WindowReason::NoSuchMapping),
-        _ if is_of_host => Some(WindowReason::MemoryOfHost),
-        WindowKind::Gdrcopy if facts.gpu_direct == Some(false) => Some(WindowReason::NotGpuDirect),
-        WindowKind::Gdrcopy if !facts.own_pages => Some(WindowReason::SharedPages),
-        WindowKind::DmaBuf if !facts.dma_buf_mapping => Some(WindowReason::NoDmaBufMapping),
-        WindowKind::DmaBuf if options.mapping.is_some() => Some(WindowReason::NoSuchMapping),
-        WindowKind::DmaBuf | WindowKind::Gdrcopy => facts
+            .then_some(CpuMappingReason::NoSuchMapping),
+        _ if is_of_host => Some(CpuMappingReason::MemoryOfHost),
+        CpuMappingKind::Gdrcopy if facts.gpu_direct == Some(false) => {
+            Some(CpuMappingReason::NotGpuDirect)
+        }
+        CpuMappingKind::Gdrcopy if !facts.own_pages => Some(CpuMappingReason::SharedPages),
+        CpuMappingKind::DmaBuf if !facts.dma_buf_mapping => Some(CpuMappingReason::NoDmaBufMapping),
+        CpuMappingKind::DmaBuf if options.mapping.is_some() => {
+            Some(CpuMappingReason::NoSuchMapping)
+        }
+        CpuMappingKind::DmaBuf | CpuMappingKind::Gdrcopy => facts
             .bar1_free
             .filter(|free| *free < facts.bar1_needed)
-            .map(|free| WindowReason::Bar1Full {
+            .map(|free| CpuMappingReason::Bar1Full {
                 needed: facts.bar1_needed,
                 free,
             }),
@@ -191,13 +195,13 @@ mod tests {
     ];
 
     /// Every combination of facts.
-    fn all_facts() -> Vec<WindowFacts> {
+    fn all_facts() -> Vec<CpuMappingInfo> {
         let mut all = Vec::new();
         for memory in MEMORIES {
             for gpu_direct in [None, Some(false), Some(true)] {
                 for bar1_free in [None, Some(1 << 16), Some((1 << 16) - 1)] {
                     for bits in 0..16 {
-                        all.push(WindowFacts {
+                        all.push(CpuMappingInfo {
                             memory,
                             host_access: bits & 4 == 4,
                             host_mapping: if bits & 8 == 8 {
@@ -219,16 +223,16 @@ mod tests {
     }
 
     /// Every combination of one preference, refusals and a mapping.
-    fn all_options() -> impl Iterator<Item = WindowOptions> {
-        let preferences = std::iter::once(None).chain(WindowKind::ALL.map(Some));
+    fn all_options() -> impl Iterator<Item = CpuMappingOptions> {
+        let preferences = std::iter::once(None).chain(CpuMappingKind::ALL.map(Some));
         preferences.flat_map(|preferred| {
             (0_u32..16).flat_map(move |refused| {
                 MAPPINGS.into_iter().map(move |mapping| {
                     let is_refused = |index: &usize| refused >> index & 1 == 1;
                     let refused = (0..4)
                         .filter(is_refused)
-                        .map(|index| WindowKind::ALL[index]);
-                    let mut options = WindowOptions::new().prefer(preferred).refuse(refused);
+                        .map(|index| CpuMappingKind::ALL[index]);
+                    let mut options = CpuMappingOptions::new().prefer(preferred).refuse(refused);
                     options.mapping = mapping;
                     options
                 })
@@ -241,8 +245,8 @@ mod tests {
         let mut firsts = Vec::new();
         for facts in all_facts() {
             for options in all_options() {
-                let choice = WindowChoice::new(&facts, &options);
-                for kind in WindowKind::ALL {
+                let choice = CpuMappingChoice::new(&facts, &options);
+                for kind in CpuMappingKind::ALL {
                     let candidates = choice.candidates.iter().filter(|other| **other == kind);
                     let reasons = choice.left_out.iter().filter(|(other, _)| *other == kind);
                     assert_eq!(candidates.count() + reasons.count(), 1, "{kind} {facts:?}");
@@ -251,8 +255,8 @@ mod tests {
                     }
                 }
                 // Copies go wherever they are not refused.
-                let copies = !options.refused.contains(&WindowKind::Copies);
-                assert_eq!(choice.candidates.contains(&WindowKind::Copies), copies);
+                let copies = !options.refused.contains(&CpuMappingKind::Copies);
+                assert_eq!(choice.candidates.contains(&CpuMappingKind::Copies), copies);
                 // A preference is kept if it is possible at all.
                 if let Some(wish) = options.preferred.first()
                     && choice.candidates.contains(wish)
@@ -262,7 +266,7 @@ mod tests {
                 firsts.extend(choice.kind());
             }
         }
-        for kind in WindowKind::ALL {
+        for kind in CpuMappingKind::ALL {
             assert!(firsts.contains(&kind), "{kind} is never first");
         }
     }
@@ -271,33 +275,41 @@ mod tests {
     fn what_is_possible_depends_on_the_memory() {
         for facts in all_facts() {
             for options in all_options().filter(|options| options.refused.is_empty()) {
-                let choice = WindowChoice::new(&facts, &options);
+                let choice = CpuMappingChoice::new(&facts, &options);
                 let has = |kind| choice.candidates.contains(&kind);
                 let is_device = !matches!(facts.memory, MemoryKind::Host | MemoryKind::Managed);
                 let fits = facts.bar1_free.is_none_or(|free| free >= facts.bar1_needed);
                 let gdrcopy =
                     is_device && facts.gpu_direct != Some(false) && facts.own_pages && fits;
-                assert_eq!(has(WindowKind::Gdrcopy), gdrcopy, "{facts:?}");
+                assert_eq!(has(CpuMappingKind::Gdrcopy), gdrcopy, "{facts:?}");
                 let dma_buf =
                     is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();
-                assert_eq!(has(WindowKind::DmaBuf), dma_buf, "{facts:?} {options:?}");
+                assert_eq!(
+                    has(CpuMappingKind::DmaBuf),
+                    dma_buf,
+                    "{facts:?} {options:?}"
+                );
                 let suits = options
                     .mapping
                     .is_none_or(|wish| wish == facts.host_mapping);
                 let host = facts.memory == MemoryKind::Host && facts.host_access && suits;
-                assert_eq!(has(WindowKind::HostMapped), host, "{facts:?} {options:?}");
+                assert_eq!(
+                    has(CpuMappingKind::HostMapped),
+                    host,
+                    "{facts:?} {options:?}"
+                );
             }
         }
     }
 
     #[test]
     fn the_reasons_are_told_in_words() {
-        let facts = WindowFacts {
+        let facts = CpuMappingInfo {
             gpu_direct: Some(false),
-            ..WindowFacts::of(MemoryKind::Device)
+            ..CpuMappingInfo::of(MemoryKind::Device)
         };
-        let options = WindowOptions::new().refuse([WindowKind::DmaBuf]);
-        let text = WindowChoice::new(&facts, &options).to_string();
+        let options = CpuMappingOptions::new().refuse([CpuMappingKind::DmaBuf]);
+        let text = CpuMappingChoice::new(&facts, &options).to_string();
         assert!(
             text.starts_with("copies; not host-mapped: the memory is the device's"),
             "{text}"
@@ -307,19 +319,19 @@ mod tests {
             text.contains("not gdrcopy: the driver lets nobody else"),
             "{text}"
         );
-        let full = WindowFacts {
+        let full = CpuMappingInfo {
             bar1_needed: 2 << 20,
             bar1_free: Some(1 << 20),
-            ..WindowFacts::of(MemoryKind::Device)
+            ..CpuMappingInfo::of(MemoryKind::Device)
         };
-        let text = WindowChoice::new(&full, &WindowOptions::new()).to_string();
+        let text = CpuMappingChoice::new(&full, &CpuMappingOptions::new()).to_string();
         assert!(
             text.contains("needs 2.0 MiB of BAR1, which has 1.0 MiB free"),
             "{text}"
         );
-        let none = WindowOptions::new().refuse(WindowKind::ALL);
+        let none = CpuMappingOptions::new().refuse(CpuMappingKind::ALL);
         assert!(
-            WindowChoice::new(&full, &none)
+            CpuMappingChoice::new(&full, &none)
                 .to_string()
                 .starts_with("none; not")
         );

@@ -8,7 +8,7 @@ use crate::base::error::{Bytes, Error};
 /// How a window reaches the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum WindowKind {
+pub enum CpuMappingKind {
     /// The memory is the host's own: the processor loads and stores it, and devices reach it over the bus.
     HostMapped,
     /// A dma-buf of the device's memory, mapped. CUDA 13.3 or newer with the open kernel modules.
@@ -21,7 +21,7 @@ pub enum WindowKind {
     Copies,
 }
 
-impl WindowKind {
+impl CpuMappingKind {
     /// All of them, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::HostMapped, Self::DmaBuf, Self::Gdrcopy, Self::Copies];
 
@@ -32,7 +32,7 @@ impl WindowKind {
     }
 }
 
-impl fmt::Display for WindowKind {
+impl fmt::Display for CpuMappingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::HostMapped => "host-mapped",
@@ -71,7 +71,7 @@ impl fmt::Display for MappingKind {
 /// Why a kind of window was not taken.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum WindowReason {
+pub enum CpuMappingReason {
     /// The caller does not want it.
     Refused,
     /// It is for memory of the host, and this is a device's.
@@ -105,7 +105,7 @@ pub enum WindowReason {
     NotNeeded,
 }
 
-impl fmt::Display for WindowReason {
+impl fmt::Display for CpuMappingReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Refused => "not wanted",

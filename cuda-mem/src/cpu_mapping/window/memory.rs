@@ -3,8 +3,8 @@
 use bytemuck::Pod;
 use cuda_driver_sys::CUdevice_attribute as Attribute;
 
-use super::kind::{MappingKind, WindowKind};
-use super::options::WindowOptions;
+use super::kind::{CpuMappingKind, MappingKind};
+use super::options::CpuMappingOptions;
 use crate::base::error::Result;
 use crate::cpu_mapping::gdr::Gdr;
 use crate::driver::device::Device;
@@ -16,7 +16,7 @@ use crate::stream::Stream;
 /// Smaller blocks share pages of the device with others.
 const OWN_PAGES: usize = 2 << 20;
 
-impl WindowOptions {
+impl CpuMappingOptions {
     /// Memory for a window like this, in the order of the stream. Its content is arbitrary. Where a window opens on
     /// memory of the device, it is [mapped memory](MappedMemory) made for others, in pages of its own (2 MiB at least),
     /// or of a [`DirectResource`] where the device has no such. Else it is pinned memory of the host, which the processor
@@ -31,35 +31,35 @@ impl WindowOptions {
         let device = stream.device();
         let can_map = |kind| -> Result<bool> {
             match kind {
-                WindowKind::DmaBuf if self.mapping.is_some() => Ok(false),
-                WindowKind::DmaBuf => {
+                CpuMappingKind::DmaBuf if self.mapping.is_some() => Ok(false),
+                CpuMappingKind::DmaBuf => {
                     device.has_attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)
                 }
-                WindowKind::Gdrcopy => Ok(Gdr::load().is_ok()),
-                WindowKind::HostMapped => Ok(self.mapping != Some(MappingKind::Device)),
-                WindowKind::Copies => Ok(true),
+                CpuMappingKind::Gdrcopy => Ok(Gdr::load().is_ok()),
+                CpuMappingKind::HostMapped => Ok(self.mapping != Some(MappingKind::Device)),
+                CpuMappingKind::Copies => Ok(true),
             }
         };
         let wished = self.preferred.iter().copied();
         let usual = [
-            WindowKind::DmaBuf,
-            WindowKind::Gdrcopy,
-            WindowKind::HostMapped,
+            CpuMappingKind::DmaBuf,
+            CpuMappingKind::Gdrcopy,
+            CpuMappingKind::HostMapped,
         ];
         for kind in wished.chain(usual) {
             if self.refused.contains(&kind) || !can_map(kind)? {
                 continue;
             }
             return match kind {
-                WindowKind::DmaBuf | WindowKind::Gdrcopy => of_device(device, stream, len),
-                WindowKind::HostMapped => {
+                CpuMappingKind::DmaBuf | CpuMappingKind::Gdrcopy => of_device(device, stream, len),
+                CpuMappingKind::HostMapped => {
                     let mut flags = HostFlags::default();
                     let combined = self.mapping == Some(MappingKind::WriteCombining);
                     flags.set(HostFlags::WRITE_COMBINED, combined);
                     let resource = PinnedResource::with_flags(device.driver(), flags);
                     Resource::new(resource).alloc(stream, len)
                 }
-                WindowKind::Copies => break,
+                CpuMappingKind::Copies => break,
             };
         }
         Resource::new(DirectResource::new(device)).alloc(stream, len)

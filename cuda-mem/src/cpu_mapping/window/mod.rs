@@ -11,9 +11,9 @@ mod options;
 mod staged;
 mod view;
 
-pub use choice::{WindowChoice, WindowFacts};
-pub use kind::{MappingKind, WindowKind, WindowReason};
-pub use options::WindowOptions;
+pub use choice::{CpuMappingChoice, CpuMappingInfo};
+pub use kind::{CpuMappingKind, CpuMappingReason, MappingKind};
+pub use options::CpuMappingOptions;
 
 use std::cell::RefCell;
 use std::fmt;
@@ -32,16 +32,16 @@ use view::{View, Way};
 /// Elements of a buffer that the host loads and stores by itself, at once and in no stream's order: flags that a
 /// running kernel looks at, doorbells, small messages and parameters.
 ///
-/// There are several ways to do that ([`WindowKind`]). The best that can be had is taken, and
+/// There are several ways to do that ([`CpuMappingKind`]). The best that can be had is taken, and
 /// [`choice`](Self::choice) says which, and why not another.
 ///
 /// ```
 /// use cuda_mem::Driver;
-/// use cuda_mem::cpu_mapping::WindowOptions;
+/// use cuda_mem::cpu_mapping::CpuMappingOptions;
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
-/// let options = WindowOptions::new();
+/// let options = CpuMappingOptions::new();
 /// let mut mailbox = options.alloc::<u64>(&stream, 512)?;
 ///
 /// let mut window = options.open(&mut mailbox)?;
@@ -63,12 +63,12 @@ use view::{View, Way};
 /// that says it is there.
 ///
 /// **Waiting.** Loads and stores wait for nothing. A copy, of a window that is open for
-/// [copies](WindowKind::Copies) or of what is beyond a [limit](WindowOptions::write_limit), waits for itself only. What
+/// [copies](CpuMappingKind::Copies) or of what is beyond a [limit](CpuMappingOptions::write_limit), waits for itself only. What
 /// it goes through, a stream and 64 KiB of pinned memory, is made when a window for copies opens or at the first copy
 /// beyond a limit, which may wait for a kernel that runs. The context keeps it for the next window.
 ///
 /// **Errors.** A direct window answers no errors but for places that it has not. One of
-/// [`Copies`](WindowKind::Copies) answers as the driver does.
+/// [`Copies`](CpuMappingKind::Copies) answers as the driver does.
 ///
 /// A fork has no mappings: a window that is used there ends it.
 ///
@@ -77,9 +77,9 @@ use view::{View, Way};
 ///
 /// ```compile_fail,E0505
 /// # use cuda_mem::DeviceBuffer;
-/// # use cuda_mem::cpu_mapping::WindowOptions;
+/// # use cuda_mem::cpu_mapping::CpuMappingOptions;
 /// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
-/// let mut window = WindowOptions::new().open(&mut buffer)?;
+/// let mut window = CpuMappingOptions::new().open(&mut buffer)?;
 /// drop(buffer); // error: it is borrowed
 /// window.store(0, 1)?;
 /// # Ok(())
@@ -90,9 +90,9 @@ use view::{View, Way};
 ///
 /// ```compile_fail,E0382
 /// # use cuda_mem::DeviceBuffer;
-/// # use cuda_mem::cpu_mapping::WindowOptions;
+/// # use cuda_mem::cpu_mapping::CpuMappingOptions;
 /// # fn example(mut buffer: DeviceBuffer<u32>) -> Result<(), cuda_mem::Error> {
-/// let mut window = WindowOptions::new().open(&mut buffer)?;
+/// let mut window = CpuMappingOptions::new().open(&mut buffer)?;
 /// window.close()?;
 /// window.store(0, 1)?; // error: use of moved value
 /// # Ok(())
@@ -100,19 +100,19 @@ use view::{View, Way};
 /// ```
 ///
 /// Kernels get the buffer from [`buffer`](Self::buffer).
-pub struct Window<'a, T: Pod> {
+pub struct CpuMapping<'a, T: Pod> {
     /// `None` for copies, and for no bytes. Ends before the borrow of the memory.
     view: Option<View>,
     /// Made when the window opens if that is all that it has, else when it is needed.
     copies: RefCell<Option<Staged>>,
     buffer: &'a mut DeviceBuffer<T>,
     elements: Range<usize>,
-    choice: WindowChoice,
+    choice: CpuMappingChoice,
     write_limit: usize,
     read_limit: usize,
 }
 
-impl<T: Pod> Window<'_, T> {
+impl<T: Pod> CpuMapping<'_, T> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -145,13 +145,13 @@ impl<T: Pod> Window<'_, T> {
 
     /// How the memory is reached.
     #[must_use]
-    pub fn kind(&self) -> WindowKind {
-        self.choice.kind().unwrap_or(WindowKind::Copies)
+    pub fn kind(&self) -> CpuMappingKind {
+        self.choice.kind().unwrap_or(CpuMappingKind::Copies)
     }
 
     /// How the memory is reached, and why not in another way.
     #[must_use]
-    pub fn choice(&self) -> &WindowChoice {
+    pub fn choice(&self) -> &CpuMappingChoice {
         &self.choice
     }
 
@@ -197,7 +197,7 @@ impl<T: Pod> Window<'_, T> {
     }
 
     /// Writes elements, the first of them at `start`: streaming stores, or a copy by the driver beyond the
-    /// [limit](WindowOptions::write_limit). The processor holds nothing back when this returns.
+    /// [limit](CpuMappingOptions::write_limit). The processor holds nothing back when this returns.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl<T: Pod> Window<'_, T> {
     }
 
     /// Reads elements, the first of them from `start`: streaming loads, or a copy by the driver beyond the
-    /// [limit](WindowOptions::read_limit).
+    /// [limit](CpuMappingOptions::read_limit).
     ///
     /// # Errors
     ///
@@ -358,7 +358,7 @@ impl<T: Pod> Window<'_, T> {
 
     fn item(&self) -> Item {
         let stream = self.buffer.stream();
-        Item::new(LedgerKind::Window, self.address())
+        Item::new(LedgerKind::CpuMapping, self.address())
             .of(stream.device().driver())
             .on(self.buffer.device())
     }
@@ -371,13 +371,13 @@ fn outside(what: &str, start: usize, len: usize, all: usize) -> Error {
     ))
 }
 
-impl<T: Pod> Drop for Window<'_, T> {
+impl<T: Pod> Drop for CpuMapping<'_, T> {
     fn drop(&mut self) {
         ledger::ended(&self.item());
     }
 }
 
-impl<T: Pod> fmt::Debug for Window<'_, T> {
+impl<T: Pod> fmt::Debug for CpuMapping<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Window")
             .field("kind", &self.kind())
@@ -392,5 +392,5 @@ impl<T: Pod> fmt::Debug for Window<'_, T> {
 // memory, and two threads that stored to one place would race.
 const _: () = {
     const fn assert<T: Send>() {}
-    assert::<Window<'_, u8>>();
+    assert::<CpuMapping<'_, u8>>();
 };

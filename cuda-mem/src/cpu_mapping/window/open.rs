@@ -9,12 +9,12 @@ use bytemuck::Pod;
 use cuda_driver_sys::gdr::{GPU_PAGE_SIZE, gdr_mapping_type_t};
 use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CUpointer_attribute};
 
-use super::Window;
-use super::choice::{WindowChoice, WindowFacts};
+use super::CpuMapping;
+use super::choice::{CpuMappingChoice, CpuMappingInfo};
 #[cfg(target_os = "linux")]
 use super::dma_buf::DmaBufMapping;
-use super::kind::{MappingKind, WindowKind, WindowReason};
-use super::options::{READ_LIMIT, WRITE_LIMIT, WindowOptions};
+use super::kind::{CpuMappingKind, CpuMappingReason, MappingKind};
+use super::options::{CpuMappingOptions, READ_LIMIT, WRITE_LIMIT};
 use super::view::{View, Way};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::pages;
@@ -27,19 +27,22 @@ use crate::memory::buffer::DeviceBuffer;
 use crate::memory::resource::HostFlags;
 use crate::placement::nvml::Nvml;
 
-impl<'a, T: Pod> Window<'a, T> {
+impl<'a, T: Pod> CpuMapping<'a, T> {
     #[track_caller]
-    pub(super) fn open(buffer: &'a mut DeviceBuffer<T>, options: &WindowOptions) -> Result<Self> {
+    pub(super) fn open(
+        buffer: &'a mut DeviceBuffer<T>,
+        options: &CpuMappingOptions,
+    ) -> Result<Self> {
         let elements = elements(buffer.len(), options)?;
         let bytes = elements.len() * size_of::<T>();
         // What no bytes have.
-        let copies = WindowOptions::new().only([WindowKind::Copies]);
+        let copies = CpuMappingOptions::new().only([CpuMappingKind::Copies]);
         let mut window = Self {
             view: None,
             copies: RefCell::new(None),
             buffer,
             elements,
-            choice: WindowChoice::new(&WindowFacts::of(MemoryKind::Device), &copies),
+            choice: CpuMappingChoice::new(&CpuMappingInfo::of(MemoryKind::Device), &copies),
             write_limit: usize::MAX,
             read_limit: usize::MAX,
         };
@@ -48,7 +51,7 @@ impl<'a, T: Pod> Window<'a, T> {
         window.wait()?;
         if bytes > 0 {
             let facts = window.facts(bytes, options)?;
-            window.choice = WindowChoice::new(&facts, options);
+            window.choice = CpuMappingChoice::new(&facts, options);
             window.try_all(bytes, &facts, options)?;
             let is_of_host = facts.memory == MemoryKind::Host;
             let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
@@ -67,7 +70,7 @@ impl<'a, T: Pod> Window<'a, T> {
         self.buffer.wait_for_stream()
     }
 
-    fn facts(&self, bytes: usize, options: &WindowOptions) -> Result<WindowFacts> {
+    fn facts(&self, bytes: usize, options: &CpuMappingOptions) -> Result<CpuMappingInfo> {
         let stream = self.buffer.stream();
         let device = self.buffer.device().unwrap_or(stream.device());
         let info = device.driver().pointer_info(self.address())?;
@@ -81,14 +84,14 @@ impl<'a, T: Pod> Window<'a, T> {
                 let end = info.start.saturating_add(info.bytes);
                 first >= info.start && first.saturating_add(whole as u64) <= end
             });
-        let mut facts = WindowFacts {
+        let mut facts = CpuMappingInfo {
             gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
             host_access: self.buffer.is_open_to_host().unwrap_or(true),
             own_pages,
             dma_buf_mapping: device
                 .has_attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED)?,
             bar1_needed: needed as u64,
-            ..WindowFacts::of(memory)
+            ..CpuMappingInfo::of(memory)
         };
         if memory == MemoryKind::Host {
             facts.host_mapping = self.host_mapping(&device)?;
@@ -102,8 +105,8 @@ impl<'a, T: Pod> Window<'a, T> {
     fn try_all(
         &mut self,
         bytes: usize,
-        facts: &WindowFacts,
-        options: &WindowOptions,
+        facts: &CpuMappingInfo,
+        options: &CpuMappingOptions,
     ) -> Result<()> {
         while let Some(kind) = self.choice.kind() {
             match self.try_one(kind, bytes, facts, options) {
@@ -113,7 +116,7 @@ impl<'a, T: Pod> Window<'a, T> {
                     return Ok(());
                 }
                 Err(error) => {
-                    let reason = WindowReason::Failed(Arc::new(error));
+                    let reason = CpuMappingReason::Failed(Arc::new(error));
                     self.choice.leave_out(kind, reason);
                 }
             }
@@ -123,24 +126,24 @@ impl<'a, T: Pod> Window<'a, T> {
 
     fn try_one(
         &mut self,
-        kind: WindowKind,
+        kind: CpuMappingKind,
         bytes: usize,
-        facts: &WindowFacts,
-        options: &WindowOptions,
+        facts: &CpuMappingInfo,
+        options: &CpuMappingOptions,
     ) -> Result<Option<Way>> {
         let address = self.address();
         let device = self.buffer.stream().device();
         match kind {
-            WindowKind::Copies => {
+            CpuMappingKind::Copies => {
                 // Now, because it might wait for a kernel that later waits for the window.
                 *self.copies.get_mut() = Some(self.stage()?);
                 Ok(None)
             }
-            WindowKind::HostMapped => {
+            CpuMappingKind::HostMapped => {
                 let at = host_pointer(&device, address)?;
                 Ok(Some(Way::Host(at, facts.host_mapping)))
             }
-            WindowKind::DmaBuf => {
+            CpuMappingKind::DmaBuf => {
                 #[cfg(target_os = "linux")]
                 {
                     let context = self.buffer.stream().context();
@@ -151,7 +154,7 @@ impl<'a, T: Pod> Window<'a, T> {
                 #[cfg(not(target_os = "linux"))]
                 Err(Error::not_supported("dma-bufs are Linux's".to_owned()))
             }
-            WindowKind::Gdrcopy => {
+            CpuMappingKind::Gdrcopy => {
                 let gdr = Gdr::load()?;
                 let wanted = wanted(options.mapping);
                 // A library that maps dma-bufs asks the driver for them, which needs one (R166).
@@ -192,7 +195,7 @@ impl<'a, T: Pod> Window<'a, T> {
 }
 
 /// Those of the options, if the buffer has them.
-fn elements(len: usize, options: &WindowOptions) -> Result<Range<usize>> {
+fn elements(len: usize, options: &CpuMappingOptions) -> Result<Range<usize>> {
     let range = options.range.clone().unwrap_or(0..len);
     if range.start <= range.end && range.end <= len {
         return Ok(range);
@@ -204,10 +207,10 @@ fn elements(len: usize, options: &WindowOptions) -> Result<Range<usize>> {
 }
 
 /// Whether anything that could be tried takes BAR1: NVML is not asked in vain.
-fn may_take_bar1(facts: &WindowFacts, options: &WindowOptions) -> bool {
-    let choice = WindowChoice::new(facts, options);
+fn may_take_bar1(facts: &CpuMappingInfo, options: &CpuMappingOptions) -> bool {
+    let choice = CpuMappingChoice::new(facts, options);
     let may_be = |kind| choice.candidates().contains(&kind);
-    may_be(WindowKind::DmaBuf) || may_be(WindowKind::Gdrcopy) && Gdr::load().is_ok()
+    may_be(CpuMappingKind::DmaBuf) || may_be(CpuMappingKind::Gdrcopy) && Gdr::load().is_ok()
 }
 
 /// What NVML tells, if it is there and knows the device.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::Window;
-use super::kind::{MappingKind, WindowKind};
+use super::CpuMapping;
+use super::kind::{CpuMappingKind, MappingKind};
 use crate::base::error::Result;
 use crate::memory::buffer::DeviceBuffer;
-use crate::placement::Placed;
+use crate::placement::PlacedBuffer;
 
 /// Up to here a store through a window is taken for faster than a copy by the driver.
 ///
@@ -23,11 +23,11 @@ pub(super) const READ_LIMIT: usize = 4 << 10;
 ///
 /// ```
 /// use cuda_mem::Driver;
-/// use cuda_mem::cpu_mapping::{WindowKind, WindowOptions};
+/// use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let stream = Driver::load()?.device(0)?.primary_context()?.stream()?;
-/// let options = WindowOptions::new().refuse([WindowKind::Gdrcopy]);
+/// let options = CpuMappingOptions::new().refuse([CpuMappingKind::Gdrcopy]);
 /// let mut flags = options.alloc::<u32>(&stream, 16)?; // memory that suits such a window
 /// let mut window = options.open(&mut flags)?;
 /// window.store(3, 7)?;
@@ -37,9 +37,9 @@ pub(super) const READ_LIMIT: usize = 4 << 10;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
-pub struct WindowOptions {
-    pub(super) preferred: Vec<WindowKind>,
-    pub(super) refused: Vec<WindowKind>,
+pub struct CpuMappingOptions {
+    pub(super) preferred: Vec<CpuMappingKind>,
+    pub(super) refused: Vec<CpuMappingKind>,
     pub(super) mapping: Option<MappingKind>,
     pub(super) force_pcie: bool,
     pub(super) range: Option<Range<usize>>,
@@ -47,28 +47,28 @@ pub struct WindowOptions {
     pub(super) read_limit: Option<usize>,
 }
 
-impl WindowOptions {
+impl CpuMappingOptions {
     /// Any window, of the whole buffer.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// These before the others, in this order. If none of them can be had, the others follow.
-    pub fn prefer(mut self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
+    pub fn prefer(mut self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
         self.preferred.extend(kinds);
         self
     }
 
     /// None of these.
-    pub fn refuse(mut self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
+    pub fn refuse(mut self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
         self.refused.extend(kinds);
         self
     }
 
     /// None but these.
-    pub fn only(self, kinds: impl IntoIterator<Item = WindowKind>) -> Self {
-        let kinds: Vec<WindowKind> = kinds.into_iter().collect();
-        let others = WindowKind::ALL.into_iter();
+    pub fn only(self, kinds: impl IntoIterator<Item = CpuMappingKind>) -> Self {
+        let kinds: Vec<CpuMappingKind> = kinds.into_iter().collect();
+        let others = CpuMappingKind::ALL.into_iter();
         self.refuse(others.filter(|kind| !kinds.contains(kind)))
     }
 
@@ -122,8 +122,8 @@ impl WindowOptions {
     /// [`Capturing`](crate::ErrorKind::Capturing) while the buffer's stream is captured; else as the driver answers to
     /// the wait.
     #[track_caller]
-    pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<Window<'a, T>> {
-        Window::open(buffer, self)
+    pub fn open<'a, T: Pod>(&self, buffer: &'a mut DeviceBuffer<T>) -> Result<CpuMapping<'a, T>> {
+        CpuMapping::open(buffer, self)
     }
     /// As [`open`](Self::open), on memory that a [placement](crate::placement::Placement) decided on.
     ///
@@ -133,24 +133,27 @@ impl WindowOptions {
     ///
     /// ```
     /// use cuda_mem::Driver;
-    /// use cuda_mem::cpu_mapping::WindowOptions;
-    /// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
+    /// use cuda_mem::cpu_mapping::CpuMappingOptions;
+    /// use cuda_mem::placement::{AccessPattern, Topology, PlacementRequest};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let devices = Driver::load()?.devices()?;
     /// let stream = devices[0].primary_context()?.stream()?;
-    /// let machine = Machine::gather(&devices)?;
+    /// let machine = Topology::gather(&devices)?;
     ///
     /// // A flag that both sides use at any time.
     /// let request = PlacementRequest::bytes(4).access(AccessPattern::Shared).zeroed();
     /// let mut flag = request.place(&machine)?.allocate::<u32>(&devices, &stream, 1)?;
-    /// let mut window = WindowOptions::new().open_placed(&mut flag)?;
+    /// let mut window = CpuMappingOptions::new().open_placed(&mut flag)?;
     /// assert_eq!(window.load(0)?, 0);
     /// window.store(0, 1)?; // a kernel that runs sees it
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[track_caller]
-    pub fn open_placed<'a, T: Pod>(&self, placed: &'a mut Placed<T>) -> Result<Window<'a, T>> {
-        Window::open(placed.inner(), self)
+    pub fn open_placed<'a, T: Pod>(
+        &self,
+        placed: &'a mut PlacedBuffer<T>,
+    ) -> Result<CpuMapping<'a, T>> {
+        CpuMapping::open(placed.inner(), self)
     }
 }

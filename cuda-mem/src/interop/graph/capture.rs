@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraph, CUresult, CUstreamCaptureMode};
 
-use super::{Adopted, AnyBuffer, Block, Graph, Left, Parts};
+use super::{AnyBuffer, Block, Graph, GraphOwned, Parts, PersistentAllocation};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::report;
 use crate::driver::raw;
@@ -215,7 +215,7 @@ impl Capture {
     }
 
     /// Gives a buffer to the graph, so that copies from and to it can be recorded.
-    pub fn adopt<T: Pod + Send + Sync>(&self, buffer: DeviceBuffer<T>) -> Adopted<T> {
+    pub fn adopt<T: Pod + Send + Sync>(&self, buffer: DeviceBuffer<T>) -> GraphOwned<T> {
         self.parts.borrow_mut().adopt(buffer)
     }
 
@@ -325,7 +325,7 @@ impl<T: Pod> GraphBuffer<'_, T> {
     /// As [`copy_from`](Self::copy_from); and [`InvalidValue`](ErrorKind::InvalidValue), with the capture as it
     /// was, if the stream's device has no access to the buffer.
     #[doc(alias = "cuMemcpyDtoDAsync")]
-    pub fn copy_in(&mut self, from: &Adopted<T>) -> Result<()> {
+    pub fn copy_in(&mut self, from: &GraphOwned<T>) -> Result<()> {
         self.require_reach_of(from)?;
         self.span().check_len(from.len, "source")?;
         let source = self.beside(from);
@@ -338,7 +338,7 @@ impl<T: Pod> GraphBuffer<'_, T> {
     ///
     /// As [`copy_in`](Self::copy_in).
     #[doc(alias = "cuMemcpyDtoDAsync")]
-    pub fn copy_out(&self, to: &Adopted<T>) -> Result<()> {
+    pub fn copy_out(&self, to: &GraphOwned<T>) -> Result<()> {
         self.require_reach_of(to)?;
         self.span().check_len(to.len, "target")?;
         let target = self.beside(to);
@@ -348,8 +348,8 @@ impl<T: Pod> GraphBuffer<'_, T> {
     /// Leaves the memory allocated after a launch; the instance knows it by the token. In memory that graphs of a
     /// [`CapturePool`](crate::arena::CapturePool) share, it holds what this graph wrote until another one of them is launched.
     #[must_use]
-    pub fn leave(mut self) -> Left<T> {
-        let left = Left {
+    pub fn leave(mut self) -> PersistentAllocation<T> {
+        let left = PersistentAllocation {
             owner: self.capture.parts.borrow().id,
             index: self.index,
             address: self.address,
@@ -396,12 +396,12 @@ impl<T: Pod> GraphBuffer<'_, T> {
         unsafe { Span::new(self.address, self.len, &self.capture.stream, true) }
     }
 
-    fn require_reach_of(&self, adopted: &Adopted<T>) -> Result<()> {
+    fn require_reach_of(&self, adopted: &GraphOwned<T>) -> Result<()> {
         let parts = self.capture.parts.borrow();
         parts.require_reach_of(adopted, self.capture.stream.context())
     }
 
-    fn beside(&self, adopted: &Adopted<T>) -> Span<'_, T> {
+    fn beside(&self, adopted: &GraphOwned<T>) -> Span<'_, T> {
         // SAFETY: the graph owns the buffer, so it is valid at every launch, which the buffer's own stream
         // is ordered with.
         unsafe {

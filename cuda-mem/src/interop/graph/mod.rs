@@ -1,19 +1,19 @@
 //! Graphs: work that is written down once and launched many times, and memory that is theirs.
 
-mod adopted;
 mod capture;
 mod exec;
-mod left;
+mod graph_owned;
 mod memory;
 mod nodes;
+mod persistent;
 
-pub(crate) use adopted::AnyBuffer;
-pub use adopted::{Adopted, AdoptedMut};
 pub use capture::{Capture, CaptureMode, GraphBuffer};
 pub use exec::{GraphExec, Instantiate};
-pub use left::{Left, LeftBuffer};
+pub(crate) use graph_owned::AnyBuffer;
+pub use graph_owned::{GraphOwned, GraphOwnedMut};
 pub use memory::GraphMemoryStats;
 pub use nodes::{Node, NodeMemory};
+pub use persistent::{PersistentAllocation, PersistentBuffer};
 
 use crate::base::error::Bytes;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 
-use adopted::Guest;
+use graph_owned::Guest;
 
 /// Work with an order, written down to be launched as a whole.
 ///
@@ -181,7 +181,7 @@ impl Graph {
     }
 
     /// Where the memory behind a token lies.
-    fn block<T: Pod>(parts: &Parts, left: &Left<T>) -> Result<Block> {
+    fn block<T: Pod>(parts: &Parts, left: &PersistentAllocation<T>) -> Result<Block> {
         parts.check_owner(left.owner)?;
         let block = parts.blocks.get(left.index);
         block

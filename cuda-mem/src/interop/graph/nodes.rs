@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUgraphNode, CudaVersion};
 
-use super::{Adopted, Block, Graph, Left};
+use super::{Block, Graph, GraphOwned, PersistentAllocation};
 use crate::base::error::{Error, Result};
 use crate::driver::raw;
 use crate::ledger;
@@ -66,8 +66,8 @@ impl<T> NodeMemory<T> {
 
     /// Leaves the memory allocated after a launch; the instance knows it by the token.
     #[must_use]
-    pub fn leave(self) -> Left<T> {
-        Left {
+    pub fn leave(self) -> PersistentAllocation<T> {
+        PersistentAllocation {
             owner: self.owner,
             index: self.index,
             address: self.address,
@@ -246,7 +246,7 @@ impl Graph {
     pub fn copy_out<T: Pod>(
         &mut self,
         from: &mut NodeMemory<T>,
-        to: &Adopted<T>,
+        to: &GraphOwned<T>,
         after: &[Node],
     ) -> Result<Node> {
         self.beside(from, to, after, |memory, adopted| (adopted, memory))
@@ -261,7 +261,7 @@ impl Graph {
     pub fn copy_in<T: Pod>(
         &mut self,
         to: &mut NodeMemory<T>,
-        from: &Adopted<T>,
+        from: &GraphOwned<T>,
         after: &[Node],
     ) -> Result<Node> {
         self.beside(to, from, after, |memory, adopted| (memory, adopted))
@@ -271,7 +271,7 @@ impl Graph {
     fn beside<T: Pod>(
         &mut self,
         memory: &mut NodeMemory<T>,
-        adopted: &Adopted<T>,
+        adopted: &GraphOwned<T>,
         after: &[Node],
         ends: impl FnOnce(CUdeviceptr, CUdeviceptr) -> (CUdeviceptr, CUdeviceptr),
     ) -> Result<Node> {

@@ -114,7 +114,7 @@ impl Channel {
     }
 
     /// Waits until the work of a buffer that was received here is done, frees it, and tells the other end,
-    /// which waits for it in [`Lent`](super::Lent).
+    /// which waits for it in [`ExportedBuffer`](super::ExportedBuffer).
     ///
     /// If the buffer comes back with the error, it may be given back again. If it is dropped instead, or
     /// does not come back, the other end's wait ends with

@@ -6,8 +6,8 @@
 
 mod channel;
 mod event;
+mod exported;
 mod handles;
-mod lent;
 mod message;
 mod pointer;
 mod pool;
@@ -18,6 +18,6 @@ mod socket;
 mod wire;
 
 pub use channel::{Channel, Listener, Message, Peers};
+pub use exported::ExportedBuffer;
 pub use handles::{EventHandle, FabricHandle, PointerToken, SharedBuffer};
-pub use lent::Lent;
 pub use pool::ImportedPool;

@@ -9,14 +9,14 @@
 //! - a device knows it by an address that only `cuMemHostGetDevicePointer` tells for sure.
 //!
 //! So there are two states. With the host, the memory is a slice, and no stream has it: copies wait. On
-//! [loan](HostLoan) to a stream nobody sees the slice, and the only ways back wait for the stream. A loan
+//! [loan](InFlightBuffer) to a stream nobody sees the slice, and the only ways back wait for the stream. A loan
 //! owns the memory, so leaking one leaks the memory with it, and no more.
 
-mod loan;
+mod in_flight;
 mod pinned;
 mod registered;
 
-pub use loan::{HostLoan, HostMemory};
+pub use in_flight::{HostMemory, InFlightBuffer};
 pub use pinned::PinnedBuffer;
 pub use registered::{RegisterFlags, Registered};
 

@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::device_address;
-use super::loan::{HostLoan, HostMemory, sealed};
+use super::in_flight::{HostMemory, InFlightBuffer, sealed};
 use crate::base::error::{Error, Failed, OutOfMemory, Result, took_effect};
 use crate::base::report;
 use crate::driver::raw;
@@ -210,19 +210,19 @@ impl<T: Pod> PinnedBuffer<T> {
     }
 
     /// Lends the memory to a stream: copies and kernels there use it without the host waiting, and the
-    /// host sees it again when it is [taken back](HostLoan::take_back).
+    /// host sees it again when it is [taken back](InFlightBuffer::take_back).
     ///
     /// # Errors
     ///
     /// As [`device_address`](Self::device_address). The memory comes back with the error.
     #[doc(alias = "cuMemHostGetDevicePointer")]
-    pub fn lend(self, stream: &Stream) -> Result<HostLoan<Self>, Failed<Self>>
+    pub fn lend(self, stream: &Stream) -> Result<InFlightBuffer<Self>, Failed<Self>>
     where
         Self: HostMemory,
     {
         match self.device_address(stream.context()) {
             // SAFETY: the memory is this value's own, and all borrows of it are over.
-            Ok(address) => Ok(unsafe { HostLoan::new(self, address, stream) }),
+            Ok(address) => Ok(unsafe { InFlightBuffer::new(self, address, stream) }),
             Err(error) => Err(Failed::new(error, self)),
         }
     }

@@ -13,7 +13,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdevice_attribute, CUdeviceptr, CudaVersion};
 
 use super::device_address;
-use super::loan::{HostLoan, HostMemory, sealed};
+use super::in_flight::{HostMemory, InFlightBuffer, sealed};
 use crate::base::error::{Error, Failed, Result, took_effect};
 use crate::base::report;
 use crate::driver::raw;
@@ -390,16 +390,16 @@ impl<T: Pod> Registered<'_, T> {
 
 impl<T: Pod + Send + Sync> Registered<'static, T> {
     /// Lends the memory to a stream: copies and kernels there use it without the host waiting, and the
-    /// host sees it again when it is [taken back](HostLoan::take_back).
+    /// host sees it again when it is [taken back](InFlightBuffer::take_back).
     ///
     /// # Errors
     ///
     /// As [`device_address`](Self::device_address). The guard comes back with the error.
     #[doc(alias = "cuMemHostGetDevicePointer")]
-    pub fn lend(self, stream: &Stream) -> Result<HostLoan<Self>, Failed<Self>> {
+    pub fn lend(self, stream: &Stream) -> Result<InFlightBuffer<Self>, Failed<Self>> {
         match self.device_address(stream.context()) {
             // SAFETY: nobody else ever uses the memory: it is a box, or borrowed for good.
-            Ok(address) => Ok(unsafe { HostLoan::new(self, address, stream) }),
+            Ok(address) => Ok(unsafe { InFlightBuffer::new(self, address, stream) }),
             Err(error) => Err(Failed::new(error, self)),
         }
     }

@@ -21,7 +21,7 @@ use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
 use crate::driver::location::Location;
 use crate::driver::pointer::MemoryKind;
-use crate::mapped::traffic::{Places, Traffic};
+use crate::mapped::migration_stats::{MigrationStats, Places};
 use crate::memory::buffer::DeviceBuffer;
 use crate::memory::resource::{ManagedResource, MemoryResource as _, Resource};
 use crate::stream::Stream;
@@ -170,13 +170,13 @@ impl<T: Pod> ManagedBuffer<T> {
 
     /// What was prefetched, in all.
     #[must_use]
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> MigrationStats {
         self.noted(|places| places.total())
     }
 
     /// What was prefetched to this place. Memory that goes back and forth shows here: both counts grow.
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> Traffic {
+    pub fn traffic_to(&self, place: Location) -> MigrationStats {
         let place = place.known(self.driver());
         self.noted(|places| places.to(place))
     }

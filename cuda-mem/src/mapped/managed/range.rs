@@ -12,7 +12,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::pages::host_page;
 use crate::driver::location::Location;
 use crate::driver::raw;
-use crate::mapped::traffic::{self, Traffic};
+use crate::mapped::migration_stats::{self, MigrationStats};
 use crate::stream::Stream;
 
 /// Some elements of a [`ManagedBuffer`]. From [`ManagedBuffer::range`].
@@ -235,9 +235,9 @@ impl<T: Pod> ManagedRange<'_, T> {
             unsafe { raw::managed::prefetch(open.queue(), piece, to.to_raw()) }
                 .map_err(|error| explain(error, || format!("{self:?} to {to}")))
         })?;
-        let traffic = Traffic::of_prefetch(bytes);
+        let traffic = MigrationStats::of_prefetch(bytes);
         self.buffer.noted(|places| places.note(to, traffic));
-        traffic::note(self.buffer.driver(), to, traffic);
+        migration_stats::note(self.buffer.driver(), to, traffic);
         Ok(())
     }
 

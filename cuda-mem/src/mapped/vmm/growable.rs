@@ -12,7 +12,7 @@ use super::mapped::MappedMemory;
 use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
 use crate::driver::location::Location;
-use crate::mapped::traffic::Traffic;
+use crate::mapped::migration_stats::MigrationStats;
 use crate::memory::buffer::{DeviceBuffer, Keep, bytes_of};
 use crate::memory::copy::Span;
 use crate::stream::{Stream, StreamRef};
@@ -156,7 +156,7 @@ impl<T: Pod> GrowableBuffer<T> {
 
     /// What was mapped and moved for it. See [`MappedMemory::traffic`].
     #[must_use]
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> MigrationStats {
         self.noted(MappedMemory::traffic)
     }
 
@@ -178,12 +178,12 @@ impl<T: Pod> GrowableBuffer<T> {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> Traffic {
+    pub fn traffic_to(&self, place: Location) -> MigrationStats {
         self.noted(|memory| memory.traffic_to(place))
     }
 
     /// What the memory counted; nothing in a fork.
-    fn noted(&self, ask: impl FnOnce(&MappedMemory) -> Traffic) -> Traffic {
+    fn noted(&self, ask: impl FnOnce(&MappedMemory) -> MigrationStats) -> MigrationStats {
         let memory = self.memory.lock_unless_forked();
         let traffic = memory.and_then(|memory| memory.as_ref().map(ask));
         traffic.unwrap_or_default()

@@ -17,7 +17,7 @@ use crate::base::report;
 use crate::driver::Driver;
 use crate::driver::device::Device;
 use crate::driver::location::Location;
-use crate::mapped::traffic::{Places, Traffic};
+use crate::mapped::migration_stats::{MigrationStats, Places};
 use crate::memory::pool::Access;
 use crate::stream::Stream;
 
@@ -124,7 +124,7 @@ impl MappedMemory {
         let mapping = self.range.map(offset, memory)?;
         let accesses = self.settings.accesses.at(memory.location());
         mapping.set_accesses(accesses.list())?;
-        let traffic = Traffic::of_map(memory.size_bytes());
+        let traffic = MigrationStats::of_map(memory.size_bytes());
         self.journeys.note(memory.location(), traffic);
         Ok(mapping)
     }
@@ -241,13 +241,13 @@ impl MappedMemory {
     /// How often memory was put behind the address (when it was made, mapped again, grown or moved), and how often
     /// all of it was moved to another place, with the bytes of both.
     #[must_use]
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> MigrationStats {
         self.journeys.total()
     }
 
     /// The same of one place: what was mapped of its memory, and what was moved there.
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> Traffic {
+    pub fn traffic_to(&self, place: Location) -> MigrationStats {
         self.journeys.to(place.known(self.settings.driver))
     }
 

@@ -13,7 +13,7 @@ use crate::base::report;
 use crate::driver::location::Location;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::mapped::traffic::{self, Traffic};
+use crate::mapped::migration_stats::{self, MigrationStats};
 use crate::memory::pool::Access;
 use crate::stream::recording;
 
@@ -45,9 +45,9 @@ impl Mapping {
         }
         let (driver, traffic) = (
             mapping.range.driver(),
-            Traffic::of_map(mapping.size_bytes()),
+            MigrationStats::of_map(mapping.size_bytes()),
         );
-        traffic::note(driver, mapping.memory.location(), traffic);
+        migration_stats::note(driver, mapping.memory.location(), traffic);
         mapping
     }
 

@@ -8,7 +8,7 @@ use crate::base::report;
 use crate::driver::location::Location;
 use crate::driver::raw;
 use crate::driver::raw::Queue;
-use crate::mapped::traffic::{self, Traffic};
+use crate::mapped::migration_stats::{self, MigrationStats};
 use crate::memory::pool::Access;
 use crate::stream::Stream;
 
@@ -72,9 +72,9 @@ impl MappedMemory {
         self.exchange(std::mem::take(&mut copy.parts))?;
         self.granule = copy.granule;
         self.settings.locations = vec![place];
-        let traffic = Traffic::of_move(bytes);
+        let traffic = MigrationStats::of_move(bytes);
         self.journeys.note(place, traffic);
-        traffic::note(driver, place, traffic);
+        migration_stats::note(driver, place, traffic);
         Ok(())
     }
 

@@ -16,23 +16,23 @@
 
 mod aligned;
 mod failure_callback;
-mod ladder;
 mod limit;
 mod logging;
 mod may_wait;
 mod prefetch;
 mod recovery;
+mod recovery_policy;
 mod statistics;
 mod thread;
 mod tracking;
 
 pub use aligned::AlignedAdaptor;
 pub use failure_callback::FailureCallbackAdaptor;
-pub use ladder::Ladder;
 pub use limit::LimitAdaptor;
 pub use logging::LoggingAdaptor;
 pub use prefetch::PrefetchAdaptor;
 pub use recovery::RecoveryAdaptor;
+pub use recovery_policy::RecoveryPolicy;
 pub use statistics::{Counter, Statistics, StatisticsAdaptor, StatisticsScope};
 pub use tracking::{LiveAllocation, TrackingAdaptor};
 

@@ -1,4 +1,4 @@
-//! Climbing a ladder of remedies when memory runs out.
+//! Remedies when memory runs out.
 
 use super::debug_over;
 use std::fmt;
@@ -7,23 +7,23 @@ use std::alloc::Layout;
 
 use cuda_driver_sys::CUdeviceptr;
 
-use super::{Ladder, free_upstream, from_upstream};
+use super::{RecoveryPolicy, free_upstream, from_upstream};
 use crate::base::error::Result;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
-/// Climbs a [`Ladder`] when upstream is out of memory.
+/// Climbs a [`RecoveryPolicy`] when upstream is out of memory.
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool, Resource};
-/// use cuda_mem::memory::{Ladder, RecoveryAdaptor};
+/// use cuda_mem::memory::{RecoveryPolicy, RecoveryAdaptor};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
 /// let stream = device.primary_context()?.stream()?;
 /// let pool = MemoryPool::builder(&device).build()?;
-/// let ladder = Ladder::new().wait_for_stream().trim_pool(&pool);
-/// let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+/// let policy = RecoveryPolicy::new().wait_for_stream().trim_pool(&pool);
+/// let resource = Resource::new(RecoveryAdaptor::new(pool, policy));
 /// let error = resource.alloc::<u8>(&stream, 1 << 50).unwrap_err();
 /// let tried = &error.out_of_memory().expect("numbers").tried;
 /// assert_eq!(tried.len(), 2);
@@ -31,7 +31,7 @@ use crate::stream::Stream;
 /// ```
 pub struct RecoveryAdaptor<U> {
     upstream: U,
-    ladder: Ladder,
+    policy: RecoveryPolicy,
 }
 
 impl<U: fmt::Debug> fmt::Debug for RecoveryAdaptor<U> {
@@ -41,9 +41,9 @@ impl<U: fmt::Debug> fmt::Debug for RecoveryAdaptor<U> {
 }
 
 impl<U: MemoryResource> RecoveryAdaptor<U> {
-    /// Climbs `ladder` when `upstream` is out of memory.
-    pub fn new(upstream: U, ladder: Ladder) -> Self {
-        Self { upstream, ladder }
+    /// Follows `policy` when `upstream` is out of memory.
+    pub fn new(upstream: U, policy: RecoveryPolicy) -> Self {
+        Self { upstream, policy }
     }
 
     /// Where the memory comes from.
@@ -57,7 +57,7 @@ unsafe impl<U: MemoryResource> MemoryResource for RecoveryAdaptor<U> {
     #[inline]
     #[track_caller]
     fn allocate(&self, layout: Layout, stream: &Stream) -> Result<CUdeviceptr> {
-        self.ladder.recover(&self.upstream, stream, || {
+        self.policy.recover(&self.upstream, stream, || {
             self.upstream.allocate(layout, stream)
         })
     }

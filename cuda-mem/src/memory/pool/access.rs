@@ -135,7 +135,7 @@ impl Pool {
     /// device that cannot reach this one, and for reading only; [`InvalidValue`](crate::ErrorKind::InvalidValue)
     /// for taking away the access of the pool's own device, for a device named twice, and for one of
     /// another driver; [`NotPermitted`](crate::ErrorKind::NotPermitted) for any change to a pool that
-    /// placements [share](crate::placement::Placed::pool), because the next placement relies on its access;
+    /// placements [share](crate::placement::PlacedBuffer::pool), because the next placement relies on its access;
     /// [`InUse`](crate::ErrorKind::InUse) for taking access while memory is handed out, or its free was not seen done:
     /// drop the buffers and synchronise their streams first. Taking access is also
     /// [`Capturing`](crate::ErrorKind::Capturing) while this crate captures a stream, and

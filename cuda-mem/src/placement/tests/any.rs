@@ -51,7 +51,7 @@ fn record() -> impl Strategy<Value = DeviceCapabilities> {
 }
 
 /// The same machine with one thing more, in every way there is.
-fn richer(machine: &Machine) -> Vec<Machine> {
+fn richer(machine: &Topology) -> Vec<Topology> {
     let mut all = Vec::new();
     for (index, device) in machine.devices.iter().enumerate() {
         let mut add = |change: &dyn Fn(&mut DeviceCapabilities)| {
@@ -81,7 +81,7 @@ fn richer(machine: &Machine) -> Vec<Machine> {
 /// An error is true of the machine, and its text names what it is about.
 fn check_error(
     request: &PlacementRequest,
-    machine: &Machine,
+    machine: &Topology,
     error: &PlaceError,
 ) -> Result<(), String> {
     let text = error.to_string();
@@ -165,7 +165,7 @@ fn any_size_on_any_machine_keeps_the_invariants() {
         5_000,
         &all,
         |(bytes, devices, (home, peers), (access, lifetime, export), page_size, flags)| {
-            let mut machine = Machine::new(devices);
+            let mut machine = Topology::new(devices);
             machine.others_concurrent_managed_access = flags.3;
             let request = PlacementRequest {
                 bytes,

@@ -24,7 +24,7 @@ pub(super) const EXPORTS: [Export; 4] = [
 ];
 
 /// Invariant 1, written apart from the policy: whether the machine has what the placement takes.
-fn is_supported(placement: &Placement, machine: &Machine) -> bool {
+fn is_supported(placement: &Placement, machine: &Topology) -> bool {
     let home = &machine.devices[placement.home];
     let all = |bits: &[Capability]| {
         let mut users = placement.devices().map(|user| &machine.devices[user]);
@@ -86,7 +86,7 @@ fn is_supported(placement: &Placement, machine: &Machine) -> bool {
 /// which is about [words](super::words).
 pub(super) fn check(
     request: &PlacementRequest,
-    machine: &Machine,
+    machine: &Topology,
     placement: &Placement,
 ) -> Result<(), String> {
     let fail = |what: &str| Err(format!("{what}: {request:?} gave {placement:?}"));
@@ -118,7 +118,7 @@ pub(super) fn check(
     let users = std::iter::once(&request.home).chain(&request.peers);
     if !users
         .copied()
-        .all(|user| placement.grants.contains(&Grant::Device(user)))
+        .all(|user| placement.grants.contains(&Accessor::Device(user)))
     {
         return fail("7, a device without access");
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::base::error::{Error, ErrorKind};
 
 #[track_caller]
-fn refused(request: &PlacementRequest, machine: &Machine) -> PlaceError {
+fn refused(request: &PlacementRequest, machine: &Topology) -> PlaceError {
     request.place(machine).expect_err("no place")
 }
 

@@ -91,7 +91,7 @@ enum Whose {
 }
 
 /// A machine of two devices that have the bits of `mask`.
-fn machine(bits: &[Bit], mask: usize, whose: Whose, free: Option<u64>) -> Machine {
+fn machine(bits: &[Bit], mask: usize, whose: Whose, free: Option<u64>) -> Topology {
     let is_on = |bit: Bit| {
         let named = bits.iter().position(|known| *known == bit);
         let index = named.or_else(|| bits.iter().position(|known| *known == Bit::Rest));
@@ -121,7 +121,7 @@ fn machine(bits: &[Bit], mask: usize, whose: Whose, free: Option<u64>) -> Machin
         }
     }
     devices[0].free = free;
-    Machine::new(devices)
+    Topology::new(devices)
 }
 
 /// All requests of one export and pattern.
@@ -181,7 +181,7 @@ type Said = BTreeSet<(&'static str, &'static str)>;
 
 fn sweep(export: Export, access: A, whose: Whose, free: Option<u64>, said: &mut Said) {
     let bits = bits(export, access);
-    let machines: Vec<Machine> = (0..1 << bits.len())
+    let machines: Vec<Topology> = (0..1 << bits.len())
         .map(|mask| machine(&bits, mask, whose, free))
         .collect();
     for mut request in requests(export, access) {

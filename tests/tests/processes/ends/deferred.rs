@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use cuda_mem::base::drop_counts;
 use cuda_mem::memory::MemoryProperties;
-use cuda_mem::placement::{AccessPattern, Lifetime, Machine, Placed, PlacementRequest};
+use cuda_mem::placement::{AccessPattern, Lifetime, PlacedBuffer, PlacementRequest, Topology};
 use cuda_mem::{Arena, MemoryPool, MemoryResource, Resource, Stream};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::hold::hold;
@@ -16,9 +16,9 @@ use cuda_mem_tests::hold::hold;
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// A buffer in a pool that the context of the stream keeps.
-fn place_in_shared_pool(stream: &Stream) -> Result<Placed<u8>> {
+fn place_in_shared_pool(stream: &Stream) -> Result<PlacedBuffer<u8>> {
     let devices = [stream.device()];
-    let machine = Machine::gather(&devices)?;
+    let machine = Topology::gather(&devices)?;
     let request = PlacementRequest::bytes(1 << 20)
         .access(AccessPattern::Streaming)
         .lifetime(Lifetime::Short);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cuda_mem::ErrorKind;
-use cuda_mem::cpu_mapping::{Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::cpu_mapping::{CpuMapping, CpuMappingKind, CpuMappingOptions, CpuMappingReason};
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::run;
 use cuda_mem_tests::window::memory;
@@ -64,9 +64,9 @@ pub(crate) fn bodies() -> Result<()> {
 fn the_kinds_that_were_named_are_had(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let mut had = Vec::new();
-    for kind in WindowKind::ALL {
+    for kind in CpuMappingKind::ALL {
         let mut buffer = memory::<u32>(&stream, kind, 1000)?;
-        match WindowOptions::new().only([kind]).open(&mut buffer) {
+        match CpuMappingOptions::new().only([kind]).open(&mut buffer) {
             Ok(window) => had.push(window.kind().to_string()),
             Err(error) => ensure!(error.kind() == ErrorKind::NoWindow, "{error}"),
         }
@@ -77,9 +77,9 @@ fn the_kinds_that_were_named_are_had(env: &Environment) -> Result<()> {
 
 /// Why a kind of window was not taken.
 pub(crate) fn reason<T: bytemuck::Pod>(
-    window: &Window<'_, T>,
-    kind: WindowKind,
-) -> Result<WindowReason> {
+    window: &CpuMapping<'_, T>,
+    kind: CpuMappingKind,
+) -> Result<CpuMappingReason> {
     let mut reasons = window.choice().left_out().iter();
     let found = reasons.find(|(other, _)| *other == kind);
     let (_, reason) = found.with_context(|| format!("{kind}: {}", window.choice()))?;

@@ -7,14 +7,14 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use cuda_mem::ErrorKind;
 use cuda_mem::base::drop_counts;
-use cuda_mem::cpu_mapping::{Gdr, WindowKind, WindowOptions};
+use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions, Gdr};
 use cuda_mem::sys::CUresult;
 use cuda_mem_tests::environment::Environment;
 use cuda_mem_tests::window::memory;
 
 use super::child::live;
 
-const DIRECT: [WindowKind; 2] = [WindowKind::DmaBuf, WindowKind::Gdrcopy];
+const DIRECT: [CpuMappingKind; 2] = [CpuMappingKind::DmaBuf, CpuMappingKind::Gdrcopy];
 
 /// More than shares memory with others.
 const OWN: usize = (1 << 20) + 1;
@@ -26,12 +26,16 @@ pub(crate) fn child_threads_open_windows(env: &Environment) -> Result<()> {
         let stream = env.stream()?;
         let mut buffers = Vec::new();
         for _ in 0..3 {
-            buffers.push(memory::<u32>(&stream, WindowKind::Gdrcopy, OWN / 4 + 1)?);
+            buffers.push(memory::<u32>(
+                &stream,
+                CpuMappingKind::Gdrcopy,
+                OWN / 4 + 1,
+            )?);
         }
         start.wait();
         for round in 0..40 {
             let kind = DIRECT[(round + number as usize) % 2];
-            let options = WindowOptions::new().only([kind]).range(17..5000);
+            let options = CpuMappingOptions::new().only([kind]).range(17..5000);
             let opened = buffers.iter_mut().map(|buffer| options.open(buffer));
             let mut windows = opened.collect::<cuda_mem::Result<Vec<_>>>()?;
             for (place, window) in windows.iter_mut().enumerate() {
@@ -40,7 +44,7 @@ pub(crate) fn child_threads_open_windows(env: &Environment) -> Result<()> {
                 window.flush()?;
                 ensure!(window.load(place)? == number && window.load(299)? == round as u32);
                 ensure!(!window.is_revoked()?);
-                ensure!(window.gdr_info()?.is_some() == (kind == WindowKind::Gdrcopy));
+                ensure!(window.gdr_info()?.is_some() == (kind == CpuMappingKind::Gdrcopy));
             }
             for window in windows {
                 window.close()?;
@@ -67,7 +71,7 @@ pub(crate) fn invalidation_two_mappings(env: &Environment) -> Result<()> {
     for kind in DIRECT {
         let mut first = memory::<u8>(&stream, kind, OWN)?;
         let mut second = memory::<u8>(&stream, kind, OWN)?;
-        let only = || WindowOptions::new().only([kind]);
+        let only = || CpuMappingOptions::new().only([kind]);
         let mut window = only().open(&mut second)?;
         let mut other = only().open(&mut first)?;
         other.store(0, 11)?;
@@ -91,18 +95,18 @@ pub(crate) fn leakage_pin_pages_fork(env: &Environment) -> Result<()> {
             memory::<u32>(&stream, kind, OWN)?,
         ];
         let [one, two] = buffers.each_mut();
-        let only = || WindowOptions::new().only([kind]);
+        let only = || CpuMappingOptions::new().only([kind]);
         let (mut window, closed) = (only().open(one)?, only().open(two)?);
         window.store(0, 1)?;
         let pinned = live()?;
-        ensure!(pinned == [2 * u64::from(kind == WindowKind::Gdrcopy); 2]);
+        ensure!(pinned == [2 * u64::from(kind == CpuMappingKind::Gdrcopy); 2]);
         let calls = env.control()?.calls_total();
         // SAFETY: this program has one thread here.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let forked = |kind: Option<ErrorKind>| kind == Some(ErrorKind::Forked);
             let mut fine = forked(Gdr::load().err().map(|error| error.kind()));
-            if kind == WindowKind::Gdrcopy {
+            if kind == CpuMappingKind::Gdrcopy {
                 fine &= forked(window.gdr_info().err().map(|error| error.kind()));
                 fine &= forked(window.is_revoked().err().map(|error| error.kind()));
             }
@@ -135,9 +139,9 @@ pub(crate) fn leakage_pin_pages_fork(env: &Environment) -> Result<()> {
 /// Another thread is in a call of the library when the process forks: the lock is held for ever there.
 pub(crate) fn a_fork_beside_a_call(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
-    let window = WindowOptions::new()
-        .only([WindowKind::Gdrcopy])
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
+    let window = CpuMappingOptions::new()
+        .only([CpuMappingKind::Gdrcopy])
         .open(&mut buffer)?;
     let gdr = Gdr::load()?;
     let is_over = AtomicBool::new(false);
@@ -200,13 +204,13 @@ pub(crate) fn failures_leave_nothing(env: &Environment) -> Result<()> {
             for nth in 1.. {
                 let before = control.calls_total();
                 control.fail_call(nth, code);
-                let options = WindowOptions::new().only([kind, WindowKind::Copies]);
+                let options = CpuMappingOptions::new().only([kind, CpuMappingKind::Copies]);
                 let opened = options.open(&mut buffer);
                 control.clear_faults();
                 let was_called = control.calls_total() - before >= nth;
                 match opened {
                     Ok(mut window) => {
-                        fallbacks += u32::from(window.kind() == WindowKind::Copies);
+                        fallbacks += u32::from(window.kind() == CpuMappingKind::Copies);
                         window.store(5, 6)?;
                         ensure!(window.load(5)? == 6, "{kind}, call {nth}");
                     }
@@ -225,13 +229,13 @@ pub(crate) fn failures_leave_nothing(env: &Environment) -> Result<()> {
     }
     ensure!(fallbacks > 0);
     // The one that tells copies to wait: what the memory cannot do is no reason, anything else is.
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
     for (code, expected) in [
-        (CUresult::CUDA_ERROR_NOT_SUPPORTED, WindowKind::Gdrcopy),
-        (CUresult::CUDA_ERROR_UNKNOWN, WindowKind::Copies),
+        (CUresult::CUDA_ERROR_NOT_SUPPORTED, CpuMappingKind::Gdrcopy),
+        (CUresult::CUDA_ERROR_UNKNOWN, CpuMappingKind::Copies),
     ] {
         control.fail("cuPointerSetAttribute", 1, code);
-        let options = WindowOptions::new().refuse([WindowKind::DmaBuf]);
+        let options = CpuMappingOptions::new().refuse([CpuMappingKind::DmaBuf]);
         let window = options.open(&mut buffer)?;
         ensure!(window.kind() == expected, "{code}: {}", window.choice());
     }
@@ -244,10 +248,10 @@ pub(crate) fn every_end_gives_back(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let mut buffers = Vec::new();
     for _ in 0..4 {
-        buffers.push(memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?);
+        buffers.push(memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?);
     }
     drop(stream);
-    let gdrcopy = || WindowOptions::new().only([WindowKind::Gdrcopy]);
+    let gdrcopy = || CpuMappingOptions::new().only([CpuMappingKind::Gdrcopy]);
     let mut opened: Vec<_> = buffers
         .iter_mut()
         .map(|buffer| gdrcopy().open(buffer))

@@ -1,7 +1,7 @@
 //! Libraries and kernel modules that are older, or not there.
 
 use anyhow::{Context as _, Result, ensure};
-use cuda_mem::cpu_mapping::{Gdr, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::cpu_mapping::{CpuMappingKind, CpuMappingOptions, CpuMappingReason, Gdr};
 use cuda_mem::driver::MemoryKind;
 use cuda_mem::mapped::MappedMemory;
 use cuda_mem::sys::gdr::gdr_mapping_type_t;
@@ -18,12 +18,16 @@ pub(crate) fn missing(env: &Environment) -> Result<()> {
     let again = Gdr::load().map(drop).err().context("it opened later")?;
     ensure!(again.to_string() == error.to_string(), "{again}");
     // In pages of its own.
-    let mut buffer = memory::<u32>(&stream, WindowKind::Copies, 1 << 20)?;
-    let window = WindowOptions::new().open(&mut buffer)?;
-    ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Copies, 1 << 20)?;
+    let window = CpuMappingOptions::new().open(&mut buffer)?;
+    ensure!(
+        window.kind() == CpuMappingKind::Copies,
+        "{}",
+        window.choice()
+    );
     ensure!(window.gdr_info()?.is_none() && !window.is_revoked()?);
-    let reason = reason(&window, WindowKind::Gdrcopy)?;
-    let WindowReason::Failed(failed) = reason else {
+    let reason = reason(&window, CpuMappingKind::Gdrcopy)?;
+    let CpuMappingReason::Failed(failed) = reason else {
         anyhow::bail!("{reason}");
     };
     ensure!(failed.to_string() == error.to_string(), "{failed}");
@@ -38,18 +42,18 @@ pub(crate) fn missing(env: &Environment) -> Result<()> {
 /// Where the memory is that suits a window here: as expected.
 pub(crate) fn memory_that_suits(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let place = |options: &WindowOptions| -> Result<MemoryKind> {
+    let place = |options: &CpuMappingOptions| -> Result<MemoryKind> {
         let buffer = options.alloc::<u32>(&stream, 100)?;
         let info = env.driver.pointer_info(buffer.as_raw())?;
         Ok(info.context("it is the driver's")?.kind)
     };
     let found = [
-        place(&WindowOptions::new())?,
-        place(&WindowOptions::new().prefer([WindowKind::HostMapped]))?,
-        place(&WindowOptions::new().refuse([WindowKind::HostMapped]))?,
-        place(&WindowOptions::new().refuse([WindowKind::Gdrcopy]))?,
-        place(&WindowOptions::new().refuse([WindowKind::DmaBuf]))?,
-        place(&WindowOptions::new().only([WindowKind::Copies]))?,
+        place(&CpuMappingOptions::new())?,
+        place(&CpuMappingOptions::new().prefer([CpuMappingKind::HostMapped]))?,
+        place(&CpuMappingOptions::new().refuse([CpuMappingKind::HostMapped]))?,
+        place(&CpuMappingOptions::new().refuse([CpuMappingKind::Gdrcopy]))?,
+        place(&CpuMappingOptions::new().refuse([CpuMappingKind::DmaBuf]))?,
+        place(&CpuMappingOptions::new().only([CpuMappingKind::Copies]))?,
     ];
     let found: Vec<String> = found.iter().map(|kind| format!("{kind:?}")).collect();
     ensure!(found == expected(), "{found:?}");
@@ -99,8 +103,8 @@ pub(crate) fn attributes_sanity(_: &Environment) -> Result<()> {
 /// What `open` of gdrcopy alone answers, with a wish that the library may not know.
 pub(crate) fn wishes(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
-    let only = || WindowOptions::new().only([WindowKind::Gdrcopy]);
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
+    let only = || CpuMappingOptions::new().only([CpuMappingKind::Gdrcopy]);
     for (wish, options) in [
         ("any", only()),
         ("pcie", only().force_pcie(true)),
@@ -135,9 +139,9 @@ pub(crate) fn wishes(env: &Environment) -> Result<()> {
 /// Opens and closes a window; answers what went wrong, and where.
 pub(crate) fn without(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
-    match WindowOptions::new()
-        .only([WindowKind::Gdrcopy])
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
+    match CpuMappingOptions::new()
+        .only([CpuMappingKind::Gdrcopy])
         .open(&mut buffer)
     {
         Err(error) => println!("open: {error}"),
@@ -162,11 +166,11 @@ pub(crate) fn without(env: &Environment) -> Result<()> {
 pub(crate) fn memory_by_its_origin(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let device = env.device()?;
-    let mut plain = memory::<u8>(&stream, WindowKind::Gdrcopy, 100_000)?;
+    let mut plain = memory::<u8>(&stream, CpuMappingKind::Gdrcopy, 100_000)?;
     let mut mapped = mapped(&device, &stream, true)?;
     for buffer in [&mut plain, &mut *mapped] {
-        let mut window = WindowOptions::new()
-            .only([WindowKind::Gdrcopy])
+        let mut window = CpuMappingOptions::new()
+            .only([CpuMappingKind::Gdrcopy])
             .open(buffer)?;
         let info = window.gdr_info()?.context("it is gdrcopy's")?;
         ensure!(info.mapped() && info.page_size == 65_536, "{info:?}");
@@ -203,8 +207,8 @@ fn mapped(
 }
 
 fn refused(buffer: &mut DeviceBuffer<u8>, expected: &str) -> Result<()> {
-    let window = WindowOptions::new().open(buffer)?;
-    let reason = reason(&window, WindowKind::Gdrcopy)?;
+    let window = CpuMappingOptions::new().open(buffer)?;
+    let reason = reason(&window, CpuMappingKind::Gdrcopy)?;
     ensure!(
         format!("{reason:?}") == expected,
         "{reason:?}, not {expected}"

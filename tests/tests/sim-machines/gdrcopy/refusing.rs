@@ -1,7 +1,9 @@
 //! What cannot be had, and what is taken in its place.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cuda_mem::cpu_mapping::{MappingKind, Window, WindowKind, WindowOptions, WindowReason};
+use cuda_mem::cpu_mapping::{
+    CpuMapping, CpuMappingKind, CpuMappingOptions, CpuMappingReason, MappingKind,
+};
 use cuda_mem::memory::DirectResource;
 use cuda_mem::{ErrorKind, Resource};
 use cuda_mem_tests::environment::Environment;
@@ -16,9 +18,12 @@ const KINDS: [MappingKind; 3] = [
 ];
 
 /// The error for which a kind of window was left out.
-fn failure(window: &Window<'_, u32>, kind: WindowKind) -> Result<std::sync::Arc<cuda_mem::Error>> {
+fn failure(
+    window: &CpuMapping<'_, u32>,
+    kind: CpuMappingKind,
+) -> Result<std::sync::Arc<cuda_mem::Error>> {
     match reason(window, kind)? {
-        WindowReason::Failed(error) => Ok(error),
+        CpuMappingReason::Failed(error) => Ok(error),
         other => bail!("{kind}: {other}"),
     }
 }
@@ -27,24 +32,32 @@ fn failure(window: &Window<'_, u32>, kind: WindowKind) -> Result<std::sync::Arc<
 pub(crate) fn mapping_kinds(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let expected = expected().join(" ");
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
     for wanted in KINDS {
-        let options = WindowOptions::new().mapping(wanted);
+        let options = CpuMappingOptions::new().mapping(wanted);
         let mut window = options.open(&mut buffer)?;
-        let about_dma_bufs = reason(&window, WindowKind::DmaBuf)?;
+        let about_dma_bufs = reason(&window, CpuMappingKind::DmaBuf)?;
         ensure!(
-            !matches!(about_dma_bufs, WindowReason::NotNeeded),
+            !matches!(about_dma_bufs, CpuMappingReason::NotNeeded),
             "{about_dma_bufs}"
         );
         if wanted.to_string() == expected {
-            ensure!(window.kind() == WindowKind::Gdrcopy, "{}", window.choice());
+            ensure!(
+                window.kind() == CpuMappingKind::Gdrcopy,
+                "{}",
+                window.choice()
+            );
             ensure!(window.mapping() == Some(wanted), "{:?}", window.mapping());
             let info = window.gdr_info()?.context("it is gdrcopy's")?;
             let is_write_combining = wanted == MappingKind::WriteCombining;
             ensure!(info.wc_mapping() == is_write_combining, "{info:?}");
         } else {
-            ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
-            let error = failure(&window, WindowKind::Gdrcopy)?;
+            ensure!(
+                window.kind() == CpuMappingKind::Copies,
+                "{}",
+                window.choice()
+            );
+            let error = failure(&window, CpuMappingKind::Gdrcopy)?;
             ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
             ensure!(error.function() == Some("gdr_map_v2"), "{error}");
             ensure!(live()? == [0, 0], "what was pinned is given back");
@@ -58,11 +71,13 @@ pub(crate) fn mapping_kinds(env: &Environment) -> Result<()> {
 /// A way over PCIe: had as a write-combining mapping, or refused with a reason.
 pub(crate) fn over_pcie(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::Gdrcopy, 1000)?;
-    let mut window = WindowOptions::new().force_pcie(true).open(&mut buffer)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::Gdrcopy, 1000)?;
+    let mut window = CpuMappingOptions::new()
+        .force_pcie(true)
+        .open(&mut buffer)?;
     let found = match window.kind() {
-        WindowKind::Copies => {
-            let error = failure(&window, WindowKind::Gdrcopy)?;
+        CpuMappingKind::Copies => {
+            let error = failure(&window, CpuMappingKind::Gdrcopy)?;
             format!("{:?} {}", error.kind(), error.function().unwrap_or(""))
         }
         kind => format!("{kind} {}", window.mapping().context("mapped")?),
@@ -80,14 +95,14 @@ pub(crate) fn over_pcie(env: &Environment) -> Result<()> {
 /// Dma-bufs that are promised and cannot be mapped.
 pub(crate) fn broken_dma_bufs(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::DmaBuf, 1000)?;
-    let mut window = WindowOptions::new().open(&mut buffer)?;
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::DmaBuf, 1000)?;
+    let mut window = CpuMappingOptions::new().open(&mut buffer)?;
     ensure!(
         window.kind().to_string() == expected().join(" "),
         "{}",
         window.choice()
     );
-    let error = failure(&window, WindowKind::DmaBuf)?;
+    let error = failure(&window, CpuMappingKind::DmaBuf)?;
     ensure!(error.function() == Some("mmap"), "{error}");
     ensure!(error.raw_os_error() == Some(libc::EACCES), "{error}");
     ensure!(
@@ -103,9 +118,13 @@ pub(crate) fn broken_dma_bufs(env: &Environment) -> Result<()> {
     // What nobody else reaches is left as it was: copies wait only for those who asked for it.
     let direct = Resource::new(DirectResource::new(env.device()?));
     let mut plain = direct.alloc::<u8>(&stream, 2 << 20)?;
-    let options = WindowOptions::new().refuse([WindowKind::Gdrcopy]);
+    let options = CpuMappingOptions::new().refuse([CpuMappingKind::Gdrcopy]);
     let window = options.open(&mut plain)?;
-    ensure!(window.kind() == WindowKind::Copies, "{}", window.choice());
+    ensure!(
+        window.kind() == CpuMappingKind::Copies,
+        "{}",
+        window.choice()
+    );
     window.close()?;
     ensure!(!plain.sync_memops()?);
     Ok(())
@@ -114,11 +133,18 @@ pub(crate) fn broken_dma_bufs(env: &Environment) -> Result<()> {
 /// Dma-bufs that the device does not promise.
 pub(crate) fn no_dma_bufs(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
-    let mut buffer = memory::<u32>(&stream, WindowKind::DmaBuf, 1000)?;
-    let window = WindowOptions::new().open(&mut buffer)?;
-    let reason = reason(&window, WindowKind::DmaBuf)?;
-    ensure!(matches!(reason, WindowReason::NoDmaBufMapping), "{reason}");
-    ensure!(window.kind() == WindowKind::Gdrcopy, "{}", window.choice());
+    let mut buffer = memory::<u32>(&stream, CpuMappingKind::DmaBuf, 1000)?;
+    let window = CpuMappingOptions::new().open(&mut buffer)?;
+    let reason = reason(&window, CpuMappingKind::DmaBuf)?;
+    ensure!(
+        matches!(reason, CpuMappingReason::NoDmaBufMapping),
+        "{reason}"
+    );
+    ensure!(
+        window.kind() == CpuMappingKind::Gdrcopy,
+        "{}",
+        window.choice()
+    );
     Ok(())
 }
 
@@ -126,22 +152,22 @@ pub(crate) fn no_dma_bufs(env: &Environment) -> Result<()> {
 pub(crate) fn little_room(env: &Environment) -> Result<()> {
     let stream = env.stream()?;
     let page = 65_536;
-    let mut buffer = memory::<u8>(&stream, WindowKind::Gdrcopy, 2 << 20)?;
+    let mut buffer = memory::<u8>(&stream, CpuMappingKind::Gdrcopy, 2 << 20)?;
     // NVML is asked how much is free only where that counts.
-    let copies = WindowOptions::new().only([WindowKind::Copies]);
+    let copies = CpuMappingOptions::new().only([CpuMappingKind::Copies]);
     copies.open(&mut buffer)?.close()?;
     ensure!(!nvml_is_loaded()?);
     for (elements, fits) in [(0..1000, true), (65_000..132_000, false)] {
-        let window = WindowOptions::new().range(elements).open(&mut buffer)?;
+        let window = CpuMappingOptions::new().range(elements).open(&mut buffer)?;
         let (is_direct, choice) = (window.kind().is_direct(), window.choice().to_string());
         if fits {
             ensure!(is_direct, "{choice}");
             continue;
         }
         ensure!(window.address() % page != 0 && !is_direct, "{choice}");
-        for kind in [WindowKind::Gdrcopy, WindowKind::DmaBuf] {
+        for kind in [CpuMappingKind::Gdrcopy, CpuMappingKind::DmaBuf] {
             let found = reason(&window, kind)?;
-            let WindowReason::Bar1Full { needed, free } = found else {
+            let CpuMappingReason::Bar1Full { needed, free } = found else {
                 bail!("{kind}: {found}");
             };
             ensure!((needed, free) == (3 * page, 2 * page), "{kind}: {found}");

@@ -9,13 +9,13 @@ use std::time::Duration;
 use super::may_wait::refuse_waiting;
 use backoff::Backoff;
 
-use crate::base::error::{Error, Remedy, Result, Tried};
+use crate::base::error::{Attempt, Error, Remedy, Result};
 use crate::memory::pool::Pool;
 use crate::memory::resource::MemoryResource;
 use crate::stream::Stream;
 
 /// Remedies for out of memory, tried one after the other; after each the request is made again. An empty
-/// ladder gives up at once.
+/// policy gives up at once.
 ///
 /// **Waiting can deadlock beside collective libraries** such as NCCL: a stream may hold a collective that
 /// ends only when other processes launch theirs, and they may wait for this one. So nothing waits
@@ -24,20 +24,20 @@ use crate::stream::Stream;
 ///
 /// ```
 /// use cuda_mem::{Driver, MemoryPool};
-/// use cuda_mem::memory::Ladder;
+/// use cuda_mem::memory::RecoveryPolicy;
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let device = Driver::load()?.device(0)?;
 /// let stream = device.primary_context()?.stream()?;
 /// let pool = MemoryPool::builder(&device).build()?;
-/// let ladder = Ladder::new().flush_caches().wait_for_stream().trim_graph_memory();
-/// let buffer = ladder.recover(&pool, &stream, || pool.alloc::<f32>(&stream, 1000))?;
+/// let policy = RecoveryPolicy::new().flush_caches().wait_for_stream().trim_graph_memory();
+/// let buffer = policy.recover(&pool, &stream, || pool.alloc::<f32>(&stream, 1000))?;
 /// assert_eq!(buffer.len(), 1000);
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use]
-pub struct Ladder {
+pub struct RecoveryPolicy {
     steps: Vec<Step>,
 }
 
@@ -55,7 +55,7 @@ enum Step {
     WaitForOthers(Duration),
 }
 
-impl Ladder {
+impl RecoveryPolicy {
     /// No remedy.
     pub fn new() -> Self {
         Self::default()
@@ -91,7 +91,7 @@ impl Ladder {
         self.step(Step::WaitForDevice)
     }
 
-    /// Lets a pool give back what it keeps unused, so that others can have it. The ladder keeps the pool.
+    /// Lets a pool give back what it keeps unused, so that others can have it. The policy keeps the pool.
     #[doc(alias = "cuMemPoolTrimTo")]
     pub fn trim_pool(self, pool: &Pool) -> Self {
         self.step(Step::TrimPool(pool.clone()))
@@ -123,14 +123,14 @@ impl Ladder {
     /// use std::time::Duration;
     /// use cuda_mem::{Driver, MemoryPool, Resource};
     /// use cuda_mem::base::Remedy;
-    /// use cuda_mem::memory::{Ladder, RecoveryAdaptor};
+    /// use cuda_mem::memory::{RecoveryPolicy, RecoveryAdaptor};
     ///
     /// # cuda_sim::use_if_no_driver();
     /// let device = Driver::load()?.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
     /// let pool = MemoryPool::builder(&device).build()?;
-    /// let ladder = Ladder::new().flush_caches().wait_for_others(Duration::from_millis(20));
-    /// let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+    /// let policy = RecoveryPolicy::new().flush_caches().wait_for_others(Duration::from_millis(20));
+    /// let resource = Resource::new(RecoveryAdaptor::new(pool, policy));
     /// let error = resource.alloc::<u8>(&stream, 1 << 50).unwrap_err();
     /// let tried = &error.out_of_memory().expect("numbers").tried;
     /// assert_eq!(tried[1].remedy, Remedy::WaitForOthers);
@@ -146,7 +146,7 @@ impl Ladder {
         self.steps.is_empty()
     }
 
-    /// Makes a request, and while that is out of memory, climbs the ladder. `stream` is that of the request,
+    /// Makes a request, and while that is out of memory, tries the remedies in turn. `stream` is that of the request,
     /// `resource` what it comes from.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ impl Ladder {
             let done = step.apply(resource, stream, &error);
             let go_on = *done.as_ref().unwrap_or(&true);
             let failed = done.err().map(|error| error.kind());
-            tried.push(Tried::new(step.remedy(), failed));
+            tried.push(Attempt::new(step.remedy(), failed));
             if !go_on {
                 break;
             }

@@ -14,7 +14,7 @@ use crate::driver::location::Location;
 /// prefetch had to move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Traffic {
+pub struct MigrationStats {
     /// Memory that was put behind an address.
     pub maps: u64,
     /// Bytes of these.
@@ -29,7 +29,7 @@ pub struct Traffic {
     pub moved_bytes: u64,
 }
 
-impl Traffic {
+impl MigrationStats {
     /// One piece of memory at an address.
     pub(crate) fn of_map(bytes: u64) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Traffic {
 }
 
 /// Adds up each count.
-impl AddAssign for Traffic {
+impl AddAssign for MigrationStats {
     fn add_assign(&mut self, other: Self) {
         self.maps += other.maps;
         self.mapped_bytes += other.mapped_bytes;
@@ -71,7 +71,7 @@ impl AddAssign for Traffic {
 }
 
 /// One line, of what happened at all: `2 maps of 4.0 MiB, 3 prefetches of 12.0 MiB`.
-impl fmt::Display for Traffic {
+impl fmt::Display for MigrationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut between = "";
         for (count, what, bytes) in [
@@ -97,14 +97,14 @@ impl fmt::Display for Traffic {
 
 /// The counts of each place. There are few, so a list does.
 #[derive(Debug)]
-pub(crate) struct Places<Place>(Vec<(Place, Traffic)>);
+pub(crate) struct Places<Place>(Vec<(Place, MigrationStats)>);
 
 impl<Place: PartialEq> Places<Place> {
     pub(crate) const fn new() -> Self {
         Self(Vec::new())
     }
 
-    pub(crate) fn note(&mut self, place: Place, traffic: Traffic) {
+    pub(crate) fn note(&mut self, place: Place, traffic: MigrationStats) {
         if let Some((_, so_far)) = self.0.iter_mut().find(|(known, _)| *known == place) {
             *so_far += traffic;
         } else {
@@ -112,13 +112,13 @@ impl<Place: PartialEq> Places<Place> {
         }
     }
 
-    pub(crate) fn to(&self, place: Place) -> Traffic {
+    pub(crate) fn to(&self, place: Place) -> MigrationStats {
         let found = self.0.iter().find(|(known, _)| *known == place);
         found.map(|(_, traffic)| *traffic).unwrap_or_default()
     }
 
-    pub(crate) fn total(&self) -> Traffic {
-        let mut total = Traffic::default();
+    pub(crate) fn total(&self) -> MigrationStats {
+        let mut total = MigrationStats::default();
         for (_, traffic) in &self.0 {
             total += *traffic;
         }
@@ -130,7 +130,7 @@ impl<Place: PartialEq> Places<Place> {
 static ALL: Lock<Places<(Driver, Location)>> = Lock::new(Places::new());
 
 /// Counts for the place. Only for what costs microseconds: there is one lock.
-pub(crate) fn note(driver: Driver, place: Location, traffic: Traffic) {
+pub(crate) fn note(driver: Driver, place: Location, traffic: MigrationStats) {
     if let Some(mut all) = ALL.lock_unless_forked() {
         all.note((driver, place), traffic);
     }
@@ -162,7 +162,7 @@ impl Driver {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> Traffic {
+    pub fn traffic_to(&self, place: Location) -> MigrationStats {
         let place = (*self, place.known(*self));
         let all = ALL.lock_unless_forked();
         all.map(|all| all.to(place)).unwrap_or_default()
@@ -173,7 +173,7 @@ impl Device {
     /// What all objects of this library mapped, prefetched and moved to the device's memory, since the process
     /// began. See [`Driver::traffic_to`].
     #[must_use]
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> MigrationStats {
         self.driver().traffic_to(Location::Device(*self))
     }
 }
@@ -184,16 +184,16 @@ mod tests {
 
     #[test]
     fn requests_add_up() {
-        let mut traffic = Traffic::default();
+        let mut traffic = MigrationStats::default();
         assert_eq!(traffic.to_string(), "none");
         for bytes in [1 << 20, 2 << 20] {
-            traffic += Traffic::of_prefetch(bytes);
+            traffic += MigrationStats::of_prefetch(bytes);
         }
         assert_eq!((traffic.prefetches, traffic.prefetched_bytes), (2, 3 << 20));
         assert_eq!(traffic.to_string(), "2 prefetches of 3.0 MiB");
-        traffic += Traffic::of_map(1 << 20);
-        traffic += Traffic::of_move(1 << 20);
-        traffic += Traffic::of_move(1 << 20);
+        traffic += MigrationStats::of_map(1 << 20);
+        traffic += MigrationStats::of_move(1 << 20);
+        traffic += MigrationStats::of_move(1 << 20);
         let text = "1 map of 1.0 MiB, 2 prefetches of 3.0 MiB, 2 moves of 2.0 MiB";
         assert_eq!(traffic.to_string(), text);
     }
@@ -202,9 +202,9 @@ mod tests {
     fn each_place_has_its_own_count() {
         let mut places = Places::new();
         for (place, bytes) in [("here", 1), ("there", 2), ("here", 4)] {
-            places.note(place, Traffic::of_prefetch(bytes));
+            places.note(place, MigrationStats::of_prefetch(bytes));
         }
-        let seen = |traffic: Traffic| (traffic.prefetches, traffic.prefetched_bytes);
+        let seen = |traffic: MigrationStats| (traffic.prefetches, traffic.prefetched_bytes);
         assert_eq!(seen(places.to("here")), (2, 5));
         assert_eq!(seen(places.to("there")), (1, 2));
         assert_eq!(seen(places.to("nowhere")), (0, 0));

@@ -12,7 +12,7 @@ use crate::base::report;
 use crate::memory::buffer::DeviceBuffer;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
-/// Memory of the host that can be [lent](HostLoan) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
+/// Memory of the host that can be [lent](InFlightBuffer) to a stream: [`PinnedBuffer`](crate::mapped::PinnedBuffer), and
 /// [`Registered`](crate::mapped::Registered) if it borrows nothing that ends.
 ///
 /// Implemented here only.
@@ -75,14 +75,14 @@ pub(super) mod sealed {
 /// # }
 /// ```
 #[must_use = "dropping the loan waits for the stream, and ends the memory"]
-pub struct HostLoan<H: HostMemory> {
+pub struct InFlightBuffer<H: HostMemory> {
     /// Gone only while the loan ends.
     host: Option<H>,
     address: CUdeviceptr,
     stream: Stream,
 }
 
-impl<H: HostMemory> HostLoan<H> {
+impl<H: HostMemory> InFlightBuffer<H> {
     /// # Safety
     ///
     /// The memory must be its value's own, by `address` on the stream's device, or 0 for no bytes.
@@ -224,7 +224,7 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
     }
 }
 
-impl<H: HostMemory> Drop for HostLoan<H> {
+impl<H: HostMemory> Drop for InFlightBuffer<H> {
     fn drop(&mut self) {
         if self.host.is_none() {
             return;
@@ -246,7 +246,7 @@ impl<H: HostMemory> Drop for HostLoan<H> {
     }
 }
 
-impl<H: HostMemory> fmt::Debug for HostLoan<H> {
+impl<H: HostMemory> fmt::Debug for InFlightBuffer<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostLoan")
             .field("address", &format_args!("{:#x}", self.address))

@@ -33,7 +33,10 @@ impl Channel {
     /// # }
     /// ```
     #[doc(alias = "cuMemPoolExportPointer")]
-    pub fn lend<'a, T: Pod>(&'a self, buffer: &'a mut DeviceBuffer<T>) -> Result<Lent<'a, T>> {
+    pub fn lend<'a, T: Pod>(
+        &'a self,
+        buffer: &'a mut DeviceBuffer<T>,
+    ) -> Result<ExportedBuffer<'a, T>> {
         buffer.settle()?;
         let number = self.next_number();
         // Before it is sent: another thread that waits may read the answer first.
@@ -42,7 +45,7 @@ impl Channel {
             self.returns.forget(number);
             return Err(error);
         }
-        Ok(Lent {
+        Ok(ExportedBuffer {
             channel: self,
             buffer,
             number,
@@ -58,14 +61,14 @@ impl Channel {
 /// freed under the other process's work, which then reads and writes memory that is somebody else's by
 /// then; it stays mapped there (measured).
 #[must_use = "it waits for the other process when dropped"]
-pub struct Lent<'a, T: Pod> {
+pub struct ExportedBuffer<'a, T: Pod> {
     channel: &'a Channel,
     buffer: &'a mut DeviceBuffer<T>,
     number: u64,
     is_waited_for: bool,
 }
 
-impl<T: Pod> Lent<'_, T> {
+impl<T: Pod> ExportedBuffer<'_, T> {
     /// Waits until the other process has given the buffer back.
     ///
     /// # Errors
@@ -85,7 +88,7 @@ impl<T: Pod> Lent<'_, T> {
     }
 }
 
-impl<T: Pod> Drop for Lent<'_, T> {
+impl<T: Pod> Drop for ExportedBuffer<'_, T> {
     fn drop(&mut self) {
         if !self.is_waited_for {
             report::release("lent buffer", || {
@@ -103,7 +106,7 @@ impl<T: Pod> Drop for Lent<'_, T> {
     }
 }
 
-impl<T: Pod> fmt::Debug for Lent<'_, T> {
+impl<T: Pod> fmt::Debug for ExportedBuffer<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Lent").field(&self.buffer).finish()
     }

@@ -17,7 +17,7 @@ use crate::stream::context::Context;
 use crate::stream::join::order;
 
 /// A buffer that was given to a graph, by which the graph knows it.
-pub struct Adopted<T> {
+pub struct GraphOwned<T> {
     pub(super) owner: u64,
     pub(super) index: usize,
     pub(super) address: CUdeviceptr,
@@ -27,15 +27,15 @@ pub struct Adopted<T> {
     pub(super) element: PhantomData<fn() -> T>,
 }
 
-impl<T> Clone for Adopted<T> {
+impl<T> Clone for GraphOwned<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Adopted<T> {}
+impl<T> Copy for GraphOwned<T> {}
 
-impl<T> Adopted<T> {
+impl<T> GraphOwned<T> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -49,7 +49,7 @@ impl<T> Adopted<T> {
     }
 }
 
-impl<T> fmt::Debug for Adopted<T> {
+impl<T> fmt::Debug for GraphOwned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Adopted({} elements)", self.len)
     }
@@ -122,8 +122,8 @@ pub(super) struct Guest {
 }
 
 impl Parts {
-    pub(super) fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> Adopted<T> {
-        let adopted = Adopted {
+    pub(super) fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> GraphOwned<T> {
+        let adopted = GraphOwned {
             owner: self.id,
             index: self.guests.len(),
             address: buffer.as_raw(),
@@ -156,7 +156,7 @@ impl Parts {
         })
     }
 
-    pub(super) fn guest<T: Pod>(&self, adopted: &Adopted<T>) -> Result<&DeviceBuffer<T>> {
+    pub(super) fn guest<T: Pod>(&self, adopted: &GraphOwned<T>) -> Result<&DeviceBuffer<T>> {
         self.check_owner(adopted.owner)?;
         let guest = self.guests.get(adopted.index);
         guest
@@ -166,7 +166,7 @@ impl Parts {
 
     pub(super) fn guest_mut<T: Pod>(
         &mut self,
-        adopted: &Adopted<T>,
+        adopted: &GraphOwned<T>,
     ) -> Result<&mut DeviceBuffer<T>> {
         self.check_owner(adopted.owner)?;
         let guest = self.guests.get_mut(adopted.index);
@@ -178,7 +178,7 @@ impl Parts {
     /// `Ok` if work in this context may touch the buffer.
     pub(super) fn require_reach_of<T: Pod>(
         &self,
-        adopted: &Adopted<T>,
+        adopted: &GraphOwned<T>,
         context: &Context,
     ) -> Result<()> {
         let reach = self.guest(adopted)?.require_reach_in(context);
@@ -266,7 +266,7 @@ fn unknown() -> Error {
 
 impl Graph {
     /// Gives a buffer to the graph, so that nodes can use it.
-    pub fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> Adopted<T> {
+    pub fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> GraphOwned<T> {
         self.parts.adopt(buffer)
     }
 }
@@ -277,7 +277,7 @@ impl GraphExec {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
-    pub fn buffer<T: Pod>(&self, adopted: &Adopted<T>) -> Result<&DeviceBuffer<T>> {
+    pub fn buffer<T: Pod>(&self, adopted: &GraphOwned<T>) -> Result<&DeviceBuffer<T>> {
         self.parts.guest(adopted)
     }
 
@@ -291,15 +291,15 @@ impl GraphExec {
     ///
     /// ```compile_fail,E0308
     /// # use cuda_mem::{DeviceBuffer, Error};
-    /// # use cuda_mem::interop::{Adopted, GraphExec};
-    /// # fn example(exec: &mut GraphExec, adopted: &Adopted<u8>, mut other: DeviceBuffer<u8>)
+    /// # use cuda_mem::interop::{GraphOwned, GraphExec};
+    /// # fn example(exec: &mut GraphExec, adopted: &GraphOwned<u8>, mut other: DeviceBuffer<u8>)
     /// # -> Result<(), Error> {
     /// std::mem::swap(&mut exec.buffer_mut(adopted)?, &mut other); // error: mismatched types
     /// # Ok(())
     /// # }
     /// ```
-    pub fn buffer_mut<T: Pod>(&mut self, adopted: &Adopted<T>) -> Result<AdoptedMut<'_, T>> {
-        Ok(AdoptedMut(self.parts.guest_mut(adopted)?))
+    pub fn buffer_mut<T: Pod>(&mut self, adopted: &GraphOwned<T>) -> Result<GraphOwnedMut<'_, T>> {
+        Ok(GraphOwnedMut(self.parts.guest_mut(adopted)?))
     }
 
     /// Ends the instance and gives one adopted buffer back. What runs still completes, before
@@ -308,7 +308,7 @@ impl GraphExec {
     /// # Errors
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
-    pub fn into_buffer<T: Pod>(mut self, adopted: &Adopted<T>) -> Result<DeviceBuffer<T>> {
+    pub fn into_buffer<T: Pod>(mut self, adopted: &GraphOwned<T>) -> Result<DeviceBuffer<T>> {
         self.parts.guest(adopted)?;
         let guest = self.parts.guests.swap_remove(adopted.index);
         // The last one has its place now.
@@ -325,9 +325,9 @@ impl GraphExec {
 
 /// An adopted buffer that is being written. It is not the buffer itself: that must stay where the graph
 /// knows it, and a reference could be used to exchange it for another.
-pub struct AdoptedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
+pub struct GraphOwnedMut<'a, T: Pod>(&'a mut DeviceBuffer<T>);
 
-impl<T: Pod> AdoptedMut<'_, T> {
+impl<T: Pod> GraphOwnedMut<'_, T> {
     /// See [`DeviceBuffer::fill`].
     ///
     /// # Errors
@@ -374,7 +374,7 @@ impl<T: Pod> AdoptedMut<'_, T> {
     }
 }
 
-impl<T: Pod> fmt::Debug for AdoptedMut<'_, T> {
+impl<T: Pod> fmt::Debug for GraphOwnedMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AdoptedMut({:?})", self.0)
     }

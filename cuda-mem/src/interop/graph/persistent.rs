@@ -12,7 +12,7 @@ use crate::memory::copy::Span;
 use crate::stream::Stream;
 
 /// Memory of a graph that no node of it frees: it is there after a launch, until it is freed.
-pub struct Left<T> {
+pub struct PersistentAllocation<T> {
     pub(super) owner: u64,
     pub(super) index: usize,
     pub(super) address: CUdeviceptr,
@@ -20,15 +20,15 @@ pub struct Left<T> {
     pub(super) element: PhantomData<fn() -> T>,
 }
 
-impl<T> Clone for Left<T> {
+impl<T> Clone for PersistentAllocation<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Left<T> {}
+impl<T> Copy for PersistentAllocation<T> {}
 
-impl<T> Left<T> {
+impl<T> PersistentAllocation<T> {
     /// The address, the same for every launch; 0 if there are no bytes.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
@@ -48,14 +48,14 @@ impl<T> Left<T> {
     }
 }
 
-impl<T> fmt::Debug for Left<T> {
+impl<T> fmt::Debug for PersistentAllocation<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Left({} elements at {:#x})", self.len, self.address)
     }
 }
 
 /// What the last launch left, used in the order of the stream of that launch.
-pub struct LeftBuffer<'a, T> {
+pub struct PersistentBuffer<'a, T> {
     stream: &'a Stream,
     address: CUdeviceptr,
     len: usize,
@@ -70,12 +70,15 @@ impl GraphExec {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if nothing is left: there was no launch, or it
     /// was freed; or if the memory is another graph's.
-    pub fn left<T: Pod>(&mut self, left: &Left<T>) -> Result<LeftBuffer<'_, T>> {
+    pub fn left<T: Pod>(
+        &mut self,
+        left: &PersistentAllocation<T>,
+    ) -> Result<PersistentBuffer<'_, T>> {
         let block = Graph::block(&self.parts, left)?;
         // Memory that the graph keeps is always there.
         let keeper = block.guest.and_then(|guest| self.parts.guests.get(guest));
         if let Some(keeper) = keeper {
-            return Ok(LeftBuffer {
+            return Ok(PersistentBuffer {
                 stream: keeper.buffer.stream(),
                 address: left.address,
                 len: left.len,
@@ -84,7 +87,7 @@ impl GraphExec {
         }
         match &self.alive {
             Some(alive) if alive.blocks.iter().any(|it| it.address == block.address) => {
-                Ok(LeftBuffer {
+                Ok(PersistentBuffer {
                     stream: &alive.stream,
                     address: left.address,
                     len: left.len,
@@ -98,7 +101,7 @@ impl GraphExec {
     }
 }
 
-impl<T: Pod> LeftBuffer<'_, T> {
+impl<T: Pod> PersistentBuffer<'_, T> {
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -157,7 +160,7 @@ impl<T: Pod> LeftBuffer<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for LeftBuffer<'_, T> {
+impl<T> fmt::Debug for PersistentBuffer<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

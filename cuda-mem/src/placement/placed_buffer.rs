@@ -30,12 +30,12 @@ use crate::stream::Stream;
 ///
 /// ```
 /// use cuda_mem::Driver;
-/// use cuda_mem::placement::{AccessPattern, Machine, PlacementRequest};
+/// use cuda_mem::placement::{AccessPattern, Topology, PlacementRequest};
 ///
 /// # cuda_sim::use_if_no_driver();
 /// let devices = Driver::load()?.devices()?;
 /// let stream = devices[0].primary_context()?.stream()?;
-/// let machine = Machine::gather(&devices)?;
+/// let machine = Topology::gather(&devices)?;
 ///
 /// let results = PlacementRequest::bytes(4000).access(AccessPattern::GpuWritesCpuReads);
 /// let mut results = results.place(&machine)?.allocate::<u32>(&devices, &stream, 1000)?;
@@ -43,7 +43,7 @@ use crate::stream::Stream;
 /// assert_eq!(results.host()?[999], 7);       // waits, and copies nothing
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
-pub struct Placed<T: Pod> {
+pub struct PlacedBuffer<T: Pod> {
     /// Nobody gets a plain one to change: another buffer could be put in its place, which the host does not reach.
     memory: Memory<T>,
     /// Whether the host reaches a plain buffer at its address.
@@ -57,7 +57,7 @@ enum Memory<T: Pod> {
     Managed(ManagedBuffer<T>),
 }
 
-impl<T: Pod> Placed<T> {
+impl<T: Pod> PlacedBuffer<T> {
     /// Memory of a device.
     pub(super) fn of_device(buffer: DeviceBuffer<T>, pool: Option<MemoryPool>) -> Self {
         Self {
@@ -288,11 +288,11 @@ impl<T: Pod> Placed<T> {
     ///
     /// ```
     /// # use cuda_mem::Driver;
-    /// # use cuda_mem::placement::{Machine, PlacementRequest};
+    /// # use cuda_mem::placement::{Topology, PlacementRequest};
     /// # cuda_sim::use_if_no_driver();
     /// # let devices = Driver::load()?.devices()?;
     /// # let stream = devices[0].primary_context()?.stream()?;
-    /// # let machine = Machine::gather(&devices)?;
+    /// # let machine = Topology::gather(&devices)?;
     /// let placement = PlacementRequest::bytes(4000).place(&machine)?;
     /// let numbers = placement.allocate::<u32>(&devices, &stream, 1000)?;
     /// numbers.free()?;
@@ -333,7 +333,7 @@ impl<T: Pod> Placed<T> {
 }
 
 /// All that does not write.
-impl<T: Pod> Deref for Placed<T> {
+impl<T: Pod> Deref for PlacedBuffer<T> {
     type Target = DeviceBuffer<T>;
 
     fn deref(&self) -> &DeviceBuffer<T> {
@@ -345,7 +345,7 @@ impl<T: Pod> Deref for Placed<T> {
     }
 }
 
-impl<T: Pod> fmt::Debug for Placed<T> {
+impl<T: Pod> fmt::Debug for PlacedBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let memory: &dyn fmt::Debug = match &self.memory {
             Memory::Plain(buffer) => buffer,

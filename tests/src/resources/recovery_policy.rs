@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use cuda_mem::base::Remedy;
 use cuda_mem::memory::{
-    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, Ladder, LimitAdaptor, LoggingAdaptor,
-    PrefetchAdaptor, RecoveryAdaptor, StatisticsAdaptor, TrackingAdaptor,
+    AlignedAdaptor, DirectResource, FailureCallbackAdaptor, LimitAdaptor, LoggingAdaptor,
+    PrefetchAdaptor, RecoveryAdaptor, RecoveryPolicy, StatisticsAdaptor, TrackingAdaptor,
 };
 use cuda_mem::{
     DeviceBuffer, Error, ErrorKind, MemoryPool, MemoryResource as _, Resource, ReusePolicy,
@@ -22,7 +22,7 @@ use crate::hold::hold;
 fn every_remedy_is_tried_in_order(env: &Environment) -> Result<()> {
     let _pressure = env.exclusive();
     let (pool, stream) = (env.pool()?, env.stream()?);
-    let ladder = Ladder::new()
+    let policy = RecoveryPolicy::new()
         .retry()
         .flush_caches()
         .wait_for_stream()
@@ -30,8 +30,8 @@ fn every_remedy_is_tried_in_order(env: &Environment) -> Result<()> {
         .trim_pool(&pool)
         .trim_graph_memory()
         .callback(|_| true);
-    ensure!(!ladder.is_empty() && Ladder::new().is_empty());
-    let resource = Resource::new(RecoveryAdaptor::new(pool, ladder));
+    ensure!(!policy.is_empty() && RecoveryPolicy::new().is_empty());
+    let resource = Resource::new(RecoveryAdaptor::new(pool, policy));
     let Err(error) = resource.alloc::<u8>(&stream, 1 << 50) else {
         bail!("a pebibyte was allocated");
     };
@@ -80,22 +80,22 @@ fn flushing_and_trimming_give_back(env: &Environment) -> Result<()> {
     );
     let elsewhere = Resource::new(DirectResource::new(env.device()?));
     ensure!(elsewhere.pool().is_none());
-    for (ladder, resource) in [
-        (Ladder::new().flush_caches(), &stack),
-        (Ladder::new().trim_pool(&pool), &elsewhere),
+    for (policy, resource) in [
+        (RecoveryPolicy::new().flush_caches(), &stack),
+        (RecoveryPolicy::new().trim_pool(&pool), &elsewhere),
     ] {
         drop(stack.alloc::<u8>(&stream, 10 << 20)?);
         stream.synchronize()?;
         ensure!(pool.stats()?.reserved.current > 0, "nothing to give back");
         let mut asked = 0;
-        ladder.recover(resource, &stream, || {
+        policy.recover(resource, &stream, || {
             asked += 1;
             if pool.stats()?.reserved.current == 0 {
                 return Ok(());
             }
             Err(Error::new(ErrorKind::OutOfMemory, "the pool holds it"))
         })?;
-        ensure!(asked == 2, "{asked} requests for {ladder:?}");
+        ensure!(asked == 2, "{asked} requests for {policy:?}");
     }
     Ok(())
 }
@@ -104,13 +104,13 @@ fn flushing_and_trimming_give_back(env: &Environment) -> Result<()> {
 #[apply(case_alone)]
 fn waiting_waits(env: &Environment) -> Result<()> {
     let (pool, stream, other) = (env.pool()?, env.stream()?, env.stream()?);
-    for (ladder, busy) in [
-        (Ladder::new().wait_for_stream(), &stream),
-        (Ladder::new().wait_for_device(), &other),
+    for (policy, busy) in [
+        (RecoveryPolicy::new().wait_for_stream(), &stream),
+        (RecoveryPolicy::new().wait_for_device(), &other),
     ] {
         let mut held = Some(hold(busy)?);
         let mut letting_go = None;
-        ladder.recover(&pool, &stream, || {
+        policy.recover(&pool, &stream, || {
             // After the first request fails, the stream is let go only a moment later.
             if let Some(held) = held.take() {
                 letting_go = Some(thread::spawn(move || {
@@ -143,14 +143,14 @@ fn waiting_helps_where_a_free_was_not_seen(env: &Environment) -> Result<()> {
         .build()?;
     let fill = |stream| pool.alloc::<u8>(stream, 60 << 20);
     drop(fill(&first)?);
-    let ladder = Ladder::new().retry().flush_caches();
-    let unhelped = ladder.recover(&pool, &second, || fill(&second));
+    let policy = RecoveryPolicy::new().retry().flush_caches();
+    let unhelped = policy.recover(&pool, &second, || fill(&second));
     ensure!(
         unhelped.is_err_and(|error| error.kind() == ErrorKind::OutOfMemory),
         "there is nothing to wait for"
     );
-    let ladder = Ladder::new().wait_for_device();
-    drop(ladder.recover(&pool, &second, || fill(&second))?);
+    let policy = RecoveryPolicy::new().wait_for_device();
+    drop(policy.recover(&pool, &second, || fill(&second))?);
     Ok(())
 }
 
@@ -159,12 +159,12 @@ fn waiting_helps_where_a_free_was_not_seen(env: &Environment) -> Result<()> {
 fn nothing_waits_unless_it_is_asked_to(env: &Environment) -> Result<()> {
     let (pool, stream) = (env.pool()?, env.stream()?);
     let held = hold(&stream)?;
-    let ladder = Ladder::new()
+    let policy = RecoveryPolicy::new()
         .retry()
         .flush_caches()
         .trim_pool(&pool)
         .trim_graph_memory();
-    let failed = ladder.recover(&pool, &stream, || pool.alloc::<u8>(&stream, 1 << 50));
+    let failed = policy.recover(&pool, &stream, || pool.alloc::<u8>(&stream, 1 << 50));
     ensure!(failed.is_err());
     ensure!(!stream.is_done()?, "the stream is still held");
     drop(held);
@@ -178,7 +178,7 @@ fn a_callback_may_free_and_may_give_up(env: &Environment) -> Result<()> {
     let cache: Arc<Mutex<Vec<DeviceBuffer<u8>>>> = Arc::default();
     let (asked, kept) = (Arc::new(AtomicU32::new(0)), Arc::clone(&cache));
     let count = Arc::clone(&asked);
-    let ladder = Ladder::new()
+    let policy = RecoveryPolicy::new()
         .callback(move |error: &Error| {
             count.fetch_add(1, Ordering::Relaxed);
             assert_eq!(error.kind(), ErrorKind::OutOfMemory);
@@ -186,7 +186,7 @@ fn a_callback_may_free_and_may_give_up(env: &Environment) -> Result<()> {
             kept.pop().is_some()
         })
         .retry();
-    let resource = Resource::new(RecoveryAdaptor::new(limited.clone(), ladder));
+    let resource = Resource::new(RecoveryAdaptor::new(limited.clone(), policy));
     let store = |buffer| {
         let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.push(buffer);
@@ -208,8 +208,8 @@ fn a_callback_may_free_and_may_give_up(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn other_errors_are_not_climbed_for(env: &Environment) -> Result<()> {
     let (pool, stream) = (env.pool()?, env.stream()?);
-    let ladder = Ladder::new().callback(|_| panic!("it is not out of memory"));
-    let failed: Result<(), Error> = ladder.recover(&pool, &stream, || {
+    let policy = RecoveryPolicy::new().callback(|_| panic!("it is not out of memory"));
+    let failed: Result<(), Error> = policy.recover(&pool, &stream, || {
         Err(Error::new(ErrorKind::InvalidValue, "no"))
     });
     ensure!(failed.is_err_and(|error| error.kind() == ErrorKind::InvalidValue));
@@ -245,23 +245,23 @@ fn a_full_card_recovers(env: &Environment) -> Result<()> {
         ensure!(memory.pool_used == Some(before as u64 * GIB), "{error}");
     }
 
-    // The ladder frees a block each time that it is asked, until the request fits.
+    // The policy frees a block each time that it is asked, until the request fits.
     let blocks = Arc::new(Mutex::new(blocks));
     let store = Arc::clone(&blocks);
-    let mut ladder = Ladder::new()
+    let mut policy = RecoveryPolicy::new()
         .flush_caches()
         .wait_for_stream()
         .trim_graph_memory();
     for _ in 0..8 {
         let store = Arc::clone(&store);
-        ladder = ladder
+        policy = policy
             .callback(move |_| {
                 let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
                 store.pop().is_some()
             })
             .wait_for_stream();
     }
-    let resource = Resource::new(RecoveryAdaptor::new(pool.clone(), ladder));
+    let resource = Resource::new(RecoveryAdaptor::new(pool.clone(), policy));
     let large = resource.alloc::<u8>(&stream, 4 << 30)?;
     end_of(&large).fill(7)?;
     let left = blocks.lock().unwrap_or_else(PoisonError::into_inner).len();
