@@ -153,7 +153,7 @@ mod strangers {
         ensure!(exec.buffer(&target)?.to_vec()? == [4; 3]);
 
         let mut graph = Graph::new(&contexts[0])?;
-        let left = graph.alloc::<u8>(3, &[])?.leave();
+        let left = graph.alloc::<u8>(3, &[])?.persist();
         let mut exec = graph.instantiate(Instantiate::Plain)?;
         control.reset();
         refused(exec.launch(&there))?;

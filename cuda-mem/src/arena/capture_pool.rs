@@ -46,7 +46,7 @@ const MOST_TAKEN: u64 = 32 << 20;
 ///     scratch.fill(7)?;
 ///     let mut result = capture.alloc_alone_from::<u32>(&pool, 100)?;
 ///     result.copy_from(&scratch)?;
-///     Ok(result.leave()) // `scratch` goes back to the pool, the result stays the graph's
+///     Ok(result.persist()) // `scratch` goes back to the pool, the result stays the graph's
 /// })?;
 /// let mut exec = graph.instantiate(Instantiate::default())?;
 /// exec.launch(&stream)?;

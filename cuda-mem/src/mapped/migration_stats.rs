@@ -104,23 +104,23 @@ impl<Place: PartialEq> Places<Place> {
         Self(Vec::new())
     }
 
-    pub(crate) fn note(&mut self, place: Place, traffic: MigrationStats) {
+    pub(crate) fn note(&mut self, place: Place, migrations: MigrationStats) {
         if let Some((_, so_far)) = self.0.iter_mut().find(|(known, _)| *known == place) {
-            *so_far += traffic;
+            *so_far += migrations;
         } else {
-            self.0.push((place, traffic));
+            self.0.push((place, migrations));
         }
     }
 
     pub(crate) fn to(&self, place: Place) -> MigrationStats {
         let found = self.0.iter().find(|(known, _)| *known == place);
-        found.map(|(_, traffic)| *traffic).unwrap_or_default()
+        found.map(|(_, migrations)| *migrations).unwrap_or_default()
     }
 
     pub(crate) fn total(&self) -> MigrationStats {
         let mut total = MigrationStats::default();
-        for (_, traffic) in &self.0 {
-            total += *traffic;
+        for (_, migrations) in &self.0 {
+            total += *migrations;
         }
         total
     }
@@ -130,9 +130,9 @@ impl<Place: PartialEq> Places<Place> {
 static ALL: Lock<Places<(Driver, Location)>> = Lock::new(Places::new());
 
 /// Counts for the place. Only for what costs microseconds: there is one lock.
-pub(crate) fn note(driver: Driver, place: Location, traffic: MigrationStats) {
+pub(crate) fn note(driver: Driver, place: Location, migrations: MigrationStats) {
     if let Some(mut all) = ALL.lock_unless_forked() {
-        all.note((driver, place), traffic);
+        all.note((driver, place), migrations);
     }
 }
 
@@ -151,18 +151,18 @@ impl Driver {
     /// let driver = Driver::load()?;
     /// let device = driver.device(0)?;
     /// let stream = device.primary_context()?.stream()?;
-    /// let before = device.traffic();
+    /// let before = device.migrations();
     ///
     /// let numbers = ManagedBuffer::<f32>::zeroed(&stream, 1 << 20)?;
     /// numbers.prefetch(Location::Device(device))?;
     /// numbers.prefetch(Location::Host)?;
     ///
-    /// assert_eq!(device.traffic().prefetches - before.prefetches, 1);
-    /// println!("to the host: {}", driver.traffic_to(Location::Host));
+    /// assert_eq!(device.migrations().prefetches - before.prefetches, 1);
+    /// println!("to the host: {}", driver.migrations_to(Location::Host));
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> MigrationStats {
+    pub fn migrations_to(&self, place: Location) -> MigrationStats {
         let place = (*self, place.known(*self));
         let all = ALL.lock_unless_forked();
         all.map(|all| all.to(place)).unwrap_or_default()
@@ -171,10 +171,10 @@ impl Driver {
 
 impl Device {
     /// What all objects of this library mapped, prefetched and moved to the device's memory, since the process
-    /// began. See [`Driver::traffic_to`].
+    /// began. See [`Driver::migrations_to`].
     #[must_use]
-    pub fn traffic(&self) -> MigrationStats {
-        self.driver().traffic_to(Location::Device(*self))
+    pub fn migrations(&self) -> MigrationStats {
+        self.driver().migrations_to(Location::Device(*self))
     }
 }
 
@@ -184,18 +184,21 @@ mod tests {
 
     #[test]
     fn requests_add_up() {
-        let mut traffic = MigrationStats::default();
-        assert_eq!(traffic.to_string(), "none");
+        let mut migrations = MigrationStats::default();
+        assert_eq!(migrations.to_string(), "none");
         for bytes in [1 << 20, 2 << 20] {
-            traffic += MigrationStats::of_prefetch(bytes);
+            migrations += MigrationStats::of_prefetch(bytes);
         }
-        assert_eq!((traffic.prefetches, traffic.prefetched_bytes), (2, 3 << 20));
-        assert_eq!(traffic.to_string(), "2 prefetches of 3.0 MiB");
-        traffic += MigrationStats::of_map(1 << 20);
-        traffic += MigrationStats::of_move(1 << 20);
-        traffic += MigrationStats::of_move(1 << 20);
+        assert_eq!(
+            (migrations.prefetches, migrations.prefetched_bytes),
+            (2, 3 << 20)
+        );
+        assert_eq!(migrations.to_string(), "2 prefetches of 3.0 MiB");
+        migrations += MigrationStats::of_map(1 << 20);
+        migrations += MigrationStats::of_move(1 << 20);
+        migrations += MigrationStats::of_move(1 << 20);
         let text = "1 map of 1.0 MiB, 2 prefetches of 3.0 MiB, 2 moves of 2.0 MiB";
-        assert_eq!(traffic.to_string(), text);
+        assert_eq!(migrations.to_string(), text);
     }
 
     #[test]
@@ -204,7 +207,8 @@ mod tests {
         for (place, bytes) in [("here", 1), ("there", 2), ("here", 4)] {
             places.note(place, MigrationStats::of_prefetch(bytes));
         }
-        let seen = |traffic: MigrationStats| (traffic.prefetches, traffic.prefetched_bytes);
+        let seen =
+            |migrations: MigrationStats| (migrations.prefetches, migrations.prefetched_bytes);
         assert_eq!(seen(places.to("here")), (2, 5));
         assert_eq!(seen(places.to("there")), (1, 2));
         assert_eq!(seen(places.to("nowhere")), (0, 0));

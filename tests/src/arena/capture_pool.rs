@@ -33,7 +33,7 @@ fn graph(
         let mut third = capture.alloc_from::<u32>(pool, LEN)?;
         assert_eq!(pool.held_bytes(), held);
         third.fill(0)?;
-        Ok((second.leave(), address))
+        Ok((second.persist(), address))
     })?;
     Ok((graph.instantiate(Instantiate::Plain)?, left, address))
 }
@@ -139,7 +139,7 @@ fn captures_that_fail_give_their_memory_back(env: &Environment) -> Result<()> {
     for _ in 0..5 {
         let failed = stream.capture(CaptureMode::default(), |capture| {
             let kept = capture.alloc_from::<u8>(&pool, 3 << 20)?;
-            let _left = capture.alloc_from::<u8>(&pool, 3 << 20)?.leave();
+            let _left = capture.alloc_from::<u8>(&pool, 3 << 20)?.persist();
             drop(capture.alloc_alone_from::<u8>(&pool, 3 << 20)?);
             let refused = capture.alloc_from::<u8>(&pool, 64 << 20);
             drop(kept);
@@ -211,7 +211,7 @@ fn a_buffer_that_is_taken_back_leaves_the_pool_its_blocks(env: &Environment) -> 
         let adopted = capture.adopt(buffer);
         let mut alone = capture.alloc_alone_from::<u32>(&pool, 1000)?;
         alone.fill(1)?;
-        let _left = alone.leave();
+        let _left = alone.persist();
         Ok(adopted)
     })?;
     let mut exec = graph.instantiate(Instantiate::Plain)?;

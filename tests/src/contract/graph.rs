@@ -21,7 +21,7 @@ fn leaving(stream: &Stream, kind: Instantiate) -> Result<(GraphExec, PersistentA
     let (graph, left) = stream.capture(CaptureMode::default(), |capture| {
         let mut memory = capture.alloc::<u32>(1000)?;
         memory.fill(7)?;
-        Ok(memory.leave())
+        Ok(memory.persist())
     })?;
     ensure!(graph.left_bytes() == 4000);
     Ok((graph.instantiate(kind)?, left))
@@ -313,7 +313,7 @@ fn memory_of_another_graph_is_refused(env: &Environment) -> Result<()> {
     ensure!(invalid(one.copy(&mut short, &mut memory, &[]).map(drop)));
     ensure!(invalid(one.copy_in(&mut short, &adopted, &[]).map(drop)));
     ensure!(invalid(one.alloc::<u64>(usize::MAX, &[]).map(drop)));
-    let left = own.leave();
+    let left = own.persist();
     let mut exec = one.instantiate(Instantiate::Plain)?;
     exec.launch(&stream)?;
     ensure!(invalid(exec.left(&left).map(drop)));
@@ -348,7 +348,7 @@ fn a_graph_goes_into_another(env: &Environment) -> Result<()> {
     let node = parent.add_child(child, &[])?;
     let mut after = parent.alloc::<u8>(1000, &[node])?;
     parent.fill(&mut after, 2, &[])?;
-    let after = after.leave();
+    let after = after.persist();
     let mut leaving = Graph::new(&context)?;
     let _left = leaving.alloc::<u8>(1, &[])?;
     let Err(failed) = parent.add_child(leaving, &[]) else {

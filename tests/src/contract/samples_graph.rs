@@ -86,7 +86,7 @@ fn memory_that_outlives_a_launch_is_freed_once(env: &Environment) -> Result<()> 
         let (graph, left) = stream.capture(CaptureMode::Global, |capture| {
             let mut result = capture.alloc::<u32>(LEN)?;
             result.fill(31)?;
-            Ok(result.leave())
+            Ok(result.persist())
         })?;
         let mut exec = graph.instantiate(kind)?;
         for _ in 0..3 {

@@ -265,7 +265,7 @@ fn nothing_and_elements_of_no_size_are_fine(env: &Environment) -> Result<()> {
     none.prefetch(device)?;
     none.advise(Advice::ReadMostly)?;
     ensure!(none.info()? == cuda_mem::mapped::RangeInfo::default());
-    ensure!(none.traffic() == cuda_mem::mapped::MigrationStats::default());
+    ensure!(none.migrations() == cuda_mem::mapped::MigrationStats::default());
     let units = ManagedBuffer::<()>::uninit(&stream, 77)?;
     ensure!(units.host()?.len() == 77);
     units.range(7..=70)?.prefetch(Location::Host)?;

@@ -79,7 +79,7 @@ fn a_node_of_the_host_needs_a_newer_driver(env: &Environment) -> Result<()> {
             let error = refused(answer, ErrorKind::SymbolMissing, "CUDA 12.2")?;
             ensure!(error.needs_version() == Some(CudaVersion::new(12, 2)));
         }
-        ensure!(buffer.traffic().prefetches == 0);
+        ensure!(buffer.migrations().prefetches == 0);
         return Ok(());
     }
     buffer.advise(preferred)?;
@@ -88,7 +88,7 @@ fn a_node_of_the_host_needs_a_newer_driver(env: &Environment) -> Result<()> {
     // An H200's driver takes the advice and tells nothing of it.
     ensure!(info.preferred_location.is_none(), "{info:?}");
     ensure!(info.last_prefetch == Some(node), "{info:?}");
-    ensure!(buffer.traffic_to(node).prefetched_bytes == LARGE as u64);
+    ensure!(buffer.migrations_to(node).prefetched_bytes == LARGE as u64);
     Ok(())
 }
 
@@ -126,6 +126,6 @@ fn a_captured_stream_takes_no_prefetch(env: &Environment) -> Result<()> {
     })?;
     drop(graph);
     buffer.prefetch(Location::Host)?;
-    ensure!(buffer.traffic().prefetches == 1);
+    ensure!(buffer.migrations().prefetches == 1);
     Ok(())
 }

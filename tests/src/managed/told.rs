@@ -174,14 +174,15 @@ fn in_a_fork_nothing_was_counted(env: &Environment) -> Result<()> {
     // SAFETY: the child asks what needs no lock and no memory, and ends at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let none = buffer.traffic() == cuda_mem::mapped::MigrationStats::default()
-            && buffer.traffic_to(Location::Host) == cuda_mem::mapped::MigrationStats::default()
-            && env.driver.traffic_to(Location::Host) == cuda_mem::mapped::MigrationStats::default();
+        let none = buffer.migrations() == cuda_mem::mapped::MigrationStats::default()
+            && buffer.migrations_to(Location::Host) == cuda_mem::mapped::MigrationStats::default()
+            && env.driver.migrations_to(Location::Host)
+                == cuda_mem::mapped::MigrationStats::default();
         // SAFETY: ends the child without running the parent's exit handlers.
         unsafe { libc::_exit(if none { 0 } else { 3 }) };
     }
     ends_well(child)?;
-    ensure!(buffer.traffic().prefetches == 1);
+    ensure!(buffer.migrations().prefetches == 1);
     Ok(())
 }
 
@@ -223,7 +224,7 @@ fn several_may_access_it(env: &Environment) -> Result<()> {
 fn journeys_are_counted(env: &Environment) -> Result<()> {
     let buffer = large(env)?;
     let device = Location::Device(env.device()?);
-    let before = env.device()?.traffic();
+    let before = env.device()?.migrations();
     for place in [device, Location::Host, device] {
         buffer.prefetch(place)?;
     }
@@ -233,15 +234,16 @@ fn journeys_are_counted(env: &Environment) -> Result<()> {
         buffer.prefetch(Location::Invisible).is_err(),
         "and it does not count"
     );
-    let seen =
-        |traffic: cuda_mem::mapped::MigrationStats| (traffic.prefetches, traffic.prefetched_bytes);
+    let seen = |migrations: cuda_mem::mapped::MigrationStats| {
+        (migrations.prefetches, migrations.prefetched_bytes)
+    };
     let large = LARGE as u64;
-    ensure!(seen(buffer.traffic()) == (4, 3 * large + 1000));
-    ensure!(seen(buffer.traffic_to(device)) == (2, 2 * large));
-    ensure!(seen(buffer.traffic_to(Location::Host)) == (2, large + 1000));
-    ensure!(seen(buffer.traffic_to(Location::HostNuma(0))) == (0, 0));
+    ensure!(seen(buffer.migrations()) == (4, 3 * large + 1000));
+    ensure!(seen(buffer.migrations_to(device)) == (2, 2 * large));
+    ensure!(seen(buffer.migrations_to(Location::Host)) == (2, large + 1000));
+    ensure!(seen(buffer.migrations_to(Location::HostNuma(0))) == (0, 0));
     // Other tests may run beside this one and add to what the device saw.
-    let now = env.device()?.traffic();
+    let now = env.device()?.migrations();
     ensure!(now.prefetches >= before.prefetches + 2);
     ensure!(now.prefetched_bytes >= before.prefetched_bytes + 2 * large);
     Ok(())
@@ -275,8 +277,8 @@ fn it_goes_from_device_to_device(env: &Environment) -> Result<()> {
         ensure!(host.iter().all(|number| *number == round + 10));
         host[0] = 0;
     }
-    ensure!(buffer.traffic_to(near) == buffer.traffic_to(far));
-    ensure!(buffer.traffic().prefetches == 6);
+    ensure!(buffer.migrations_to(near) == buffer.migrations_to(far));
+    ensure!(buffer.migrations().prefetches == 6);
     for place in [far, near] {
         buffer.advise(Advice::PreferredLocation(place))?;
         ensure!(buffer.info()?.preferred_location == Some(place));

@@ -58,7 +58,7 @@ fn what_a_graph_leaves_stays_with_its_device(env: &Environment) -> Result<()> {
     let mut graph = Graph::new(&contexts[0])?;
     let mut memory = graph.alloc::<u8>(1000, &[])?;
     graph.fill(&mut memory, 5, &[])?;
-    let left = memory.leave();
+    let left = memory.persist();
     let mut exec = graph.instantiate(Instantiate::Plain)?;
     refused(&mut exec, &streams[1])?;
     exec.upload(&streams[0])?;

@@ -299,7 +299,7 @@ fn record_work(
     scratch.fill(effect.last)?;
     // Memory shared by graphs holds what the last launch of any of them wrote.
     let keeps = record.leave && (pool.is_none() || is_alone);
-    let left = keeps.then(|| scratch.leave());
+    let left = keeps.then(|| scratch.persist());
     Ok((adopted, left))
 }
 

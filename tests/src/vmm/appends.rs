@@ -39,7 +39,7 @@ fn empty<T: Pod>(env: &Environment, reserve: u64) -> Result<GrowableBuffer<T>> {
 #[apply(case)]
 fn elements_are_added_at_the_same_address(env: &Environment) -> Result<()> {
     let mut buffer = empty::<Point>(env, 16 << 20)?;
-    let (address, mut maps) = (buffer.as_raw(), buffer.traffic().maps);
+    let (address, mut maps) = (buffer.as_raw(), buffer.migrations().maps);
     let (mut expected, mut capacity) = (Vec::new(), buffer.capacity());
     // A few, to the last one of the granule, across its end, and several granules at once.
     let fill_up = capacity - 1001;
@@ -51,7 +51,11 @@ fn elements_are_added_at_the_same_address(env: &Environment) -> Result<()> {
         ensure!(buffer.capacity() >= capacity, "memory was given back");
         // One piece each time that there is too little, and none else.
         maps += u64::from(buffer.capacity() > capacity);
-        ensure!(buffer.traffic().maps == maps, "{:?}", buffer.traffic());
+        ensure!(
+            buffer.migrations().maps == maps,
+            "{:?}",
+            buffer.migrations()
+        );
         capacity = buffer.capacity();
     }
     ensure!(maps > 2, "it did not grow");
@@ -70,13 +74,13 @@ fn elements_are_added_at_the_same_address(env: &Environment) -> Result<()> {
 #[apply(case)]
 fn no_elements_change_nothing(env: &Environment) -> Result<()> {
     let mut buffer = empty::<u64>(env, 4 << 20)?;
-    let (capacity, traffic) = (buffer.capacity(), buffer.traffic());
+    let (capacity, migrations) = (buffer.capacity(), buffer.migrations());
     buffer.extend_from_slice(&[])?;
     ensure!(buffer.is_empty() && buffer.to_vec()?.is_empty());
     buffer.extend_from_slice(&[3])?;
     buffer.extend_from_slice(&[])?;
     ensure!(buffer.to_vec()? == [3]);
-    ensure!(buffer.capacity() == capacity && buffer.traffic() == traffic);
+    ensure!(buffer.capacity() == capacity && buffer.migrations() == migrations);
     Ok(())
 }
 
@@ -159,7 +163,7 @@ fn a_captured_stream_adds_nothing_and_others_do(env: &Environment) -> Result<()>
         let mut own = memory.into_buffer::<u8>(&stream, 0)?;
         let mut other = empty::<u8>(env, 64 << 20)?;
         own.extend_from_slice(&[1, 2])?;
-        let (capacity, traffic) = (own.capacity(), own.traffic());
+        let (capacity, migrations) = (own.capacity(), own.migrations());
         let more = vec![3; capacity];
         let (graph, ()) = stream.capture(mode, |capture| {
             let refused = own.extend_from_slice(&more).map_err(|error| error.kind());
@@ -169,7 +173,7 @@ fn a_captured_stream_adds_nothing_and_others_do(env: &Environment) -> Result<()>
         })?;
         drop(graph);
         ensure!(own.to_vec()? == [1, 2] && own.capacity() == capacity);
-        ensure!(own.traffic() == traffic, "{mode:?}: memory was added");
+        ensure!(own.migrations() == migrations, "{mode:?}: memory was added");
         ensure!(other.to_vec()? == more);
         own.extend_from_slice(&more)?;
         ensure!(own.to_vec()?[..3] == [1, 2, 3] && own.len() == capacity + 2);

@@ -19,10 +19,10 @@ fn mapping_and_unmapping_again_changes_nothing(env: &Environment) -> Result<()> 
     let mut buffer = memory.into_buffer::<u32>(&stream, 100)?;
     buffer.fill(7)?;
     let mut memory = buffer.into_memory()?;
-    ensure!(memory.traffic().maps == 1);
+    ensure!(memory.migrations().maps == 1);
     for _ in 0..2 {
         memory.map()?;
-        ensure!(memory.is_mapped() && memory.traffic().maps == 1);
+        ensure!(memory.is_mapped() && memory.migrations().maps == 1);
     }
     for _ in 0..3 {
         memory.unmap()?;
@@ -30,7 +30,7 @@ fn mapping_and_unmapping_again_changes_nothing(env: &Environment) -> Result<()> 
     }
     for _ in 0..2 {
         memory.map()?;
-        ensure!(memory.is_mapped() && memory.traffic().maps == 2);
+        ensure!(memory.is_mapped() && memory.migrations().maps == 2);
     }
     memory.unmap()?;
     // A buffer maps what is not mapped.

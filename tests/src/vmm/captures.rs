@@ -136,7 +136,7 @@ fn memory_is_not_moved_by_a_stream_that_cannot_be_waited_for(env: &Environment) 
     let elsewhere = elsewhere.join().expect("it does not panic");
     let error = memory.move_to(to, &elsewhere).expect_err("it is refused");
     ensure!(error.kind() == ErrorKind::InvalidValue, "{error}");
-    ensure!(memory.is_mapped() && memory.traffic().moves == 0);
+    ensure!(memory.is_mapped() && memory.migrations().moves == 0);
     memory.move_to(to, &env.context()?.per_thread_stream())?;
     memory.move_to(to, &env.context()?.legacy_stream())?;
     let buffer = memory.into_buffer::<u32>(&stream, 100)?;

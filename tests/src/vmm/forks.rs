@@ -35,7 +35,7 @@ fn a_forked_child_leaves_mapped_memory_alone(env: &Environment) -> Result<()> {
             && refused(buffer.shrink_to_fit())
             && refused(buffer.move_memory_to(place))
             && (buffer.capacity(), buffer.max_len()) == (1000, 0)
-            && (buffer.traffic(), device.traffic()) == (none, none)
+            && (buffer.migrations(), device.migrations()) == (none, none)
             && !format!("{buffer:?}").is_empty()
             && refused(
                 buffer

@@ -237,7 +237,7 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     let all = places(env)?;
     let before: Vec<MigrationStats> = all
         .iter()
-        .map(|place| env.driver.traffic_to(*place))
+        .map(|place| env.driver.migrations_to(*place))
         .collect();
     for place in &all {
         buffer.move_memory_to(*place)?;
@@ -246,30 +246,30 @@ fn a_buffer_is_moved_and_keeps_its_address(env: &Environment) -> Result<()> {
     }
     buffer.resize_zeroed(len + 1)?;
     ensure!(buffer.to_vec()?[..len] == expected);
-    let told = all.iter().map(|place| buffer.traffic_to(*place));
-    let (told, whole): (Vec<MigrationStats>, _) = (told.collect(), buffer.traffic());
+    let told = all.iter().map(|place| buffer.migrations_to(*place));
+    let (told, whole): (Vec<MigrationStats>, _) = (told.collect(), buffer.migrations());
     let memory = buffer.into_memory()?;
-    ensure!(whole == memory.traffic());
+    ensure!(whole == memory.migrations());
     for (place, told) in all.iter().zip(told) {
         ensure!(
-            told.moves == 1 && told == memory.traffic_to(*place),
+            told.moves == 1 && told == memory.migrations_to(*place),
             "{place}"
         );
     }
-    let seen = |traffic: MigrationStats| (traffic.moves, traffic.moved_bytes);
+    let seen = |migrations: MigrationStats| (migrations.moves, migrations.moved_bytes);
     let size = 6 << 20;
     let moves = all.len() as u64;
-    ensure!(seen(memory.traffic()) == (moves, moves * size));
+    ensure!(seen(memory.migrations()) == (moves, moves * size));
     ensure!(
-        memory.traffic().maps == moves + 1,
+        memory.migrations().maps == moves + 1,
         "made and moved: {}",
-        memory.traffic()
+        memory.migrations()
     );
     // Other tests may run beside this one and add to what a place saw.
     for (place, before) in all.iter().zip(before) {
         let times = all.iter().filter(|other| *other == place).count() as u64;
-        ensure!(seen(memory.traffic_to(*place)) == (times, times * size));
-        let now = env.driver.traffic_to(*place);
+        ensure!(seen(memory.migrations_to(*place)) == (times, times * size));
+        let now = env.driver.migrations_to(*place);
         ensure!(now.moves >= before.moves + times && now.maps >= before.maps + 2 * times);
         ensure!(now.moved_bytes >= before.moved_bytes + times * size);
     }

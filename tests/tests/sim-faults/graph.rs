@@ -28,7 +28,7 @@ fn graphs(driver: Driver) -> Result<(), Error> {
     graph.free(first, &[])?;
     let nothing = graph.alloc::<u8>(0, &[])?;
     graph.free(nothing, &[])?;
-    let left = second.leave();
+    let left = second.persist();
     let mut child = Graph::new(&context)?;
     let memory = child.alloc::<u8>(10, &[])?;
     child.free(memory, &[])?;
@@ -62,7 +62,7 @@ fn captured(
         memory.fill(3)?;
         copy.copy_from(&memory)?;
         memory.free()?;
-        Ok(copy.leave())
+        Ok(copy.persist())
     })?;
     let mut exec = graph.instantiate(Instantiate::Plain)?;
     exec.launch(stream)?;
@@ -138,8 +138,8 @@ fn what_could_not_be_freed_is_still_left(env: &Environment) -> Result<()> {
     let (stream, control) = (env.stream()?, env.control()?);
     control.reset();
     let (graph, left) = stream.capture(CaptureMode::Relaxed, |capture| {
-        let first = capture.alloc::<u8>(100)?.leave();
-        Ok((first, capture.alloc::<u8>(50)?.leave()))
+        let first = capture.alloc::<u8>(100)?.persist();
+        Ok((first, capture.alloc::<u8>(50)?.persist()))
     })?;
     let mut exec = graph.instantiate(Instantiate::Plain)?;
     exec.launch(&stream)?;

@@ -99,7 +99,7 @@ fn a_call_that_fails_changes_nothing(env: &Environment) -> Result<()> {
     control.fail("cuMemRangeGetAttributes", 1, CUresult::CUDA_ERROR_UNKNOWN);
     ensure!(buffer.info().is_err());
     ensure!(
-        buffer.traffic().prefetches == 0,
+        buffer.migrations().prefetches == 0,
         "what failed is no journey"
     );
     ensure!(buffer.host()?.iter().all(|number| *number == 5));

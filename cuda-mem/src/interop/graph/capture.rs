@@ -348,7 +348,7 @@ impl<T: Pod> GraphBuffer<'_, T> {
     /// Leaves the memory allocated after a launch; the instance knows it by the token. In memory that graphs of a
     /// [`CapturePool`](crate::arena::CapturePool) share, it holds what this graph wrote until another one of them is launched.
     #[must_use]
-    pub fn leave(mut self) -> PersistentAllocation<T> {
+    pub fn persist(mut self) -> PersistentAllocation<T> {
         let left = PersistentAllocation {
             owner: self.capture.parts.borrow().id,
             index: self.index,

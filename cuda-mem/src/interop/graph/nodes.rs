@@ -28,7 +28,7 @@ unsafe impl Sync for Node {}
 
 /// Graph memory of a graph that is being made by hand, between its allocation and its free.
 ///
-/// Dropped, it is left: [`leave`](Self::leave) is the same with a token to find it by.
+/// Dropped, it is left: [`persist`](Self::persist) is the same with a token to find it by.
 pub struct NodeMemory<T> {
     owner: u64,
     index: usize,
@@ -66,7 +66,7 @@ impl<T> NodeMemory<T> {
 
     /// Leaves the memory allocated after a launch; the instance knows it by the token.
     #[must_use]
-    pub fn leave(self) -> PersistentAllocation<T> {
+    pub fn persist(self) -> PersistentAllocation<T> {
         PersistentAllocation {
             owner: self.owner,
             index: self.index,

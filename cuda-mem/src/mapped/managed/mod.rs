@@ -51,7 +51,7 @@ use crate::stream::Stream;
 /// numbers.advise(Advice::PreferredLocation(Location::Device(device)))?;
 /// numbers.prefetch(Location::Device(device))?;     // in the order of the stream
 /// assert_eq!(numbers.host()?[..2], [7, 0]);        // waits for the prefetch
-/// println!("{}", numbers.traffic());
+/// println!("{}", numbers.migrations());
 /// # Ok::<(), cuda_mem::Error>(())
 /// ```
 ///
@@ -70,7 +70,7 @@ pub struct ManagedBuffer<T: Pod> {
     /// Of managed memory that the host reaches. Nobody else gets it to change: another buffer could be put in
     /// its place.
     buffer: DeviceBuffer<T>,
-    journeys: Lock<Places<Location>>,
+    migrations: Lock<Places<Location>>,
     /// Set when it is known that the host may use the memory.
     is_open: OnceLock<()>,
 }
@@ -108,7 +108,7 @@ impl<T: Pod> ManagedBuffer<T> {
         }
         Ok(Self {
             buffer: resource.alloc(stream, len)?,
-            journeys: Lock::new(Places::new()),
+            migrations: Lock::new(Places::new()),
             is_open: OnceLock::new(),
         })
     }
@@ -150,13 +150,13 @@ impl<T: Pod> ManagedBuffer<T> {
     pub fn free(self) -> Result<(), Failed<Self>> {
         let Self {
             buffer,
-            journeys,
+            migrations,
             is_open,
         } = self;
         buffer.free().map_err(|failed| {
             failed.map(|buffer| Self {
                 buffer,
-                journeys,
+                migrations,
                 is_open,
             })
         })
@@ -170,20 +170,20 @@ impl<T: Pod> ManagedBuffer<T> {
 
     /// What was prefetched, in all.
     #[must_use]
-    pub fn traffic(&self) -> MigrationStats {
+    pub fn migrations(&self) -> MigrationStats {
         self.noted(|places| places.total())
     }
 
     /// What was prefetched to this place. Memory that goes back and forth shows here: both counts grow.
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> MigrationStats {
+    pub fn migrations_to(&self, place: Location) -> MigrationStats {
         let place = place.known(self.driver());
         self.noted(|places| places.to(place))
     }
 
     /// What was counted, for `ask`, which does not call the driver. Nothing in a fork.
     fn noted<A: Default>(&self, ask: impl FnOnce(&mut Places<Location>) -> A) -> A {
-        let places = self.journeys.lock_unless_forked();
+        let places = self.migrations.lock_unless_forked();
         places
             .map(|mut places| ask(&mut places))
             .unwrap_or_default()
@@ -203,7 +203,7 @@ impl<T: Pod> fmt::Debug for ManagedBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ManagedBuffer")
             .field("buffer", &self.buffer)
-            .field("traffic", &self.traffic())
+            .field("migrations", &self.migrations())
             .finish()
     }
 }

@@ -235,9 +235,9 @@ impl<T: Pod> ManagedRange<'_, T> {
             unsafe { raw::managed::prefetch(open.queue(), piece, to.to_raw()) }
                 .map_err(|error| explain(error, || format!("{self:?} to {to}")))
         })?;
-        let traffic = MigrationStats::of_prefetch(bytes);
-        self.buffer.noted(|places| places.note(to, traffic));
-        migration_stats::note(self.buffer.driver(), to, traffic);
+        let migrations = MigrationStats::of_prefetch(bytes);
+        self.buffer.noted(|places| places.note(to, migrations));
+        migration_stats::note(self.buffer.driver(), to, migrations);
         Ok(())
     }
 

@@ -154,14 +154,14 @@ impl<T: Pod> GrowableBuffer<T> {
             .unwrap_or(usize::MAX)
     }
 
-    /// What was mapped and moved for it. See [`MappedMemory::traffic`].
+    /// What was mapped and moved for it. See [`MappedMemory::migrations`].
     #[must_use]
-    pub fn traffic(&self) -> MigrationStats {
-        self.noted(MappedMemory::traffic)
+    pub fn migrations(&self) -> MigrationStats {
+        self.noted(MappedMemory::migrations)
     }
 
     /// The same of one place: what was mapped of its memory, and what was moved there. Memory that goes back and forth
-    /// shows here: both counts grow. See [`MappedMemory::traffic_to`].
+    /// shows here: both counts grow. See [`MappedMemory::migrations_to`].
     ///
     /// ```
     /// use cuda_mem::Driver;
@@ -173,20 +173,20 @@ impl<T: Pod> GrowableBuffer<T> {
     /// let stream = device.primary_context()?.stream()?;
     /// let mut x = MappedMemory::builder(&device).map(1 << 20)?.into_buffer::<u8>(&stream, 100)?;
     /// x.move_memory_to(Location::HostNuma(0))?;
-    /// assert_eq!(x.traffic_to(Location::HostNuma(0)).moves, 1);
-    /// assert_eq!(x.traffic_to(Location::Device(device)).moves, 0);
+    /// assert_eq!(x.migrations_to(Location::HostNuma(0)).moves, 1);
+    /// assert_eq!(x.migrations_to(Location::Device(device)).moves, 0);
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> MigrationStats {
-        self.noted(|memory| memory.traffic_to(place))
+    pub fn migrations_to(&self, place: Location) -> MigrationStats {
+        self.noted(|memory| memory.migrations_to(place))
     }
 
     /// What the memory counted; nothing in a fork.
     fn noted(&self, ask: impl FnOnce(&MappedMemory) -> MigrationStats) -> MigrationStats {
         let memory = self.memory.lock_unless_forked();
-        let traffic = memory.and_then(|memory| memory.as_ref().map(ask));
-        traffic.unwrap_or_default()
+        let migrations = memory.and_then(|memory| memory.as_ref().map(ask));
+        migrations.unwrap_or_default()
     }
 
     /// The memory, which must be this buffer's: two could have been exchanged through `&mut DeviceBuffer`.

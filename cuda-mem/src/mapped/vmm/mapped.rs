@@ -52,7 +52,7 @@ pub struct MappedMemory {
     range: AddressRange,
     pub(super) settings: Box<MappedMemoryBuilder>,
     pub(super) granule: u64,
-    pub(super) journeys: Places<Location>,
+    pub(super) migrations: Places<Location>,
 }
 
 /// One physical memory and its place. Unmapped before the memory goes, by the order of the fields.
@@ -93,7 +93,7 @@ impl MappedMemory {
             parts: Vec::new(),
             range,
             granule,
-            journeys: Places::new(),
+            migrations: Places::new(),
             settings: Box::new(settings),
         }
     }
@@ -124,8 +124,8 @@ impl MappedMemory {
         let mapping = self.range.map(offset, memory)?;
         let accesses = self.settings.accesses.at(memory.location());
         mapping.set_accesses(accesses.list())?;
-        let traffic = MigrationStats::of_map(memory.size_bytes());
-        self.journeys.note(memory.location(), traffic);
+        let migrations = MigrationStats::of_map(memory.size_bytes());
+        self.migrations.note(memory.location(), migrations);
         Ok(mapping)
     }
 
@@ -241,14 +241,14 @@ impl MappedMemory {
     /// How often memory was put behind the address (when it was made, mapped again, grown or moved), and how often
     /// all of it was moved to another place, with the bytes of both.
     #[must_use]
-    pub fn traffic(&self) -> MigrationStats {
-        self.journeys.total()
+    pub fn migrations(&self) -> MigrationStats {
+        self.migrations.total()
     }
 
     /// The same of one place: what was mapped of its memory, and what was moved there.
     #[must_use]
-    pub fn traffic_to(&self, place: Location) -> MigrationStats {
-        self.journeys.to(place.known(self.settings.driver))
+    pub fn migrations_to(&self, place: Location) -> MigrationStats {
+        self.migrations.to(place.known(self.settings.driver))
     }
 
     /// Puts all of the memory at its address, with the access that it had. What is there stays.

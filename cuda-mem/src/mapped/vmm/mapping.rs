@@ -43,11 +43,11 @@ impl Mapping {
         if mapping.memory.is_listed() {
             ledger::born(mapping.item());
         }
-        let (driver, traffic) = (
+        let (driver, migrations) = (
             mapping.range.driver(),
             MigrationStats::of_map(mapping.size_bytes()),
         );
-        migration_stats::note(driver, mapping.memory.location(), traffic);
+        migration_stats::note(driver, mapping.memory.location(), migrations);
         mapping
     }
 

@@ -72,9 +72,9 @@ impl MappedMemory {
         self.exchange(std::mem::take(&mut copy.parts))?;
         self.granule = copy.granule;
         self.settings.locations = vec![place];
-        let traffic = MigrationStats::of_move(bytes);
-        self.journeys.note(place, traffic);
-        migration_stats::note(driver, place, traffic);
+        let migrations = MigrationStats::of_move(bytes);
+        self.migrations.note(place, migrations);
+        migration_stats::note(driver, place, migrations);
         Ok(())
     }
 
