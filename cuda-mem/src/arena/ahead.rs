@@ -3,7 +3,7 @@
 use super::last_use::LastUse;
 use super::moves::Place;
 use super::page_map::CacheId;
-use super::recorded_events::harmlessly;
+use super::recorded_events::with_relaxed_capture_mode;
 use super::slow_path::count;
 use super::stream_progress::StreamProgress;
 use super::{GRANULE, Inner, UNIT, thread};
@@ -41,7 +41,7 @@ impl Inner {
             return bytes - free;
         }
         // Not made where the thread cannot say that it does no harm to captures.
-        let prepared = harmlessly(&context, || Ok(self.prepare_in(bytes, &context)));
+        let prepared = with_relaxed_capture_mode(&context, || Ok(self.prepare_in(bytes, &context)));
         prepared.unwrap_or(0)
     }
 
@@ -50,7 +50,7 @@ impl Inner {
         let Some(device) = self.device else {
             return self.give_back_beyond_threshold();
         };
-        let trimmed = recording::harmlessly(device.driver().table(), || {
+        let trimmed = recording::with_relaxed_capture_mode(device.driver().table(), || {
             self.give_back_beyond_threshold();
             Ok(())
         });

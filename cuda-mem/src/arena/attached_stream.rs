@@ -90,14 +90,14 @@ impl AttachedStream {
     }
 
     /// Whether it is another thread's own stream, which this thread cannot name.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(super) fn is_foreign(&self) -> bool {
         let thread = self.thread;
         thread.is_some_and(|thread| thread != std::thread::current().id())
     }
 
     /// `None` if this thread cannot name it, and while it is captured.
     pub(super) fn view(&self) -> Option<StreamRef<'_>> {
-        if self.is_elsewhere() {
+        if self.is_foreign() {
             return None;
         }
         // SAFETY: the stream is live, because its last handle is detached before it is dropped; when the arena has ended,

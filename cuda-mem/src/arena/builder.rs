@@ -315,7 +315,7 @@ fn assemble(
         slow_path: Arc::default(),
         background: OnceLock::new(),
     };
-    ledger::born(inner.item());
+    ledger::insert(inner.item());
     let inner = Arc::new(inner);
     let holder: Weak<Inner> = Arc::downgrade(&inner);
     reclaim::add(holder);

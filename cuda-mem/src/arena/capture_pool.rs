@@ -183,9 +183,12 @@ impl AnyBuffer for CapturePool {
         &self.0.stream
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn wait_for_pending_uses(&mut self) -> Result<()> {
         let mut state = self.0.state();
-        state.segments.iter_mut().try_for_each(DeviceBuffer::settle)
+        state
+            .segments
+            .iter_mut()
+            .try_for_each(DeviceBuffer::wait_for_pending_uses)
     }
 
     fn require_reach_in(&self, context: &Context) -> Result<()> {
@@ -199,7 +202,7 @@ impl AnyBuffer for CapturePool {
         state
             .segments
             .iter()
-            .for_each(|segment| segment.owe_to(stream));
+            .for_each(|segment| segment.note_use_by(stream));
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -149,10 +149,10 @@ impl Inner {
     pub(super) fn take_movable(&self, place: Place, bytes: u64) -> (Vec<Chunk>, u64) {
         self.with_movable(|found| {
             let movable = found.iter().map(|chunk| chunk.bytes).sum();
-            let is_elsewhere =
+            let is_foreign =
                 |chunk: &Chunk| chunk.end() <= place.usable_from || chunk.address >= place.address;
             let (mut chunks, mut sum) = (Vec::new(), 0);
-            for chunk in found.into_iter().filter(is_elsewhere) {
+            for chunk in found.into_iter().filter(is_foreign) {
                 if sum >= bytes {
                     break;
                 }

@@ -77,9 +77,8 @@ impl Inner {
             let start = if from.to == first.to { before } else { from.to };
             let end = if to.to == last.to { behind } else { to.end() };
             // Memory that is there already cannot come.
-            let is_elsewhere =
-                |part: &Return| part.chunk.end() <= start || part.chunk.address >= end;
-            end - start >= bytes && part.iter().all(is_elsewhere)
+            let is_foreign = |part: &Return| part.chunk.end() <= start || part.chunk.address >= end;
+            end - start >= bytes && part.iter().all(is_foreign)
         };
         let count = row.len();
         let parts = (1..=count).flat_map(|taken| [&row[..taken], &row[count - taken..]]);

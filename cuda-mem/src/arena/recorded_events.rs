@@ -25,8 +25,11 @@ impl DriverCalls {
 
 /// Runs a call in relaxed capture mode, so that it cannot invalidate a capture of another stream (R110), which may be
 /// another library's.
-pub(super) fn harmlessly<T>(context: &Context, call: impl FnOnce() -> Result<T>) -> Result<T> {
-    recording::harmlessly(context.driver().table(), call)
+pub(super) fn with_relaxed_capture_mode<T>(
+    context: &Context,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    recording::with_relaxed_capture_mode(context.driver().table(), call)
 }
 
 /// The answer to a query.
@@ -40,7 +43,7 @@ pub(super) enum Asked {
 }
 
 pub(super) fn ask(context: &Context, is_done: impl FnOnce() -> Result<bool>) -> Asked {
-    match harmlessly(context, is_done) {
+    match with_relaxed_capture_mode(context, is_done) {
         Ok(true) => Asked::Done,
         Err(error) if error.kind().is_of_ended_context() => Asked::Ended,
         Ok(false) | Err(_) => Asked::Busy,
@@ -85,11 +88,11 @@ impl RecordedEvents {
         let ours = |event: &Event| event.context().as_raw() == context.as_raw();
         let event = match self.spare.pop().filter(ours) {
             Some(event) => Ok(event),
-            None => harmlessly(context, || context.event()),
+            None => with_relaxed_capture_mode(context, || context.event()),
         };
         calls.count(1);
         if let Ok(event) = event
-            && harmlessly(context, || event.record(stream)).is_ok()
+            && with_relaxed_capture_mode(context, || event.record(stream)).is_ok()
         {
             let context = context.clone();
             self.pending.push_back(RecordedEvent {
@@ -185,7 +188,7 @@ impl RecordedEvents {
             return Ok(None);
         };
         calls.count(1);
-        harmlessly(&event.context, || stream.wait_event(&event.event))?;
+        with_relaxed_capture_mode(&event.context, || stream.wait_event(&event.event))?;
         calls.waits.fetch_add(1, Ordering::Relaxed);
         Ok(Some(event.epoch))
     }

@@ -19,7 +19,7 @@ use crate::driver::device::Device;
 use crate::memory::resource::CAPTURED;
 use crate::stream::deferred::ResourceCall;
 use crate::stream::epoch;
-use crate::stream::{Follower, Reach, Stream};
+use crate::stream::{DropObserver, Reach, Stream};
 
 /// What a cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -255,7 +255,7 @@ impl Inner {
     }
 }
 
-impl Follower for SlowPath {
+impl DropObserver for SlowPath {
     fn stream_ends(&self, number: u64) {
         let mut state = self.lock();
         let Some(id) = state.by_handle.remove(&number) else {

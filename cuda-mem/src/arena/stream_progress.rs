@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::attached_stream::AttachedStream;
 use super::page_map::CacheId;
-use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, harmlessly};
+use super::recorded_events::{Asked, DriverCalls, RecordedEvents, ask, with_relaxed_capture_mode};
 use crate::base::error::Result;
 use crate::stream::Stream;
 use crate::stream::context::Context;
@@ -199,7 +199,7 @@ impl StreamProgress {
             .map(|attached| attached.context.clone());
         match context {
             // All calls in one relaxed section. Where they cannot be made, nothing is known.
-            Some(context) => drop(harmlessly(&context, || {
+            Some(context) => drop(with_relaxed_capture_mode(&context, || {
                 look(self);
                 Ok(())
             })),
@@ -265,10 +265,10 @@ impl StreamProgress {
     }
 
     /// Whether only waits show what is done, because this thread cannot query the stream.
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(super) fn is_foreign(&self) -> bool {
         self.attached
             .as_ref()
-            .is_some_and(AttachedStream::is_elsewhere)
+            .is_some_and(AttachedStream::is_foreign)
     }
 
     /// The context of the attached stream.

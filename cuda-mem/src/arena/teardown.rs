@@ -61,7 +61,7 @@ impl Drop for Inner {
         if let Some(background) = self.background.get() {
             background.stop();
         }
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         // Streams that end meanwhile wait for this lock, and find an empty state. They do not record their end then.
         let mut guard = self.slow_path.lock();
         let ended = epoch::now();

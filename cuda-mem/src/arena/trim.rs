@@ -158,12 +158,12 @@ impl Inner {
         self.take_done(&mut held, keep, &mut chunks);
         // What was freed on another thread's own stream keeps its last use: the next wait shows that it is done, and a
         // new epoch for all of it at each trim would put that off for ever.
-        let is_elsewhere = state
+        let is_foreign = state
             .streams
             .first()
-            .is_some_and(StreamProgress::is_elsewhere);
+            .is_some_and(StreamProgress::is_foreign);
         let has_initial = self.initial.load(Ordering::Relaxed) > 0;
-        if self.caches.count() <= 1 && !has_initial && !is_elsewhere {
+        if self.caches.count() <= 1 && !has_initial && !is_foreign {
             self.central.lock(me).unshare();
         }
         chunks

@@ -60,10 +60,10 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let table = self.driver.table();
         report::release("library", || {
-            recording::kept_out(table, || {
+            recording::relaxed_while_capturing(table, || {
                 // SAFETY: functions hold a handle, so none is left. As a module's, its kernels may still run (R151).
                 unsafe { raw::module::unload_library(table, self.raw) }
             })
@@ -101,7 +101,7 @@ impl Driver {
             logs: Mutex::new(logs),
             devices: Mutex::default(),
         };
-        ledger::born(loaded.item());
+        ledger::insert(loaded.item());
         Ok(Library(Arc::new(loaded)))
     }
 }

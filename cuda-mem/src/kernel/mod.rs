@@ -76,11 +76,11 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let table = self.context.driver().table();
         report::release("module", || {
             let _current = self.context.bind()?;
-            recording::kept_out(table, || {
+            recording::relaxed_while_capturing(table, || {
                 // SAFETY: functions hold a handle, so none is left, and its context is current. A kernel that still
                 // runs is no obstacle (R151).
                 unsafe { raw::module::unload(table, self.raw) }
@@ -143,7 +143,7 @@ impl Context {
             context: self.clone(),
             raw,
         };
-        ledger::born(loaded.item());
+        ledger::insert(loaded.item());
         Ok(Module(Arc::new(loaded)))
     }
 }

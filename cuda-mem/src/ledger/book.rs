@@ -16,7 +16,7 @@ pub(super) struct Record {
     pub(super) bytes: usize,
     pub(super) device: Option<Device>,
     pub(super) origin: &'static Location<'static>,
-    pub(super) born: Instant,
+    pub(super) created: Instant,
     /// Grows from birth to birth.
     pub(super) serial: u64,
 }
@@ -87,7 +87,7 @@ pub(super) fn add(item: &Item, origin: &'static Location<'static>) {
                 bytes: item.bytes,
                 device: item.device,
                 origin,
-                born: Instant::now(),
+                created: Instant::now(),
                 serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             },
         ),

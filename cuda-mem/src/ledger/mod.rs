@@ -5,8 +5,8 @@
 
 // How a new kind of object joins:
 // 1. a line in `kind.rs`, and a method of the object that makes its `Item` (kind, handle, bytes, device);
-// 2. `ledger::born(item)` where it is made, with `#[track_caller]` up to the program's call, and
-//    `ledger::ended(&item)` before the driver gets it back (`again` if it did not take it).
+// 2. `ledger::insert(item)` where it is made, with `#[track_caller]` up to the program's call, and
+//    `ledger::remove(&item)` before the driver gets it back (`restore` if it did not take it).
 //
 // Objects carry no note of their own. They are known by kind and handle, so that they cost nothing while
 // the ledger is off, and one that was made then is unknown at its end.
@@ -127,7 +127,7 @@ impl Ledger {
     }
 
     /// Begins a part of the program that should leave nothing behind. When the guard is dropped, what was
-    /// born meanwhile and is still alive is written to the standard error stream, if there is anything;
+    /// made meanwhile and is still alive is written to the standard error stream, if there is anything;
     /// [`LedgerScope::tell`] takes it elsewhere. The level stays as it is: at `Off` there is nothing to say.
     ///
     /// As the first line of `main` it tells what the program leaves at its end, whenever `CUDA_MEM_LEDGER`
@@ -257,7 +257,7 @@ pub(crate) fn is_on() -> bool {
 /// Notes an object, made for the caller of the function that calls this.
 #[inline]
 #[track_caller]
-pub(crate) fn born(item: Item) {
+pub(crate) fn insert(item: Item) {
     if is_on() {
         born_from(item, origin::current());
     }
@@ -271,7 +271,7 @@ fn born_from(item: Item, origin: &'static Location<'static>) {
 /// Notes the end of an object. Call it before the driver has the handle back: from then on another thread
 /// may get the same.
 #[inline]
-pub(crate) fn ended(item: &Item) -> Ended {
+pub(crate) fn remove(item: &Item) -> Ended {
     if is_on() {
         return ended_noted(item);
     }
@@ -285,6 +285,6 @@ fn ended_noted(item: &Item) -> Ended {
 
 /// Takes the end back: the object is still there.
 #[cold]
-pub(crate) fn again(item: &Item, ended: Ended) {
+pub(crate) fn restore(item: &Item, ended: Ended) {
     book::put_back(item, ended);
 }

@@ -1,4 +1,4 @@
-//! What was born in a part of the program and is still there at its end.
+//! What was made in a part of the program and is still there at its end.
 
 use std::fmt;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::book::{self, Sum};
 use super::{LedgerLevel, LedgerReport, edition, level};
 
-/// Says, when it is dropped, what was born since it was made and is still alive. From
+/// Says, when it is dropped, what was made since it was made and is still alive. From
 /// [`Ledger::scope`](crate::ledger::Ledger::scope).
 ///
 /// Of all threads: what others have made meanwhile and still use is listed too.
@@ -41,7 +41,7 @@ impl LedgerScope {
         self
     }
 
-    /// What was born since the scope began and is alive now.
+    /// What was made since the scope began and is alive now.
     #[must_use]
     pub fn report(&self) -> LedgerReport {
         match level() {

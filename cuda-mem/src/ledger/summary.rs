@@ -71,7 +71,7 @@ impl LedgerReport {
         let mut groups: Vec<LedgerGroup> = Vec::new();
         for (kind, record) in records {
             let bytes = i64::try_from(record.bytes).unwrap_or(i64::MAX);
-            let age = Some(now.saturating_duration_since(record.born));
+            let age = Some(now.saturating_duration_since(record.created));
             let (device, origin) = (record.device, Some(record.origin));
             match groups.last_mut() {
                 // By content: one line may have several locations.
@@ -255,12 +255,12 @@ mod tests {
     use super::*;
 
     fn record(bytes: usize, origin: &'static Location<'static>) -> (LedgerKind, Record) {
-        let born = Instant::now();
+        let created = Instant::now();
         let record = Record {
             bytes,
             device: None,
             origin,
-            born,
+            created,
             serial: 0,
         };
         (LedgerKind::Buffer, record)

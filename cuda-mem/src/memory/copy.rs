@@ -94,13 +94,14 @@ impl<'a, T: Pod> Span<'a, T> {
     /// not outlive the borrow. A context that cannot be waited for either is lost, and its copies with
     /// it.
     fn finish(&self) -> Result<()> {
-        let harmlessly = || recording::harmlessly(self.table(), || self.stream.synchronize());
+        let with_relaxed_capture_mode =
+            || recording::with_relaxed_capture_mode(self.table(), || self.stream.synchronize());
         let waited = if recording::any() {
-            harmlessly()
+            with_relaxed_capture_mode()
         } else {
             match self.stream.synchronize() {
                 // Somebody else's capture.
-                Err(error) if error.kind() == ErrorKind::Capturing => harmlessly(),
+                Err(error) if error.kind() == ErrorKind::Capturing => with_relaxed_capture_mode(),
                 waited => waited,
             }
         };

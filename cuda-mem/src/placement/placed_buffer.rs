@@ -219,14 +219,14 @@ impl<T: Pod> PlacedBuffer<T> {
         self.inner().on(other)
     }
 
-    /// See [`DeviceBuffer::settle`].
+    /// See [`DeviceBuffer::wait_for_pending_uses`].
     ///
     /// # Errors
     ///
     /// As there.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn settle(&mut self) -> Result<()> {
-        self.inner().settle()
+    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
+        self.inner().wait_for_pending_uses()
     }
 
     /// The pool that this memory is of. If the memory was [asked for to be exported](crate::placement::Export), it is this memory's

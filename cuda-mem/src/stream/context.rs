@@ -100,7 +100,7 @@ impl Drop for Retained {
         if !self.is_primary {
             return;
         }
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let epoch = epoch::take();
         current::note_released();
         report::release("context", || {
@@ -154,7 +154,7 @@ impl Device {
         let raw = unsafe { raw::context::retain(self.driver().table(), self.as_raw()) }?;
         current::note_retained(*self, raw);
         let retained = Arc::new(Retained::new(*self, raw, true));
-        ledger::born(retained.item());
+        ledger::insert(retained.item());
         Ok(Context(retained))
     }
 

@@ -99,7 +99,7 @@ impl Event {
             raw,
             timing,
         };
-        ledger::born(event.item());
+        ledger::insert(event.item());
         event
     }
 
@@ -245,7 +245,7 @@ impl StreamRef<'_> {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let table = self.context.driver().table();
         // SAFETY: nobody else has the handle; waits already issued stay valid.
         report::release("event", || unsafe { raw::event::destroy(table, self.raw) });

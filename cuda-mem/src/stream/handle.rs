@@ -1,13 +1,13 @@
 //! Streams: owned, borrowed from somebody else, and the two that every context has by itself.
 
-mod followers;
+mod drop_observers;
 mod gate;
 mod ordered;
 #[cfg(target_os = "linux")]
 mod thread_end;
 
-pub(crate) use followers::Follower;
-use followers::Followers;
+pub(crate) use drop_observers::DropObserver;
+use drop_observers::DropObservers;
 pub(crate) use gate::Reach;
 pub(crate) use ordered::OrderedRelease;
 
@@ -56,7 +56,7 @@ struct Inner {
     /// Releases that wait for it.
     deferred: ordered::Count,
     progress: Arc<Progress>,
-    followers: Followers,
+    drop_observers: DropObservers,
 }
 
 impl Inner {
@@ -103,7 +103,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if !report::is_forked() {
             ordered::release_at_last(self);
-            if self.followers.any() {
+            if self.drop_observers.any() {
                 // Nothing could be said of a captured stream.
                 ordered::end_capture(self);
             }
@@ -115,10 +115,10 @@ impl Drop for Inner {
             std::mem::forget(keep.take());
         }
         if !report::is_forked() {
-            self.followers.tell();
+            self.drop_observers.tell();
         }
         if let Owner::Us = self.owner {
-            ledger::ended(&self.item());
+            ledger::remove(&self.item());
             let table = self.context.driver().table();
             // SAFETY: the last handle is gone, and buffers of the stream hold handles. Work that is
             // still queued completes.
@@ -198,7 +198,7 @@ impl Context {
             raw,
             deferred: ordered::Count::default(),
             progress: Arc::default(),
-            followers: Followers::default(),
+            drop_observers: DropObservers::default(),
             owner: Owner::Context(thread),
         }))
     }
@@ -213,10 +213,10 @@ impl Stream {
             raw,
             deferred: ordered::Count::default(),
             progress: Arc::default(),
-            followers: Followers::default(),
+            drop_observers: DropObservers::default(),
             owner: Owner::Us,
         };
-        ledger::born(inner.item());
+        ledger::insert(inner.item());
         Self(Shared::new(inner))
     }
 
@@ -251,7 +251,7 @@ impl Stream {
             raw,
             deferred: ordered::Count::default(),
             progress: Arc::default(),
-            followers: Followers::default(),
+            drop_observers: DropObservers::default(),
             owner: Owner::Foreign {
                 keep: Some(Box::new(owner)),
             },
@@ -267,8 +267,8 @@ impl Stream {
 
     /// Whether this is another thread's own stream, which nothing can be ordered with.
     #[inline]
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        self.as_ref().is_elsewhere()
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.as_ref().is_foreign()
     }
 
     /// See [`StreamRef::is_plain`].

@@ -19,4 +19,4 @@ pub use context::{Context, Current, MemoryInfo};
 pub use event::Event;
 pub use handle::{Stream, StreamRef};
 
-pub(crate) use handle::{Follower, OrderedRelease, Reach, WeakStream, is_default};
+pub(crate) use handle::{DropObserver, OrderedRelease, Reach, WeakStream, is_default};

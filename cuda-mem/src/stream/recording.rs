@@ -7,7 +7,7 @@
 //! capture of ours is refused before the driver hears of it. For captures of others the driver
 //! decides: there is nothing to know before the call.
 
-mod outside;
+mod exclusion;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ use crate::base::error::{Error, Result};
 use crate::base::report;
 use crate::driver::raw::{self, Table};
 
-pub(crate) use outside::{Outside, PlainlyOutside, outside, plainly_outside};
+pub(crate) use exclusion::{CaptureExclusion, PlainExclusion, exclude_captures, exclude_plainly};
 
 /// How many captures of ours run, so that the usual call costs one relaxed load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -61,13 +61,13 @@ fn streams() -> MutexGuard<'static, Vec<Recorded>> {
 
 /// Notes that a stream is recorded, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Note {
+pub(crate) struct CaptureToken {
     recorded: Recorded,
     /// It counts for the thread that made it.
     not_send: PhantomData<*mut ()>,
 }
 
-impl Note {
+impl CaptureToken {
     /// An error if the stream is recorded already. Waits for calls of other threads that use the stream right now;
     /// from then on there are none until this is dropped.
     pub(crate) fn new(table: &Table, stream: CUstream) -> Result<Self> {
@@ -75,7 +75,7 @@ impl Note {
             return Err(Error::forked());
         }
         let note = Self::announce(table, stream)?;
-        outside::wait_for_all(stream)?;
+        exclusion::wait_for_all(stream)?;
         Ok(note)
     }
 
@@ -95,7 +95,7 @@ impl Note {
     }
 }
 
-impl Drop for Note {
+impl Drop for CaptureToken {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
         // In a fork nobody may be left to unlock the list.
@@ -119,11 +119,11 @@ pub(crate) fn is_capturing() -> bool {
 }
 
 /// An error if the stream is recorded by this crate now. A capture may begin right after: what must not fall into
-/// it is done [`outside`].
+/// it is done under [`exclude_captures`].
 #[cold]
 pub(crate) fn refuse(table: &Table, stream: CUstream) -> Result<()> {
     // A capture that is announced waits for the work that this is part of.
-    if any() && !outside::is_held(stream) {
+    if any() && !exclusion::is_held(stream) {
         return refuse_recorded(table, stream);
     }
     Ok(())
@@ -196,7 +196,10 @@ pub(crate) unsafe fn is_captured(table: &Table, stream: CUstream) -> bool {
 /// that cannot be, nothing is called: the answer is [`ErrorKind::Capturing`](crate::ErrorKind), and the
 /// call can come later.
 #[cold]
-pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn with_relaxed_capture_mode<T>(
+    table: &Table,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let place = std::ptr::from_ref(table).addr();
     if RELAXED.get() == place {
         return call();
@@ -218,11 +221,14 @@ pub(crate) fn harmlessly<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> 
     answer
 }
 
-/// As [`harmlessly`] while this crate records any stream; else the call alone.
+/// As [`with_relaxed_capture_mode`] while this crate records any stream; else the call alone.
 #[inline]
-pub(crate) fn kept_out<T>(table: &Table, call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn relaxed_while_capturing<T>(
+    table: &Table,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     if any() {
-        return harmlessly(table, call);
+        return with_relaxed_capture_mode(table, call);
     }
     call()
 }

@@ -34,10 +34,10 @@ impl Stage {
     /// A context must be current, and live until this is dropped.
     pub(crate) unsafe fn new(table: &'static Table) -> Result<Self> {
         // SAFETY: the caller's.
-        let at = recording::kept_out(table, || unsafe { raw::host::allocate(table, STAGE, 0) })
-            .map_err(|error| {
-                error.asked(|| format!("{STAGE} bytes of pinned memory for copies"))
-            })?;
+        let at = recording::relaxed_while_capturing(table, || unsafe {
+            raw::host::allocate(table, STAGE, 0)
+        })
+        .map_err(|error| error.asked(|| format!("{STAGE} bytes of pinned memory for copies")))?;
         let pinned = NonNull::new(at.cast::<u8>())
             .ok_or_else(|| Error::invalid("the driver gave no address".to_owned()))?;
         // SAFETY: so many bytes were handed out just now.
@@ -76,7 +76,9 @@ impl Drop for Stage {
         let at = self.pinned.as_ptr().cast();
         report::release("pinned memory", || {
             // SAFETY: it was made here; every copy from or to it was waited for.
-            recording::harmlessly(self.table, || unsafe { raw::host::free(self.table, at) })
+            recording::with_relaxed_capture_mode(self.table, || unsafe {
+                raw::host::free(self.table, at)
+            })
         });
     }
 }

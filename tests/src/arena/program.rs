@@ -375,7 +375,7 @@ impl<'a> Worker<'a> {
             self.tally.foreign += u64::from(other != *block.buffer.stream());
             block.buffer.set_stream(&other)?;
         }
-        block.buffer.settle()?;
+        block.buffer.wait_for_pending_uses()?;
         if way == 2 {
             return self.end_after_another(block);
         }

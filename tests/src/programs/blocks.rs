@@ -338,7 +338,7 @@ impl State<'_> {
             End::FreeSync => format!("free {value} and wait"),
         });
         if matches!(how, End::FreeAfter(_)) && words > 0 {
-            value.settle()?;
+            value.wait_for_pending_uses()?;
             other.wait_for(value.buffer().stream())?;
             let words = words.min(EDGE);
             // SAFETY: the memory is live, the other stream waits for its own, and the free is ordered after this.

@@ -108,7 +108,7 @@ impl State<'_> {
 
     /// Copies the contents of a value before its free.
     pub(super) fn copy_freed(&mut self, value: &mut Value) -> Result<()> {
-        value.settle()?;
+        value.wait_for_pending_uses()?;
         let what = (value.name, &value.content);
         let copies = self
             .freed

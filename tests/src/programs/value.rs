@@ -124,8 +124,8 @@ impl Value {
         self.buffer().stream().clone()
     }
 
-    pub(super) fn settle(&mut self) -> cuda_mem::Result<()> {
-        on_buffer!(&mut self.kind, buffer => buffer.settle())
+    pub(super) fn wait_for_pending_uses(&mut self) -> cuda_mem::Result<()> {
+        on_buffer!(&mut self.kind, buffer => buffer.wait_for_pending_uses())
     }
 
     pub(super) fn is_long(&self) -> bool {
@@ -134,7 +134,7 @@ impl Value {
 
     /// Both ends and the middle of long memory, used in the value's stream.
     fn edges(&mut self) -> cuda_mem::Result<[DeviceBuffer<u32>; 3]> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         let (stream, address, len) = (self.stream(), self.address(), self.len());
         Ok(edges_of(len).map(|first| {
             let address = address + 4 * first as u64;
@@ -297,7 +297,7 @@ impl Raw {
             layout,
             resource,
         } = self;
-        view.settle()?;
+        view.wait_for_pending_uses()?;
         let (address, stream) = (view.as_raw(), view.stream().clone());
         drop(view);
         // SAFETY: the address comes from this resource for this layout, and the stream waits for all its uses.

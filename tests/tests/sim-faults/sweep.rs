@@ -118,7 +118,7 @@ fn more(driver: Driver, stream: &Stream, other: &Stream) -> Result<(), Error> {
     }
     let mut buffer = default.alloc_from(&own, &[3_u16; 10])?;
     driver.pointer_info(buffer.as_raw())?;
-    buffer.settle()?;
+    buffer.wait_for_pending_uses()?;
     let address = buffer.into_raw()?;
     // SAFETY: the address of the buffer above.
     drop(unsafe { DeviceBuffer::<u16>::from_raw(&own, address, 10) });

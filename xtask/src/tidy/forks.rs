@@ -73,7 +73,7 @@ const ASKING: [(&str, &str); 27] = [
     // Locks that are no `lock::Lock`.
     ("stream/deferred.rs", "the lock of its queue"),
     ("stream/recording.rs", "the lock of its list"),
-    ("stream/recording/outside.rs", "the lock of its list"),
+    ("stream/recording/exclusion.rs", "the lock of its list"),
     ("arena/mod.rs", "locks of its own"),
     (
         "arena/background.rs",

@@ -18,7 +18,7 @@ const KEPT: [(&str, &[&str], &[&str]); 3] = [
     ("Queue", &["new"], &[GATE]),
     (
         "recording",
-        &["outside", "refuse", "is_captured", "end"],
+        &["exclude_captures", "refuse", "is_captured", "end"],
         &[GATE, "cuda-mem/src/stream/recording"],
     ),
     (
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_way_past_the_gate_is_found() {
-        let text = "use crate::recording::{self, outside};\n\
+        let text = "use crate::recording::{self, exclude_captures};\n\
             fn f() { let q = Queue::new(table, stream);\n\
             recording::refuse(table, stream)?;\n\
             run(|| unsafe { crate::recording::is_captured(table, stream) });\n\

@@ -373,7 +373,7 @@ fn outside(what: &str, start: usize, len: usize, all: usize) -> Error {
 
 impl<T: Pod> Drop for CpuMapping<'_, T> {
     fn drop(&mut self) {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
     }
 }
 

@@ -47,7 +47,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
             read_limit: usize::MAX,
         };
         // Before anything fails, because the window's end is told as well.
-        ledger::born(window.item());
+        ledger::insert(window.item());
         window.wait()?;
         if bytes > 0 {
             let facts = window.facts(bytes, options)?;
@@ -66,7 +66,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         if self.buffer.as_raw() == 0 {
             return Ok(());
         }
-        self.buffer.settle()?;
+        self.buffer.wait_for_pending_uses()?;
         self.buffer.wait_for_stream()
     }
 

@@ -47,7 +47,7 @@ pub struct Capture {
     parts: RefCell<Parts>,
     is_over: Cell<bool>,
     /// Ends after the capture: until then the stream is refused to everybody else.
-    note: Option<recording::Note>,
+    note: Option<recording::CaptureToken>,
     /// In two of the modes the driver wants the thread that began to end it.
     not_send: PhantomData<*mut ()>,
 }
@@ -135,8 +135,8 @@ impl Stream {
         let recorded = record(&capture)?;
         let raw = capture.end()?;
         let mut parts = capture.parts.replace(Parts::new());
-        for guest in &mut parts.guests {
-            guest.is_captured = true;
+        for owned in &mut parts.owned {
+            owned.is_captured = true;
         }
         let graph = Graph::own(self.context(), raw, parts);
         Ok((graph, recorded))
@@ -174,7 +174,7 @@ impl Capture {
             address,
             bytes,
             is_freed: false,
-            guest: None,
+            owned: None,
             is_alone: false,
         });
         Ok(GraphBuffer {
@@ -196,13 +196,13 @@ impl Capture {
         is_alone: bool,
     ) -> GraphBuffer<'_, T> {
         let mut parts = self.parts.borrow_mut();
-        let guest = parts.shared_guest(memory);
+        let owned = parts.shared_guest(memory);
         let index = parts.blocks.len();
         parts.blocks.push(Block {
             address,
             bytes: len * size_of::<T>(),
             is_freed: address == 0,
-            guest: Some(guest),
+            owned: Some(owned),
             is_alone,
         });
         GraphBuffer {
@@ -232,14 +232,14 @@ impl Parts {
         let Some(block) = self.blocks.get_mut(index) else {
             return false;
         };
-        let guest = block.guest.and_then(|guest| self.guests.get(guest));
-        let Some(guest) = guest else {
+        let owned = block.owned.and_then(|owned| self.owned.get(owned));
+        let Some(owned) = owned else {
             return false;
         };
         // Its graph writes there at every launch.
         if !block.is_alone {
             block.is_freed = true;
-            guest.buffer.take_back(block.address);
+            owned.buffer.take_back(block.address);
         }
         true
     }

@@ -85,7 +85,7 @@ impl Graph {
                     alive: None,
                     graph,
                 };
-                ledger::born(exec.item());
+                ledger::insert(exec.item());
                 Ok(exec)
             }
         }
@@ -268,14 +268,14 @@ fn free(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
         "the stream in which the graph left memory is being captured; free it afterwards",
     )?;
     // SAFETY: the last launch left the block in this stream, and it was not freed since (R70).
-    open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })
+    open.relaxed_while_capturing(|queue| unsafe { raw::alloc::free(queue, address) })
         .map_err(|error| crate::memory::buffer::explain_refusal(error, stream))
 }
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
         self.free_at_last();
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let table = self.graph.context.driver().table();
         // SAFETY: the instance is this value's.
         report::release("graph instance", || unsafe {
@@ -290,7 +290,7 @@ impl fmt::Debug for GraphExec {
             .field("raw", &self.raw)
             .field("kind", &self.kind)
             .field("left_bytes", &self.left_bytes())
-            .field("adopted", &self.parts.guests.len())
+            .field("adopted", &self.parts.owned.len())
             .finish()
     }
 }

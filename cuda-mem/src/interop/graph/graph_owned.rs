@@ -59,7 +59,7 @@ impl<T> fmt::Debug for GraphOwned<T> {
 pub(crate) trait AnyBuffer: Any + Send + Sync {
     fn stream(&self) -> &Stream;
     /// The buffer's stream waits for others that may still use it.
-    fn settle(&mut self) -> Result<()>;
+    fn wait_for_pending_uses(&mut self) -> Result<()>;
     /// `Ok` if work in this context may touch the memory.
     fn require_reach_in(&self, context: &Context) -> Result<()>;
     /// It may not be freed before `stream` has been waited for.
@@ -88,8 +88,8 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
         DeviceBuffer::stream(self)
     }
 
-    fn settle(&mut self) -> Result<()> {
-        DeviceBuffer::settle(self)
+    fn wait_for_pending_uses(&mut self) -> Result<()> {
+        DeviceBuffer::wait_for_pending_uses(self)
     }
 
     fn require_reach_in(&self, context: &Context) -> Result<()> {
@@ -97,7 +97,7 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
     }
 
     fn owe(&self, stream: &Stream) {
-        self.owe_to(stream);
+        self.note_use_by(stream);
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -114,7 +114,7 @@ impl<T: Pod + Send + Sync> AnyBuffer for DeviceBuffer<T> {
 }
 
 /// A buffer in a graph, and the last nodes that use it.
-pub(super) struct Guest {
+pub(super) struct OwnedBuffer {
     pub(super) buffer: Box<dyn AnyBuffer>,
     pub(super) last: Vec<CUgraphNode>,
     /// A capture may have used it, in nodes that nobody knows by name.
@@ -125,13 +125,13 @@ impl Parts {
     pub(super) fn adopt<T: Pod + Send + Sync>(&mut self, buffer: DeviceBuffer<T>) -> GraphOwned<T> {
         let adopted = GraphOwned {
             owner: self.id,
-            index: self.guests.len(),
+            index: self.owned.len(),
             address: buffer.as_raw(),
             len: buffer.len(),
             on_device: buffer.device().is_some(),
             element: PhantomData,
         };
-        self.guests.push(Guest {
+        self.owned.push(OwnedBuffer {
             buffer: Box::new(buffer),
             last: Vec::new(),
             is_captured: false,
@@ -139,28 +139,28 @@ impl Parts {
         adopted
     }
 
-    /// The place of memory that several graphs use among the guests.
+    /// The place of memory that several graphs use among the owned.
     pub(super) fn shared_guest(&mut self, memory: impl AnyBuffer) -> usize {
         let number = memory.number();
-        let known = self.guests.iter();
+        let known = self.owned.iter();
         let known = known
-            .map(|guest| guest.buffer.number())
+            .map(|owned| owned.buffer.number())
             .position(|other| other == number);
         known.unwrap_or_else(|| {
-            self.guests.push(Guest {
+            self.owned.push(OwnedBuffer {
                 buffer: Box::new(memory),
                 last: Vec::new(),
                 is_captured: false,
             });
-            self.guests.len() - 1
+            self.owned.len() - 1
         })
     }
 
-    pub(super) fn guest<T: Pod>(&self, adopted: &GraphOwned<T>) -> Result<&DeviceBuffer<T>> {
+    pub(super) fn owned<T: Pod>(&self, adopted: &GraphOwned<T>) -> Result<&DeviceBuffer<T>> {
         self.check_owner(adopted.owner)?;
-        let guest = self.guests.get(adopted.index);
-        guest
-            .and_then(|guest| guest.buffer.as_any().downcast_ref())
+        let owned = self.owned.get(adopted.index);
+        owned
+            .and_then(|owned| owned.buffer.as_any().downcast_ref())
             .ok_or_else(unknown)
     }
 
@@ -169,9 +169,9 @@ impl Parts {
         adopted: &GraphOwned<T>,
     ) -> Result<&mut DeviceBuffer<T>> {
         self.check_owner(adopted.owner)?;
-        let guest = self.guests.get_mut(adopted.index);
-        guest
-            .and_then(|guest| guest.buffer.as_any_mut().downcast_mut())
+        let owned = self.owned.get_mut(adopted.index);
+        owned
+            .and_then(|owned| owned.buffer.as_any_mut().downcast_mut())
             .ok_or_else(unknown)
     }
 
@@ -181,20 +181,20 @@ impl Parts {
         adopted: &GraphOwned<T>,
         context: &Context,
     ) -> Result<()> {
-        let reach = self.guest(adopted)?.require_reach_in(context);
+        let reach = self.owned(adopted)?.require_reach_in(context);
         reach.map_err(explain)
     }
 
     /// `Ok` if all memory of a graph for the context `home` may be touched in a launch in `stream`. No driver call
     /// if all of it is of one context.
     pub(super) fn require_reach(&self, home: &Context, stream: &Stream) -> Result<()> {
-        for guest in &self.guests {
-            let reach = guest.buffer.require_reach_in(home);
-            let reach = reach.and_then(|()| guest.buffer.require_reach_in(stream.context()));
+        for owned in &self.owned {
+            let reach = owned.buffer.require_reach_in(home);
+            let reach = reach.and_then(|()| owned.buffer.require_reach_in(stream.context()));
             reach.map_err(explain)?;
         }
         let (own, other) = (home.device(), stream.device());
-        let is_none = |block: &super::Block| block.address == 0 || block.guest.is_some();
+        let is_none = |block: &super::Block| block.address == 0 || block.owned.is_some();
         if own == other || self.blocks.iter().all(is_none) {
             return Ok(());
         }
@@ -216,9 +216,9 @@ impl Parts {
     /// The turns of all memory that other graphs use too, in the order in which they are to be taken.
     pub(super) fn turns(&self) -> Vec<Arc<Lock<()>>> {
         let mut shared: Vec<_> = self
-            .guests
+            .owned
             .iter()
-            .filter_map(|guest| Some((guest.buffer.number(), guest.buffer.turn()?)))
+            .filter_map(|owned| Some((owned.buffer.number(), owned.buffer.turn()?)))
             .collect();
         shared.sort_unstable_by_key(|(number, _)| *number);
         shared.into_iter().map(|(_, turn)| turn).collect()
@@ -226,9 +226,9 @@ impl Parts {
 
     /// `stream` waits for everything that was done with the buffers.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<()> {
-        for guest in &mut self.guests {
-            guest.buffer.settle()?;
-            order(guest.buffer.stream().as_ref(), stream.as_ref())?;
+        for owned in &mut self.owned {
+            owned.buffer.wait_for_pending_uses()?;
+            order(owned.buffer.stream().as_ref(), stream.as_ref())?;
         }
         Ok(())
     }
@@ -236,10 +236,10 @@ impl Parts {
     /// What is done with the buffers from now on waits for `stream`. All are tried; what could not be
     /// ordered is remembered by the buffer, and ordered before its next use.
     pub(super) fn leave(&self, stream: &Stream) {
-        for guest in &self.guests {
-            let home = guest.buffer.stream();
+        for owned in &self.owned {
+            let home = owned.buffer.stream();
             if order(stream.as_ref(), home.as_ref()).is_err() {
-                guest.buffer.owe(stream);
+                owned.buffer.owe(stream);
             }
         }
     }
@@ -278,7 +278,7 @@ impl GraphExec {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
     pub fn buffer<T: Pod>(&self, adopted: &GraphOwned<T>) -> Result<&DeviceBuffer<T>> {
-        self.parts.guest(adopted)
+        self.parts.owned(adopted)
     }
 
     /// As [`buffer`](Self::buffer), to be written.
@@ -309,16 +309,16 @@ impl GraphExec {
     ///
     /// [`InvalidValue`](crate::ErrorKind::InvalidValue) if it was given to another graph.
     pub fn into_buffer<T: Pod>(mut self, adopted: &GraphOwned<T>) -> Result<DeviceBuffer<T>> {
-        self.parts.guest(adopted)?;
-        let guest = self.parts.guests.swap_remove(adopted.index);
+        self.parts.owned(adopted)?;
+        let owned = self.parts.owned.swap_remove(adopted.index);
         // The last one has its place now.
-        let moved = self.parts.guests.len();
+        let moved = self.parts.owned.len();
         for block in &mut self.parts.blocks {
-            if block.guest == Some(moved) {
-                block.guest = Some(adopted.index);
+            if block.owned == Some(moved) {
+                block.owned = Some(adopted.index);
             }
         }
-        let buffer = guest.buffer.into_any().downcast();
+        let buffer = owned.buffer.into_any().downcast();
         buffer.map(|buffer| *buffer).map_err(|_| unknown())
     }
 }

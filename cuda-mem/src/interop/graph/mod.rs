@@ -28,7 +28,7 @@ use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
 use crate::stream::context::Context;
 
-use graph_owned::Guest;
+use graph_owned::OwnedBuffer;
 
 /// Work with an order, written down to be launched as a whole.
 ///
@@ -70,7 +70,7 @@ struct Parts {
     /// Tokens of another graph are refused by this number.
     id: u64,
     blocks: Vec<Block>,
-    guests: Vec<Guest>,
+    owned: Vec<OwnedBuffer>,
 }
 
 /// What a node allocates.
@@ -80,8 +80,8 @@ struct Block {
     bytes: usize,
     /// A node of the same graph frees it.
     is_freed: bool,
-    /// It is memory of this guest, which the graph keeps, and which no node allocates or frees.
-    guest: Option<usize>,
+    /// It is memory of this owned, which the graph keeps, and which no node allocates or frees.
+    owned: Option<usize>,
     /// No other graph uses it while this one is there.
     is_alone: bool,
 }
@@ -97,7 +97,7 @@ impl Parts {
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             blocks: Vec::new(),
-            guests: Vec::new(),
+            owned: Vec::new(),
         }
     }
 
@@ -114,16 +114,16 @@ impl Parts {
     fn left(&self) -> impl Iterator<Item = &Block> {
         self.blocks
             .iter()
-            .filter(|block| !block.is_freed && block.address != 0 && block.guest.is_none())
+            .filter(|block| !block.is_freed && block.address != 0 && block.owned.is_none())
     }
 }
 
 impl Drop for Parts {
     fn drop(&mut self) {
         for block in self.blocks.iter().filter(|block| !block.is_freed) {
-            let guest = block.guest.and_then(|guest| self.guests.get(guest));
-            if let Some(guest) = guest {
-                guest.buffer.take_back(block.address);
+            let owned = block.owned.and_then(|owned| self.owned.get(owned));
+            if let Some(owned) = owned {
+                owned.buffer.take_back(block.address);
             }
         }
     }
@@ -151,7 +151,7 @@ impl Graph {
             context: context.clone(),
             parts,
         };
-        ledger::born(graph.item());
+        ledger::insert(graph.item());
         graph
     }
 
@@ -195,7 +195,7 @@ impl Drop for Graph {
         if self.raw.is_null() {
             return;
         }
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let table = self.context.driver().table();
         // SAFETY: the graph is this value's, and no instance has been made of it.
         report::release("graph", || unsafe { raw::graph::destroy(table, self.raw) });
@@ -215,7 +215,7 @@ impl fmt::Debug for Graph {
             .field("raw", &self.raw)
             .field("blocks", &self.parts.blocks.len())
             .field("left_bytes", &self.left_bytes())
-            .field("adopted", &self.parts.guests.len())
+            .field("adopted", &self.parts.owned.len())
             .finish()
     }
 }

@@ -147,7 +147,7 @@ impl Graph {
             address,
             bytes,
             is_freed: false,
-            guest: None,
+            owned: None,
             is_alone: false,
         });
         Ok(NodeMemory {
@@ -284,21 +284,21 @@ impl Graph {
                     .to_owned(),
             ));
         }
-        let guest = self.parts.guests.get(adopted.index);
-        if guest.is_some_and(|guest| guest.is_captured) {
+        let owned = self.parts.owned.get(adopted.index);
+        if owned.is_some_and(|owned| owned.is_captured) {
             return Err(Error::not_supported(
                 "the buffer was adopted in a capture, and a node made by hand cannot be ordered with \
                  what was captured; record the copy too"
                     .to_owned(),
             ));
         }
-        let used = guest.map_or(&[][..], |guest| &guest.last);
+        let used = owned.map_or(&[][..], |owned| &owned.last);
         let after = self.after(after, &[&memory.last, used])?;
         let (to, from) = ends(memory.address, adopted.address);
         let node = self.add_copy::<T>(&after, to, from, memory.len)?;
         memory.last = vec![node];
-        if let Some(guest) = self.parts.guests.get_mut(adopted.index) {
-            guest.last = vec![node];
+        if let Some(owned) = self.parts.owned.get_mut(adopted.index) {
+            owned.last = vec![node];
         }
         Ok(self.node(node))
     }
@@ -352,7 +352,7 @@ impl Graph {
                 child,
             );
         }
-        if child.left_bytes() > 0 || !child.parts.guests.is_empty() {
+        if child.left_bytes() > 0 || !child.parts.owned.is_empty() {
             let text = "a graph that leaves memory or has adopted buffers cannot go into another";
             return failed(Error::invalid(text.to_owned()), child);
         }
@@ -366,11 +366,11 @@ impl Graph {
         };
         let table = self.context.driver().table();
         let item = child.item();
-        let ended = ledger::ended(&item);
+        let ended = ledger::remove(&item);
         // SAFETY: both graphs are live and the nodes are this one's; the child is given up below.
         match unsafe { raw::graph::add_child(table, self.raw, &after, child.raw) } {
             Err(error) => {
-                ledger::again(&item, ended);
+                ledger::restore(&item, ended);
                 failed(error, child)
             }
             Ok(node) => {

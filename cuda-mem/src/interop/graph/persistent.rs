@@ -76,7 +76,7 @@ impl GraphExec {
     ) -> Result<PersistentBuffer<'_, T>> {
         let block = Graph::block(&self.parts, left)?;
         // Memory that the graph keeps is always there.
-        let keeper = block.guest.and_then(|guest| self.parts.guests.get(guest));
+        let keeper = block.owned.and_then(|owned| self.parts.owned.get(owned));
         if let Some(keeper) = keeper {
             return Ok(PersistentBuffer {
                 stream: keeper.buffer.stream(),

@@ -37,7 +37,7 @@ impl Channel {
         &'a self,
         buffer: &'a mut DeviceBuffer<T>,
     ) -> Result<ExportedBuffer<'a, T>> {
-        buffer.settle()?;
+        buffer.wait_for_pending_uses()?;
         let number = self.next_number();
         // Before it is sent: another thread that waits may read the answer first.
         self.returns.expect(number)?;

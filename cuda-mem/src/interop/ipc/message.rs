@@ -145,7 +145,7 @@ impl Channel {
         }
         // First, so that nothing here uses the memory even if it cannot be freed.
         if let Err(error) = buffer
-            .settle()
+            .wait_for_pending_uses()
             .and_then(|()| buffer.stream().as_ref().wait_uncaptured())
         {
             buffer.note_failed_return(Some(error.to_string()));

@@ -12,7 +12,7 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw;
 use crate::ledger::{self, Item, LedgerKind};
-use crate::memory::buffer::{DeviceBuffer, Keep};
+use crate::memory::buffer::{DeviceBuffer, ExternalOwner};
 use crate::memory::pool;
 use crate::stream::Stream;
 
@@ -160,7 +160,7 @@ impl ImportedPool {
             bytes,
             received,
         });
-        ledger::born(mapping.item());
+        ledger::insert(mapping.item());
         match self.look_at(address, bytes) {
             // SAFETY: the caller vouches for the memory, which stays mapped until the mapping is
             // released, and that is in the order of this stream and of all others that have it.
@@ -220,7 +220,7 @@ impl Mapping {
     }
 }
 
-impl Keep for Mapping {
+impl ExternalOwner for Mapping {
     fn loan_number(&self) -> Option<u64> {
         self.received.as_ref().map(|received| received.number)
     }
@@ -238,7 +238,7 @@ impl Keep for Mapping {
     }
 
     fn release(self: Box<Self>, stream: &Stream) -> Result<()> {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let pool = &self.pool;
         let freed = registry::release_pointer(pool.driver(), pool.as_raw(), self.address, stream);
         if let Some(received) = &self.received {

@@ -155,7 +155,7 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        ledger::ended(&self.item());
+        ledger::remove(&self.item());
         let (driver, pool) = (self.device.driver(), self.raw);
         report::release("imported pool", || registry::release_pool(driver, pool));
     }
@@ -212,7 +212,7 @@ impl ImportedPool {
             device: *device,
             raw,
         }));
-        ledger::born(pool.0.item());
+        ledger::insert(pool.0.item());
         // The exporter's access is not inherited (R54).
         pool.accessible_from(device)?;
         Ok(pool)

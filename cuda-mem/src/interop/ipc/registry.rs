@@ -275,7 +275,7 @@ pub(super) fn release_pointer(
         let open = stream.as_ref().submit()?;
         // SAFETY: this was the last user, and the stream comes after all of them (R13). A default
         // stream's context is current (R8).
-        open.kept_out(|queue| unsafe { raw::alloc::free(queue, address) })?;
+        open.relaxed_while_capturing(|queue| unsafe { raw::alloc::free(queue, address) })?;
         let pointer = entry.pointers.remove(&address);
         let free = Free::new(stream);
         match entry.frees.iter_mut().find(|free| free.stream == *stream) {

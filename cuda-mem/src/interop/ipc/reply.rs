@@ -81,7 +81,7 @@ impl Received {
         };
         if let Some(stream) = stream {
             // If this fails too, nobody can tell when the work is over; the failure says so already.
-            let _ = stream.as_ref().wait_quietly();
+            let _ = stream.as_ref().wait_unless_captured();
         }
         let Some(open) = self.socket.0.lock_unless_forked() else {
             return;

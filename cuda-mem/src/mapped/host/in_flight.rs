@@ -204,7 +204,7 @@ impl<H: HostMemory> InFlightBuffer<H> {
         if self.address == 0 {
             return Ok(());
         }
-        self.stream.as_ref().wait_quietly()
+        self.stream.as_ref().wait_unless_captured()
     }
 }
 
@@ -218,7 +218,7 @@ impl<H: HostMemory> OrderedRelease for EndedLoan<H> {
     }
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
-        stream.wait_quietly()?;
+        stream.wait_unless_captured()?;
         drop(self.0.take().map(mem::ManuallyDrop::into_inner));
         Ok(())
     }

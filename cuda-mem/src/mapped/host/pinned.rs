@@ -113,7 +113,7 @@ impl Context {
         made.len = 0;
         let table = self.driver().table();
         let _current = self.bind()?;
-        let at = recording::kept_out(table, || {
+        let at = recording::relaxed_while_capturing(table, || {
             // SAFETY: this context is current.
             unsafe { raw::host::allocate(table, bytes, flags.bits()) }
         });
@@ -122,7 +122,7 @@ impl Context {
             Error::invalid(format!("the driver gave no address for {bytes} bytes"))
         })?;
         made.len = len;
-        ledger::born(made.item());
+        ledger::insert(made.item());
         // SAFETY: the driver handed out this many bytes just now, and nobody else has them.
         unsafe { made.at.cast::<u8>().write_bytes(0, bytes) };
         Ok(made)
@@ -260,15 +260,17 @@ impl<T: Pod> PinnedBuffer<T> {
         }
         let table = self.context.driver().table();
         let item = self.item();
-        let ended = ledger::ended(&item);
+        let ended = ledger::remove(&item);
         // SAFETY: the memory is from `cuMemHostAlloc` and this value's own; streams that used it were
         // waited for when the loan ended.
-        let freed = recording::harmlessly(table, || unsafe { raw::host::free(table, self.raw()) });
+        let freed = recording::with_relaxed_capture_mode(table, || unsafe {
+            raw::host::free(table, self.raw())
+        });
         if took_effect(&freed) {
             self.at = NonNull::dangling();
             self.len = 0;
         } else {
-            ledger::again(&item, ended);
+            ledger::restore(&item, ended);
         }
         freed
     }

@@ -224,7 +224,7 @@ impl Context {
             let _current = self.bind()?;
             // SAFETY: this context is current, and the caller vouches for the memory, which a guard keeps
             // until it is unregistered.
-            recording::kept_out(table, || unsafe {
+            recording::relaxed_while_capturing(table, || unsafe {
                 raw::host::register(table, at.as_ptr().cast(), bytes, flags.bits())
             })
             .map_err(|error| error.asked(|| format!("{bytes} bytes at {at:p}, {flags}")))?;
@@ -239,7 +239,7 @@ impl Context {
             memory: PhantomData,
         };
         if bytes > 0 {
-            ledger::born(registered.item());
+            ledger::insert(registered.item());
         }
         Ok(registered)
     }
@@ -347,16 +347,16 @@ impl<T: Pod> Registered<'_, T> {
         let table = self.context.driver().table();
         let _current = self.context.bind()?;
         let item = self.item();
-        let noted = ledger::ended(&item);
+        let noted = ledger::remove(&item);
         // SAFETY: the memory was registered in this context, which is current; streams that used it were
         // waited for when the loan ended.
-        let ended = recording::harmlessly(table, || unsafe {
+        let ended = recording::with_relaxed_capture_mode(table, || unsafe {
             raw::host::unregister(table, self.raw())
         });
         if took_effect(&ended) {
             self.is_registered = false;
         } else {
-            ledger::again(&item, noted);
+            ledger::restore(&item, noted);
         }
         ended
     }
@@ -366,11 +366,11 @@ impl<T: Pod> Registered<'_, T> {
     fn release_bare(&mut self) -> bool {
         let table = self.context.driver().table();
         let item = self.item();
-        let noted = ledger::ended(&item);
+        let noted = ledger::remove(&item);
         // SAFETY: as in `release`, which had no effect. Without its context the driver may refuse.
         self.is_registered = unsafe { raw::host::unregister(table, self.raw()) }.is_err();
         if self.is_registered {
-            ledger::again(&item, noted);
+            ledger::restore(&item, noted);
         }
         !self.is_registered
     }

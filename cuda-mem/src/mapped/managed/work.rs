@@ -59,14 +59,14 @@ impl<T: Pod> ManagedBuffer<T> {
         self.buffer.on(other)
     }
 
-    /// See [`DeviceBuffer::settle`].
+    /// See [`DeviceBuffer::wait_for_pending_uses`].
     ///
     /// # Errors
     ///
     /// As there.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
-    pub fn settle(&mut self) -> Result<()> {
-        self.buffer.settle()
+    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
+        self.buffer.wait_for_pending_uses()
     }
 
     /// For what writes in the order of streams. It must stay the buffer that it is.

@@ -13,7 +13,7 @@ use crate::base::error::{Error, Failed, Result};
 use crate::base::lock::Lock;
 use crate::driver::location::Location;
 use crate::mapped::migration_stats::MigrationStats;
-use crate::memory::buffer::{DeviceBuffer, Keep, bytes_of};
+use crate::memory::buffer::{DeviceBuffer, ExternalOwner, bytes_of};
 use crate::memory::copy::Span;
 use crate::stream::{Stream, StreamRef};
 
@@ -45,9 +45,9 @@ pub struct GrowableBuffer<T: Pod> {
 }
 
 /// The memory, as the buffer's owner: it goes when the buffer does.
-struct Kept(Arc<Lock<Option<MappedMemory>>>);
+struct KeptMapping(Arc<Lock<Option<MappedMemory>>>);
 
-impl Drop for Kept {
+impl Drop for KeptMapping {
     fn drop(&mut self) {
         // Not under the lock.
         let memory = self.0.lock_unless_forked();
@@ -55,12 +55,12 @@ impl Drop for Kept {
     }
 }
 
-impl Keep for Kept {
+impl ExternalOwner for KeptMapping {
     /// Work that is there already may use the memory; an unmap would take it away under that (R145). If nobody knows
     /// whether there is any, the memory leaks.
     fn wait(&self, stream: StreamRef<'_>) -> Result<bool> {
         if self.0.lock()?.is_some() {
-            stream.wait_quietly()?;
+            stream.wait_unless_captured()?;
         }
         Ok(true)
     }
@@ -129,7 +129,7 @@ impl<T: Pod> GrowableBuffer<T> {
         }
         let (address, device) = (memory.address(), memory.device());
         let memory = Arc::new(Lock::new(Some(memory)));
-        let keep = Box::new(Kept(Arc::clone(&memory)));
+        let keep = Box::new(KeptMapping(Arc::clone(&memory)));
         // SAFETY: the memory is mapped there and accessible; it stays until the buffer tells its end, and the stream
         // is waited for then.
         let buffer = unsafe { DeviceBuffer::kept(stream, device, address, len, keep) };
@@ -290,7 +290,7 @@ impl<T: Pod> GrowableBuffer<T> {
 
     /// All bytes that are mapped, also those behind the elements, are zero from here on in the order of the stream.
     pub(crate) fn zero_all(&mut self) -> Result<()> {
-        self.buffer.settle()?;
+        self.buffer.wait_for_pending_uses()?;
         let bytes = self.own()?.memory()?.mapped_bytes() as usize;
         let (stream, on_device) = (self.buffer.stream(), self.buffer.device().is_some());
         // SAFETY: so many bytes are mapped there, and the stream's device may write them. They are this buffer's alone,
@@ -338,8 +338,8 @@ impl<T: Pod> GrowableBuffer<T> {
 
     /// Nothing uses the memory any more, and the host has seen it.
     fn finish(&mut self) -> Result<()> {
-        self.buffer.settle()?;
-        self.buffer.stream().as_ref().wait_quietly()
+        self.buffer.wait_for_pending_uses()?;
+        self.buffer.stream().as_ref().wait_unless_captured()
     }
 
     /// The elements, for the host to read, if it is memory of the host to which the host has

@@ -41,7 +41,7 @@ impl Mapping {
             is_mapped: true,
         };
         if mapping.memory.is_listed() {
-            ledger::born(mapping.item());
+            ledger::insert(mapping.item());
         }
         let (driver, migrations) = (
             mapping.range.driver(),
@@ -116,7 +116,7 @@ impl Mapping {
             })
             .collect();
         let table = driver.table();
-        recording::kept_out(table, || {
+        recording::relaxed_while_capturing(table, || {
             // SAFETY: this is one whole mapping (R141). Addresses are used by unsafe code only, which vouches that what
             // loses access is not in use; `MappedMemory` changes access while no buffer is made of it.
             unsafe { raw::vmm::allow(table, self.address(), self.size_bytes() as usize, &who) }
@@ -158,11 +158,11 @@ impl Mapping {
             return Ok(());
         }
         let item = self.memory.is_listed().then(|| self.item());
-        let ended = item.as_ref().map(ledger::ended);
+        let ended = item.as_ref().map(ledger::remove);
         // SAFETY: addresses are used by unsafe code only, which vouches for its end before this.
         let unmapped = unsafe { self.range.unmap(self.offset) };
         if let (Err(_), Some(item), Some(ended)) = (&unmapped, item, ended) {
-            ledger::again(&item, ended);
+            ledger::restore(&item, ended);
         }
         unmapped?;
         self.is_mapped = false;

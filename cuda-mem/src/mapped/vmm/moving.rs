@@ -55,7 +55,7 @@ impl MappedMemory {
             is_submitted = took_effect(&copied);
             copied.and_then(|()| stream.as_ref().synchronize())
         };
-        let copied = open.harmlessly(copy_and_wait);
+        let copied = open.with_relaxed_capture_mode(copy_and_wait);
         drop(open);
         if let Err(error) = copied {
             if !is_submitted {

@@ -66,10 +66,10 @@ impl Drop for Inner {
                 return release();
             }
             let item = self.item();
-            let ended = ledger::ended(&item);
+            let ended = ledger::remove(&item);
             let released = release();
             if !took_effect(&released) {
-                ledger::again(&item, ended);
+                ledger::restore(&item, ended);
             }
             released
         });
@@ -83,7 +83,7 @@ impl Drop for Inner {
 /// The handle must be live, and nobody may use it from now on.
 unsafe fn release(driver: Driver, raw: CUmemGenericAllocationHandle) -> Result<()> {
     let table = driver.table();
-    recording::kept_out(table, || {
+    recording::relaxed_while_capturing(table, || {
         // SAFETY: the caller's.
         unsafe { raw::vmm::release(table, raw) }
     })
@@ -187,7 +187,7 @@ impl PhysicalMemoryBuilder {
         let bytes = whole(bytes, self.granularity()?.minimum)?;
         let mut memory = self.create_unlisted(bytes)?;
         memory.is_listed = true;
-        ledger::born(memory.item());
+        ledger::insert(memory.item());
         Ok(PhysicalMemory(Arc::new(memory)))
     }
 
@@ -200,7 +200,7 @@ impl PhysicalMemoryBuilder {
     fn create_unlisted(&self, bytes: u64) -> Result<Inner> {
         let (table, prop) = (self.driver.table(), self.prop());
         let create = || {
-            recording::kept_out(table, || {
+            recording::relaxed_while_capturing(table, || {
                 // SAFETY: the driver is initialised, and the size is whole granules (R139).
                 unsafe { raw::vmm::create(table, bytes as usize, &prop) }
             })
@@ -327,7 +327,7 @@ impl PhysicalMemory {
             location: Location::from_raw(driver, kind, id),
             is_listed: true,
         };
-        ledger::born(inner.item());
+        ledger::insert(inner.item());
         Ok(Self(Arc::new(inner)))
     }
 

@@ -68,7 +68,7 @@ impl Drop for Inner {
         }
         report::release("address range", || {
             let release = || {
-                recording::kept_out(table, || {
+                recording::relaxed_while_capturing(table, || {
                     // SAFETY: reserved as a whole, and nothing is mapped there (R142).
                     unsafe { raw::vmm::unreserve(table, self.address, self.bytes as usize) }
                 })
@@ -77,10 +77,10 @@ impl Drop for Inner {
                 return release();
             }
             let item = self.item();
-            let ended = ledger::ended(&item);
+            let ended = ledger::remove(&item);
             let released = release();
             if !took_effect(&released) {
-                ledger::again(&item, ended);
+                ledger::restore(&item, ended);
             }
             released
         });
@@ -114,7 +114,7 @@ impl AddressRange {
     ) -> Result<Self> {
         let mut inner = Self::reserve_unlisted(driver, bytes, align, granule)?;
         inner.is_listed = true;
-        ledger::born(inner.item());
+        ledger::insert(inner.item());
         Ok(Self(Arc::new(inner)))
     }
 
@@ -180,7 +180,7 @@ impl AddressRange {
         let bytes = memory.size_bytes();
         self.check(&mapped, offset, bytes)?;
         let (table, address) = (self.0.driver.table(), self.0.address + offset);
-        recording::kept_out(table, || {
+        recording::relaxed_while_capturing(table, || {
             // SAFETY: the place is inside this reservation with nothing mapped there, and the handle is live. The
             // length is the memory's; that of an import is what its importer said, and the driver maps
             // no part of a memory and no more than it, but answers NOT_SUPPORTED (R140).
@@ -232,7 +232,7 @@ impl AddressRange {
             return Ok(());
         };
         let (table, address) = (self.0.driver.table(), self.0.address + offset);
-        recording::kept_out(table, || {
+        recording::relaxed_while_capturing(table, || {
             // SAFETY: one whole mapping (R142); the caller vouches that nothing uses it (R145).
             unsafe { raw::vmm::unmap(table, address, bytes as usize) }
         })?;

@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use super::home::Home;
+use super::deallocator::Deallocator;
 use super::listed;
 use crate::base::biased::Held;
 use crate::base::error::{Error, ErrorKind, OutOfMemory, Result};
@@ -47,15 +47,15 @@ impl Pool {
         let bytes = bytes_of::<T>(len)?;
         let address = self.alloc_bytes(stream, bytes)?;
         if ledger::is_on() {
-            listed::born(LedgerKind::Buffer, (address, bytes), stream, self.device());
+            listed::insert(LedgerKind::Buffer, (address, bytes), stream, self.device());
         }
         Ok(DeviceBuffer {
             address,
             len,
             stream: Held::new(stream),
             device: self.device(),
-            home: ManuallyDrop::new(Home::Driver),
-            owed: Lock::default(),
+            deallocator: ManuallyDrop::new(Deallocator::Driver),
+            pending_uses: Lock::default(),
             element: PhantomData,
         })
     }
@@ -226,7 +226,7 @@ impl Stream {
             })?
         };
         if ledger::is_on() {
-            listed::born(
+            listed::insert(
                 LedgerKind::Buffer,
                 (address, bytes),
                 self,

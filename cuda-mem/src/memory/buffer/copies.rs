@@ -15,7 +15,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As the driver answers.
     #[doc(alias("cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async"))]
     pub fn fill(&mut self, value: T) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.span().fill(value)
     }
 
@@ -26,7 +26,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As the driver answers.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.span().fill_bytes(value)
     }
 
@@ -49,7 +49,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// answers.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn copy_from(&mut self, from: &[T]) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.span().copy_from(from)
     }
 

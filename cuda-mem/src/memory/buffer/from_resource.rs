@@ -9,7 +9,7 @@ use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
 use super::alloc::{bytes_of, too_large};
-use super::home::Home;
+use super::deallocator::Deallocator;
 use super::listed;
 use crate::base::biased::Held;
 use crate::base::error::{Error, Result};
@@ -58,8 +58,8 @@ impl Resource {
             len,
             stream: Held::new(stream),
             device: self.device,
-            home: ManuallyDrop::new(Home::Resource(Held::new(&self.inner), layout)),
-            owed: Lock::default(),
+            deallocator: ManuallyDrop::new(Deallocator::Resource(Held::new(&self.inner), layout)),
+            pending_uses: Lock::default(),
             element: PhantomData,
         })
     }
@@ -78,7 +78,7 @@ impl Resource {
         };
         if ledger::is_on() {
             let kind = listed::kind_from(&*self.inner);
-            listed::born(kind, (address, layout.size()), stream, self.device);
+            listed::insert(kind, (address, layout.size()), stream, self.device);
         }
         Ok(address)
     }
@@ -160,7 +160,7 @@ unsafe impl MemoryResource for Pool {
         // A device that the driver does not answer for counts as one that does not reach it.
         let ask = |device: &Device| {
             // Else it would make a capture worthless (R110, R113).
-            recording::kept_out(driver.table(), || self.access(device))
+            recording::relaxed_while_capturing(driver.table(), || self.access(device))
         };
         let reaches = |device: &Device| matches!(ask(device), Ok(Access::ReadWrite));
         let others = driver.devices().unwrap_or_default();

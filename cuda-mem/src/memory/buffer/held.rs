@@ -9,8 +9,8 @@ use bytemuck::Pod;
 use cuda_driver_sys::{CUdeviceptr, CUresult};
 
 use super::DeviceBuffer;
-use super::debts::Debts;
-use super::home::{Home, apart, give_back};
+use super::deallocator::{Deallocator, apart, give_back};
+use super::pending_uses::PendingUses;
 use crate::base::error::{Error, ErrorKind, Result, took_effect};
 use crate::driver::raw;
 use crate::ledger::{self, Item};
@@ -23,8 +23,8 @@ use crate::stream::{OrderedRelease, Stream, StreamRef};
 struct DroppedBuffer {
     address: CUdeviceptr,
     /// `None` when the memory is not there any more.
-    home: Option<Home>,
-    owed: Debts,
+    deallocator: Option<Deallocator>,
+    pending_uses: PendingUses,
     /// In the ledger the memory stays until it is given back.
     item: Option<Item>,
     /// When the buffer was dropped.
@@ -33,14 +33,14 @@ struct DroppedBuffer {
 
 impl Drop for DroppedBuffer {
     fn drop(&mut self) {
-        // The memory may be in use, so its home must not be dropped as if it were not.
-        std::mem::forget(self.home.take());
+        // The memory may be in use, so its deallocator must not be dropped as if it were not.
+        std::mem::forget(self.deallocator.take());
     }
 }
 
 impl OrderedRelease for DroppedBuffer {
     fn waits_for_stream(&self) -> bool {
-        matches!(self.home, Some(Home::Kept(_)))
+        matches!(self.deallocator, Some(Deallocator::External(_)))
     }
 
     fn release(&mut self, stream: StreamRef<'_>) -> Result<()> {
@@ -48,10 +48,10 @@ impl OrderedRelease for DroppedBuffer {
             return self.give_back(stream);
         };
         let item = *item;
-        let ended = ledger::ended(&item);
+        let ended = ledger::remove(&item);
         let given = self.give_back(stream);
-        if self.home.is_some() {
-            ledger::again(&item, ended);
+        if self.deallocator.is_some() {
+            ledger::restore(&item, ended);
         }
         given
     }
@@ -59,14 +59,14 @@ impl OrderedRelease for DroppedBuffer {
 
 impl DroppedBuffer {
     fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
-        if stream.is_elsewhere() {
+        if stream.is_foreign() {
             // The last handle is going. After the wait, this thread's own stream serves as well.
-            stream.wait_elsewhere()?;
+            stream.wait_foreign()?;
             return self.give_back(stream.context().per_thread_stream().as_ref());
         }
-        for debt in &*self.owed {
-            let other = debt.stream.as_ref();
-            if !other.is_elsewhere() {
+        for pending_use in &*self.pending_uses {
+            let other = pending_use.stream.as_ref();
+            if !other.is_foreign() {
                 order(other, stream)?;
             } else if other.context().progress().done() < self.epoch {
                 return Err(Error::capturing(format!(
@@ -75,56 +75,61 @@ impl DroppedBuffer {
                 )));
             }
         }
-        let Some(home) = self.home.take() else {
+        let Some(deallocator) = self.deallocator.take() else {
             return Ok(());
         };
-        let (given, home) = self.send(home, stream);
-        self.home = home;
+        let (given, deallocator) = self.send(deallocator, stream);
+        self.deallocator = deallocator;
         given
     }
 
-    /// Sends the memory home, which comes back if the memory is still there.
-    fn send(&self, home: Home, stream: StreamRef<'_>) -> (Result<()>, Option<Home>) {
-        let after = match after(stream, &home) {
+    /// Sends the memory deallocator, which comes back if the memory is still there.
+    fn send(
+        &self,
+        deallocator: Deallocator,
+        stream: StreamRef<'_>,
+    ) -> (Result<()>, Option<Deallocator>) {
+        let after = match after(stream, &deallocator) {
             Ok(after) => after,
-            Err(error) => return (Err(error), Some(home)),
+            Err(error) => return (Err(error), Some(deallocator)),
         };
-        match (home, after) {
-            (Home::Kept(keep), after) => {
+        match (deallocator, after) {
+            (Deallocator::External(owner), after) => {
                 // An owner's destructor, in a call that has nothing to do with it.
                 let end = || match after {
-                    Some(after) => keep.release(&after),
+                    Some(after) => owner.release(&after),
                     None => {
-                        drop(keep);
+                        drop(owner);
                         Ok(())
                     }
                 };
                 (apart(&"an owner", end), None)
             }
-            (Home::Resource(resource, layout), Some(after)) => {
-                // SAFETY: the buffer that had the address is gone, its debts are paid just now, and the new
+            (Deallocator::Resource(resource, layout), Some(after)) => {
+                // SAFETY: the buffer that had the address is gone, its pending_uses are paid just now, and the new
                 // stream waits for its own.
                 let freed = unsafe { give_back(&**resource, self.address, layout, &after) };
-                let left = (!took_effect(&freed)).then_some(Home::Resource(resource, layout));
+                let left =
+                    (!took_effect(&freed)).then_some(Deallocator::Resource(resource, layout));
                 (freed, left)
             }
-            (home, _) => {
-                // SAFETY: the buffer that had the address is gone, and its debts are paid just now.
+            (deallocator, _) => {
+                // SAFETY: the buffer that had the address is gone, and its pending_uses are paid just now.
                 let freed = unsafe { free_harmlessly(self.address, stream) };
-                let left = (!took_effect(&freed)).then_some(home);
+                let left = (!took_effect(&freed)).then_some(deallocator);
                 (freed.map_err(|error| explain_refusal(error, stream)), left)
             }
         }
     }
 }
 
-/// A stream behind everything in this one, if the home takes memory back in the order of a stream that it may keep:
+/// A stream behind everything in this one, if the deallocator takes memory back in the order of a stream that it may keep:
 /// the last handle of this one may be going just now.
-fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
-    let needs_none = match home {
-        Home::Driver => true,
-        Home::Resource(..) => false,
-        Home::Kept(keep) => keep.wait(stream)?,
+fn after(stream: StreamRef<'_>, deallocator: &Deallocator) -> Result<Option<Stream>> {
+    let needs_none = match deallocator {
+        Deallocator::Driver => true,
+        Deallocator::Resource(..) => false,
+        Deallocator::External(owner) => owner.wait(stream)?,
     };
     if needs_none {
         return Ok(None);
@@ -142,7 +147,7 @@ fn after(stream: StreamRef<'_>, home: &Home) -> Result<Option<Stream>> {
 unsafe fn free_harmlessly(address: CUdeviceptr, stream: StreamRef<'_>) -> Result<()> {
     let open = stream.submit()?;
     // SAFETY: the caller's. The free is of memory that no capture knows, so it disturbs none.
-    open.harmlessly(|queue| unsafe { raw::alloc::free(queue, address) })
+    open.with_relaxed_capture_mode(|queue| unsafe { raw::alloc::free(queue, address) })
 }
 
 /// INVALID_VALUE may mean that the stream is captured.
@@ -156,8 +161,8 @@ pub(crate) fn explain_refusal(error: Error, stream: StreamRef<'_>) -> Error {
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Everything that is done with the memory from now on waits for `stream`, and so does its free.
-    pub(crate) fn owe_to(&self, stream: &Stream) {
-        self.note_debt(stream, false);
+    pub(crate) fn note_use_by(&self, stream: &Stream) {
+        self.note_pending_use(stream, false);
     }
 
     /// The driver refused a free. A capture of somebody else may be why: the free is tried again in a
@@ -176,16 +181,19 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
     #[cold]
     pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
-        let is_kept = matches!(*self.home, Home::Kept(_));
+        let is_kept = matches!(*self.deallocator, Deallocator::External(_));
         if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
             return Err(error);
         }
         let item = self.item();
-        let owed = self.owed.get_mut();
+        let pending_uses = self.pending_uses.get_mut();
         let dropped = DroppedBuffer {
             address: self.address,
-            home: Some(std::mem::replace(&mut *self.home, Home::Driver)),
-            owed: std::mem::take(owed),
+            deallocator: Some(std::mem::replace(
+                &mut *self.deallocator,
+                Deallocator::Driver,
+            )),
+            pending_uses: std::mem::take(pending_uses),
             item,
             epoch: epoch::now(),
         };

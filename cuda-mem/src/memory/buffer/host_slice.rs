@@ -31,7 +31,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// As [`host_slice`](Self::host_slice).
     pub(crate) unsafe fn host_slice_mut(&mut self) -> Result<&mut [T]> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.wait_for_stream()?;
         // SAFETY: as in `host_slice`; readers are waited for as well, and the slice has the buffer for itself.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.first().as_ptr(), self.len) })
@@ -49,6 +49,6 @@ impl<T: Pod> DeviceBuffer<T> {
             return Ok(());
         }
         self.stream.release_deferred();
-        self.stream.as_ref().wait_quietly()
+        self.stream.as_ref().wait_unless_captured()
     }
 }

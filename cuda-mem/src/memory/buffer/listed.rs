@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use super::home::Home;
+use super::deallocator::Deallocator;
 use crate::base::error::Result;
 use crate::driver::device::Device;
 use crate::driver::pointer::MemoryKind;
@@ -30,10 +30,10 @@ pub(super) fn kind_from(resource: &dyn MemoryResource) -> LedgerKind {
     }
 }
 
-/// What memory with this home is listed as. The driver's own is a buffer, also that of a managed pool.
-pub(super) fn kind_of(home: &Home) -> LedgerKind {
-    match home {
-        Home::Resource(resource, _) => kind_from(&***resource),
+/// What memory with this deallocator is listed as. The driver's own is a buffer, also that of a managed pool.
+pub(super) fn kind_of(deallocator: &Deallocator) -> LedgerKind {
+    match deallocator {
+        Deallocator::Resource(resource, _) => kind_from(&***resource),
         _ => LedgerKind::Buffer,
     }
 }
@@ -42,7 +42,7 @@ pub(super) fn kind_of(home: &Home) -> LedgerKind {
 /// copied into its place.
 #[cold]
 #[track_caller]
-pub(super) fn born(
+pub(super) fn insert(
     kind: LedgerKind,
     (address, bytes): (CUdeviceptr, usize),
     stream: &Stream,
@@ -50,27 +50,27 @@ pub(super) fn born(
 ) {
     if address != 0 {
         let item = item(kind, address, bytes, stream.as_ref());
-        ledger::born(item.on(device));
+        ledger::insert(item.on(device));
     }
 }
 
 impl<T: Pod> DeviceBuffer<T> {
     /// Bytes that go back at the end: there may be room for more than the buffer shows.
     pub(super) fn held_bytes(&self) -> usize {
-        match &*self.home {
-            Home::Resource(_, layout) => layout.size(),
+        match &*self.deallocator {
+            Deallocator::Resource(_, layout) => layout.size(),
             _ => self.size_bytes(),
         }
     }
 
     /// What the ledger lists: memory that is the buffer's to give back.
     pub(super) fn item(&self) -> Option<Item> {
-        if self.address == 0 || matches!(*self.home, Home::Kept(_)) {
+        if self.address == 0 || matches!(*self.deallocator, Deallocator::External(_)) {
             return None;
         }
         let bytes = self.held_bytes();
         let item = item(
-            kind_of(&self.home),
+            kind_of(&self.deallocator),
             self.address,
             bytes,
             self.stream.as_ref(),
@@ -82,7 +82,7 @@ impl<T: Pod> DeviceBuffer<T> {
     #[cold]
     pub(super) fn leave_ledger(&self) {
         if let Some(item) = self.item() {
-            ledger::ended(&item);
+            ledger::remove(&item);
         }
     }
 
@@ -93,10 +93,10 @@ impl<T: Pod> DeviceBuffer<T> {
             return self.release_memory();
         };
         // Before the memory goes: from then on another thread may get the same address.
-        let ended = ledger::ended(&item);
+        let ended = ledger::remove(&item);
         let released = self.release_memory();
         if self.address != 0 {
-            ledger::again(&item, ended);
+            ledger::restore(&item, ended);
         }
         released
     }

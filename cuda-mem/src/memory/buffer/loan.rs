@@ -58,10 +58,10 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn on<'a>(&'a mut self, other: &'a Stream) -> Result<Loan<'a, T>> {
         self.require_reach(other)?;
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         if *other != *self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.note_debt(other, false);
+            self.note_pending_use(other, false);
         }
         Ok(Loan {
             buffer: self,
@@ -187,7 +187,7 @@ impl<T: Pod> Loan<'_, T> {
 
     pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
-        // used or freed there: `on` has noted the debt. The span borrows the loan.
+        // used or freed there: `on` has noted the pending_use. The span borrows the loan.
         unsafe { self.buffer.span_in(self.stream) }
     }
 }
@@ -195,7 +195,7 @@ impl<T: Pod> Loan<'_, T> {
 impl<T: Pod> Drop for Loan<'_, T> {
     fn drop(&mut self) {
         // On failure the buffer still owes the wait, and pays before its next use.
-        report::release("loan", || self.buffer.settle());
+        report::release("loan", || self.buffer.wait_for_pending_uses());
     }
 }
 

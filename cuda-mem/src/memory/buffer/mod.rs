@@ -2,25 +2,25 @@
 
 mod alloc;
 mod copies;
-mod debts;
+mod deallocator;
 mod from_resource;
 mod held;
-mod home;
 mod host_slice;
 mod listed;
 mod loan;
 mod part;
+mod pending_uses;
 mod raw_parts;
 mod read_loan;
 
 pub(crate) use alloc::bytes_of;
+pub(crate) use deallocator::{ExternalOwner, give_back};
 pub(crate) use held::explain_refusal;
-pub(crate) use home::{Keep, give_back};
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
 
-use debts::{Debt, Debts};
-use home::Home;
+use deallocator::Deallocator;
+use pending_uses::{PendingUse, PendingUses};
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -88,11 +88,11 @@ pub struct DeviceBuffer<T: Pod> {
     device: Option<Device>,
     /// Who takes the memory back. Never dropped by itself: memory that is still there may be in use, so its owner must
     /// not be dropped as if it were not.
-    home: ManuallyDrop<Home>,
+    deallocator: ManuallyDrop<Deallocator>,
     /// Streams that may still use the memory and that ours has not waited for yet: it is lent, a loan
     /// was leaked, or a wait failed. Empty but for that; the lock is only taken through shared borrows,
     /// never to allocate or free.
-    owed: Lock<Debts>,
+    pending_uses: Lock<PendingUses>,
     element: PhantomData<T>,
 }
 
@@ -115,20 +115,20 @@ impl<T: Pod> DeviceBuffer<T> {
         self.len * size_of::<T>()
     }
 
-    /// See [`Keep::loan_number`].
+    /// See [`ExternalOwner::loan_number`].
     #[cfg(target_os = "linux")]
     pub(crate) fn loan_number(&self) -> Option<u64> {
-        match &*self.home {
-            Home::Kept(keep) => keep.loan_number(),
+        match &*self.deallocator {
+            Deallocator::External(owner) => owner.loan_number(),
             _ => None,
         }
     }
 
-    /// See [`Keep::note_failed_return`].
+    /// See [`ExternalOwner::note_failed_return`].
     #[cfg(target_os = "linux")]
     pub(crate) fn note_failed_return(&self, failure: Option<String>) {
-        if let Home::Kept(keep) = &*self.home {
-            keep.note_failed_return(failure);
+        if let Deallocator::External(owner) = &*self.deallocator {
+            owner.note_failed_return(failure);
         }
     }
 
@@ -146,7 +146,7 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// The address, by which the device knows it; 0 if there is no memory. For kernels and other libraries, which
     /// must use it in the order of [`stream`](Self::stream). If a [`Loan`] may have been leaked, or a
-    /// wait at its end may have failed, call [`settle`](Self::settle) first.
+    /// wait at its end may have failed, call [`wait_for_pending_uses`](Self::wait_for_pending_uses) first.
     #[must_use]
     pub fn as_raw(&self) -> CUdeviceptr {
         self.address
@@ -161,11 +161,11 @@ impl<T: Pod> DeviceBuffer<T> {
     /// As the driver answers. What could not be waited for is kept for the next time.
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     #[inline]
-    pub fn settle(&mut self) -> Result<()> {
-        let owed = self.owed.get_mut();
-        while let Some(other) = owed.last() {
+    pub fn wait_for_pending_uses(&mut self) -> Result<()> {
+        let pending_uses = self.pending_uses.get_mut();
+        while let Some(other) = pending_uses.last() {
             order(other.stream.as_ref(), self.stream.as_ref())?;
-            owed.pop();
+            pending_uses.pop();
         }
         Ok(())
     }
@@ -202,11 +202,11 @@ impl<T: Pod> DeviceBuffer<T> {
     #[inline]
     fn release_memory(&mut self) -> Result<()> {
         // If this fails the memory leaks rather than be freed under another stream's work.
-        if let Err(error) = self.settle() {
-            self.settle_elsewhere(error)?;
+        if let Err(error) = self.wait_for_pending_uses() {
+            self.wait_for_foreign_uses(error)?;
         }
-        if !matches!(*self.home, Home::Driver) {
-            return self.release_home();
+        if !matches!(*self.deallocator, Deallocator::Driver) {
+            return self.give_back_memory();
         }
         if self.address == 0 {
             return Ok(());
@@ -224,7 +224,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Freeing failed with `error`: it may go in another way.
     #[cold]
     pub(super) fn free_otherwise(&mut self, error: Error) -> Result<()> {
-        let freed = self.free_elsewhere(error);
+        let freed = self.free_foreign(error);
         let freed = freed.or_else(|error| self.free_refused(error));
         if took_effect(&freed) {
             self.address = 0;
@@ -240,17 +240,21 @@ impl<T: Pod> DeviceBuffer<T> {
         unsafe { free(self.address, &self.stream) }
     }
 
-    /// [`settle`](Self::settle) failed with `error`. If that is because the own stream of another thread is
+    /// [`wait_for_pending_uses`](Self::wait_for_pending_uses) failed with `error`. If that is because the own stream of another thread is
     /// involved, which nothing here can be ordered with, the host waits instead.
     #[cold]
-    fn settle_elsewhere(&mut self, error: Error) -> Result<()> {
-        let owed = self.owed.get_mut();
-        if !self.stream.is_elsewhere() && !owed.iter().any(|debt| debt.stream.is_elsewhere()) {
+    fn wait_for_foreign_uses(&mut self, error: Error) -> Result<()> {
+        let pending_uses = self.pending_uses.get_mut();
+        if !self.stream.is_foreign()
+            && !pending_uses
+                .iter()
+                .any(|pending_use| pending_use.stream.is_foreign())
+        {
             return Err(error);
         }
-        while let Some(other) = owed.last() {
-            other.stream.as_ref().wait_elsewhere()?;
-            owed.pop();
+        while let Some(other) = pending_uses.last() {
+            other.stream.as_ref().wait_foreign()?;
+            pending_uses.pop();
         }
         Ok(())
     }
@@ -258,9 +262,9 @@ impl<T: Pod> DeviceBuffer<T> {
     /// A free failed with `error`. If the stream is another thread's own, this waits for everything in its context;
     /// then this thread's own serves as well.
     #[cold]
-    fn free_elsewhere(&self, error: Error) -> Result<()> {
-        let freed = if self.stream.is_elsewhere() {
-            self.stream.as_ref().wait_elsewhere()?;
+    fn free_foreign(&self, error: Error) -> Result<()> {
+        let freed = if self.stream.is_foreign() {
+            self.stream.as_ref().wait_foreign()?;
             let own = self.stream.context().per_thread_stream();
             // SAFETY: as in `free_in_order`; all that the buffer's stream had is done.
             unsafe { free(self.address, &own) }
@@ -270,20 +274,21 @@ impl<T: Pod> DeviceBuffer<T> {
         freed.map_err(|error| error.asked(|| self.in_words()))
     }
 
-    /// As [`settle`](Self::settle), for reading: where the debts cannot be struck off, waiting twice is
+    /// As [`wait_for_pending_uses`](Self::wait_for_pending_uses), for reading: where the pending_uses cannot be struck off, waiting twice is
     /// harmless, and other readers are none.
     pub(crate) fn wait_for_writers(&self) -> Result<()> {
         // Cloned out: the driver is not called under the lock.
-        let owed = self.owed.lock()?.clone();
-        owed.iter()
-            .filter(|debt| !debt.reads)
-            .try_for_each(|debt| order(debt.stream.as_ref(), self.stream.as_ref()))
+        let pending_uses = self.pending_uses.lock()?.clone();
+        pending_uses
+            .iter()
+            .filter(|pending_use| !pending_use.reads)
+            .try_for_each(|pending_use| order(pending_use.stream.as_ref(), self.stream.as_ref()))
     }
 
     /// Notes that `stream` may still use the memory. Not in a fork, where nothing was submitted.
-    fn note_debt(&self, stream: &Stream, reads: bool) {
-        if let Some(mut owed) = self.owed.lock_unless_forked() {
-            owed.push(Debt {
+    fn note_pending_use(&self, stream: &Stream, reads: bool) {
+        if let Some(mut pending_uses) = self.pending_uses.lock_unless_forked() {
+            pending_uses.push(PendingUse {
                 stream: stream.clone(),
                 reads,
             });
@@ -341,8 +346,8 @@ impl<T: Pod> DeviceBuffer<T> {
     fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
             let released = release(self).or_else(|error| self.hold_back(error));
-            if let (Err(_), Home::Kept(keep)) = (&released, &*self.home) {
-                keep.abandon();
+            if let (Err(_), Deallocator::External(owner)) = (&released, &*self.deallocator) {
+                owner.abandon();
             }
             released
         });

@@ -23,21 +23,21 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// See [`fill`](Self::fill).
     pub(crate) fn fill_from(&mut self, start: usize, value: T) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.part(start, self.len.saturating_sub(start))?
             .fill(value)
     }
 
     /// See [`zero`](Self::zero).
     pub(crate) fn zero_from(&mut self, start: usize) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.part(start, self.len.saturating_sub(start))?
             .fill_bytes(0)
     }
 
     /// See [`copy_from`](Self::copy_from).
     pub(crate) fn copy_part_from(&mut self, start: usize, from: &[T]) -> Result<()> {
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.part(start, from.len())?.copy_from(from)
     }
 
@@ -57,11 +57,11 @@ impl<T: Pod> DeviceBuffer<T> {
         if from.size_bytes() == 0 {
             return Ok(());
         }
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         from.wait_for_writers()?;
         order(from.stream.as_ref(), self.stream.as_ref())?;
         // SAFETY: our stream waits for the source's, so the source is valid at this point of it; the
-        // debt below keeps it so until the copy has read it.
+        // pending_use below keeps it so until the copy has read it.
         let source = unsafe { from.span_in(&self.stream) };
         let copied = self
             .part(start, from.len)?
@@ -69,7 +69,7 @@ impl<T: Pod> DeviceBuffer<T> {
         // The source must not be changed or freed before the copy has read it.
         let ordered = order(self.stream.as_ref(), from.stream.as_ref());
         if ordered.is_err() {
-            from.note_debt(&self.stream, true);
+            from.note_pending_use(&self.stream, true);
         }
         copied.and(ordered)
     }

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use cuda_driver_sys::CUdeviceptr;
 
 use super::DeviceBuffer;
-use super::home::{Home, Keep};
+use super::deallocator::{Deallocator, ExternalOwner};
 use super::listed;
 use crate::base::biased::Held;
 use crate::base::error::{Error, Failed, Result};
@@ -39,16 +39,16 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias = "cuMemFreeAsync")]
     pub fn free_on(mut self, other: &Stream) -> Result<(), Failed<Self>> {
         let ordered = self
-            .settle()
+            .wait_for_pending_uses()
             .and_then(|()| order(self.stream.as_ref(), other.as_ref()));
         if let Err(error) = ordered {
             return Err(Failed::new(error, self));
         }
         // Freed there like its own: the order has just been made.
-        let home = std::mem::replace(&mut self.stream, Held::new(other));
+        let deallocator = std::mem::replace(&mut self.stream, Held::new(other));
         self.free().map_err(|mut failed| {
             if let Some(buffer) = &mut failed.object {
-                buffer.stream = home;
+                buffer.stream = deallocator;
             }
             failed
         })
@@ -80,7 +80,7 @@ impl<T: Pod> DeviceBuffer<T> {
         others: impl IntoIterator<Item = &'a Stream>,
     ) -> Result<(), Failed<Self>> {
         let others: Vec<&Stream> = others.into_iter().collect();
-        if !matches!(*self.home, Home::Resource(..)) || self.stream.is_elsewhere() {
+        if !matches!(*self.deallocator, Deallocator::Resource(..)) || self.stream.is_foreign() {
             return match self.stream.join(others) {
                 Ok(()) => self.free(),
                 Err(error) => Err(Failed::new(error, self)),
@@ -127,7 +127,7 @@ impl<T: Pod> DeviceBuffer<T> {
     #[doc(alias("cuEventRecord", "cuStreamWaitEvent"))]
     pub fn set_stream(&mut self, other: &Stream) -> Result<()> {
         self.require_reach(other)?;
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         order(self.stream.as_ref(), other.as_ref())?;
         self.stream = Held::new(other);
         Ok(())
@@ -144,8 +144,8 @@ impl<T: Pod> DeviceBuffer<T> {
         let stream = self.stream.clone();
         // Not `cuMemFree`: it takes pool memory too, but leaves it among the pool's used bytes (R89).
         self.free()?;
-        let seen = if stream.is_elsewhere() {
-            stream.as_ref().wait_elsewhere()
+        let seen = if stream.is_foreign() {
+            stream.as_ref().wait_foreign()
         } else {
             stream.synchronize()
         };
@@ -156,7 +156,7 @@ impl<T: Pod> DeviceBuffer<T> {
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle), and [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is
+    /// As [`wait_for_pending_uses`](Self::wait_for_pending_uses), and [`InvalidValue`](crate::ErrorKind::InvalidValue) if the memory is
     /// somebody else's ([`borrow_raw`](Self::borrow_raw), another process's, a
     /// [`Resource`](crate::Resource)'s); the buffer comes back.
     ///
@@ -174,14 +174,14 @@ impl<T: Pod> DeviceBuffer<T> {
     /// # Ok::<(), cuda_mem::Error>(())
     /// ```
     pub fn into_raw(mut self) -> Result<CUdeviceptr, Failed<Self>> {
-        if !matches!(*self.home, Home::Driver) {
+        if !matches!(*self.deallocator, Deallocator::Driver) {
             let text = format!(
                 "{} has an owner that has to take the memory back, so its address cannot be taken out of it",
                 self.in_words()
             );
             return Err(Failed::new(Error::invalid(text), self));
         }
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.wait_for_pending_uses() {
             return Err(Failed::new(error, self));
         }
         self.leave_ledger();
@@ -205,7 +205,7 @@ impl<T: Pod> DeviceBuffer<T> {
     pub unsafe fn from_raw(stream: &Stream, address: CUdeviceptr, len: usize) -> Self {
         if ledger::is_on() {
             let bytes = len.saturating_mul(size_of::<T>());
-            listed::born(LedgerKind::Buffer, (address, bytes), stream, None);
+            listed::insert(LedgerKind::Buffer, (address, bytes), stream, None);
         }
         // SAFETY: the caller's.
         unsafe { Self::taken(stream, address, len) }
@@ -227,8 +227,8 @@ impl<T: Pod> DeviceBuffer<T> {
             },
             stream: Held::new(stream),
             device: None,
-            home: ManuallyDrop::new(Home::Driver),
-            owed: Lock::default(),
+            deallocator: ManuallyDrop::new(Deallocator::Driver),
+            pending_uses: Lock::default(),
             element: PhantomData,
         }
     }
@@ -292,11 +292,11 @@ impl<T: Pod> DeviceBuffer<T> {
         device: Option<Device>,
         address: CUdeviceptr,
         len: usize,
-        keep: Box<dyn Keep>,
+        owner: Box<dyn ExternalOwner>,
     ) -> Self {
         // SAFETY: the caller vouches for the memory; it is not freed here.
         let mut buffer = unsafe { Self::taken(stream, address, len) };
-        *buffer.home = Home::Kept(keep);
+        *buffer.deallocator = Deallocator::External(owner);
         buffer.device = device;
         buffer
     }
@@ -307,7 +307,7 @@ struct Borrowed<O> {
     _owner: O,
 }
 
-impl<O: Send + Sync> Keep for Borrowed<O> {
+impl<O: Send + Sync> ExternalOwner for Borrowed<O> {
     fn release(self: Box<Self>, _: &Stream) -> Result<()> {
         Ok(())
     }

@@ -56,7 +56,7 @@ impl<T: Pod> DeviceBuffer<T> {
         self.wait_for_writers()?;
         if *other != *self.stream && self.address != 0 {
             order(self.stream.as_ref(), other.as_ref())?;
-            self.note_debt(other, true);
+            self.note_pending_use(other, true);
         }
         Ok(ReadLoan {
             buffer: self,
@@ -111,7 +111,7 @@ impl<T: Pod> ReadLoan<'_, T> {
     /// For reading only.
     pub(crate) fn span(&self) -> Span<'_, T> {
         // SAFETY: this stream waits for the buffer's, which waits for this one before the memory is
-        // written or freed there: `read_on` has noted the debt. Nothing is written through the span.
+        // written or freed there: `read_on` has noted the pending_use. Nothing is written through the span.
         unsafe { self.buffer.span_in(self.stream) }
     }
 }
@@ -119,14 +119,16 @@ impl<T: Pod> ReadLoan<'_, T> {
 impl<T: Pod> Drop for ReadLoan<'_, T> {
     fn drop(&mut self) {
         report::release("loan", || {
-            let home = &self.buffer.stream;
-            if *self.stream == **home || self.buffer.address == 0 {
+            let deallocator = &self.buffer.stream;
+            if *self.stream == **deallocator || self.buffer.address == 0 {
                 return Ok(());
             }
             // On failure the buffer still owes the wait, and pays before its next use.
-            order(self.stream.as_ref(), home.as_ref())?;
-            let mut debts = self.buffer.owed.lock()?;
-            debts.strike(|debt| debt.reads && debt.stream == *self.stream);
+            order(self.stream.as_ref(), deallocator.as_ref())?;
+            let mut pending_uses = self.buffer.pending_uses.lock()?;
+            pending_uses.remove_first(|pending_use| {
+                pending_use.reads && pending_use.stream == *self.stream
+            });
             Ok(())
         });
     }

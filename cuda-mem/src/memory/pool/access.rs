@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUmemAccess_flags, CUmemAccessDesc, CUmemPool_attribute, CudaVersion};
 
-use super::grave::{self, EndedPool};
+use super::pending_destroy::{self, PendingDestroy};
 use super::{Inner, MemoryPool, Pool};
 use crate::base::error::{Error, Result};
 use crate::driver::device::Device;
@@ -254,7 +254,7 @@ impl Pool {
         // First what leaves the pool as it is.
         let used = self.wide(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         // SAFETY: the pool is live, and the driver new enough.
-        if used > 0 || !unsafe { grave::is_quiet(driver, self.0.raw) }? {
+        if used > 0 || !unsafe { pending_destroy::is_idle(driver, self.0.raw) }? {
             return Err(Error::memory_in_use());
         }
         Ok(())
@@ -376,8 +376,8 @@ impl Inner {
 }
 
 /// Takes back what was given, before the handle may become that of another pool (R27).
-pub(super) fn withdraw(remains: &EndedPool) -> Result<()> {
-    let entries: Vec<_> = remains
+pub(super) fn withdraw(pending_destroy: &PendingDestroy) -> Result<()> {
+    let entries: Vec<_> = pending_destroy
         .granted
         .iter()
         .map(|device| CUmemAccessDesc {
@@ -389,5 +389,11 @@ pub(super) fn withdraw(remains: &EndedPool) -> Result<()> {
         return Ok(());
     }
     // SAFETY: the pool is live, and no memory of it is handed out.
-    unsafe { raw::pool::set_access(remains.driver.table(), remains.raw, &entries) }
+    unsafe {
+        raw::pool::set_access(
+            pending_destroy.driver.table(),
+            pending_destroy.raw,
+            &entries,
+        )
+    }
 }

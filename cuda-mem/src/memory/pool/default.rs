@@ -115,7 +115,7 @@ fn current_of(driver: Driver, raw: CUmemoryPool, default: DefaultPool) -> Curren
 }
 
 /// A pool that is to be destroyed is not current any more.
-pub(super) fn step_down(
+pub(super) fn unset_current(
     driver: Driver,
     (location, allocation_type): (Location, AllocationType),
     raw: CUmemoryPool,

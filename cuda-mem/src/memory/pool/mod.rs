@@ -3,7 +3,7 @@
 mod access;
 mod builder;
 mod default;
-mod grave;
+mod pending_destroy;
 mod properties;
 mod settings;
 mod sharing;
@@ -15,7 +15,7 @@ pub use access::Access;
 pub(crate) use access::list_of;
 pub use builder::PoolBuilder;
 pub use default::{CurrentPool, DefaultPool};
-use grave::End;
+use pending_destroy::End;
 pub use properties::PoolProperties;
 #[cfg(target_os = "linux")]
 pub(crate) use sharing::no_pool_ends;
@@ -125,8 +125,8 @@ impl Drop for Inner {
             return;
         }
         default::forget(self.driver, self.raw);
-        ledger::ended(&self.item());
-        report::release("memory pool", || self.remains().lay_down());
+        ledger::remove(&self.item());
+        report::release("memory pool", || self.pending_destroy().destroy_deferred());
     }
 }
 
@@ -164,8 +164,8 @@ impl Inner {
     }
 
     /// What has to be ended.
-    fn remains(&mut self) -> grave::EndedPool {
-        grave::EndedPool {
+    fn pending_destroy(&mut self) -> pending_destroy::PendingDestroy {
+        pending_destroy::PendingDestroy {
             driver: self.driver,
             place: (self.location, self.allocation_type),
             raw: self.raw,
@@ -220,13 +220,13 @@ impl MemoryPool {
         let mut inner = Inner::new(as_built.driver, place, raw, Owner::Us);
         inner.sharing.handle_types = as_built.handle_types;
         inner.kind = as_built.kind();
-        ledger::born(inner.item());
+        ledger::insert(inner.item());
         Self::share(inner)
     }
 
     /// Takes the pool out of the ledger: nobody is to give it back.
     pub(crate) fn leave_ledger(&self) {
-        ledger::ended(&self.0.0.item());
+        ledger::remove(&self.0.0.item());
     }
 
     fn share(inner: Inner) -> Self {
@@ -271,20 +271,20 @@ impl MemoryPool {
         // The handle in the list is of the shared value that this was.
         default::forget(inner.driver, inner.raw);
         let item = inner.item();
-        let ended = ledger::ended(&item);
-        let mut remains = inner.remains();
+        let ended = ledger::remove(&item);
+        let mut pending_destroy = inner.pending_destroy();
         // Twice: it stays the current pool if it cannot be closed, and while it is current, others may
         // still get memory from it.
-        let quiet = remains.is_quiet();
+        let quiet = pending_destroy.is_idle();
         let quiet = match quiet {
-            Ok(true) => remains.is_at_rest(),
+            Ok(true) => pending_destroy.is_at_rest(),
             other => other,
         };
         let ended_well = match quiet {
-            Ok(true) => remains.end(),
+            Ok(true) => pending_destroy.end(),
             Ok(false) => Err(Error::memory_in_use()),
             Err(error) => {
-                ledger::again(&item, ended);
+                ledger::restore(&item, ended);
                 let pool = Self::share(inner);
                 return Err(Failed::new(error, pool));
             }
@@ -295,13 +295,13 @@ impl MemoryPool {
                 match end {
                     End::Ended(withdrawn) => withdrawn.map_err(Failed::lost),
                     End::NotYet => {
-                        deferred::defer(Box::new(remains));
+                        deferred::defer(Box::new(pending_destroy));
                         Ok(())
                     }
                 }
             }
             Err(error) if error.had_no_effect() => {
-                ledger::again(&item, ended);
+                ledger::restore(&item, ended);
                 Err(Failed::new(error, Self::share(inner)))
             }
             Err(error) => {

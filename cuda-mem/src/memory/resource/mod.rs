@@ -250,7 +250,7 @@ fn wait_and_free(
     stream.as_ref().refuse_captured(CAPTURED)?;
     // What the wait would give back may belong to a resource that holds a lock around this call.
     let _inside = ResourceCall::enter();
-    recording::harmlessly(stream.device().driver().table(), || {
+    recording::with_relaxed_capture_mode(stream.device().driver().table(), || {
         stream.synchronize()?;
         free()
     })

@@ -22,7 +22,7 @@ use crate::base::report;
 use crate::driver::device::Device;
 use crate::driver::raw::{self, Queue, Table};
 use crate::stream::context::Current;
-use crate::stream::recording::{self, Note, Outside, PlainlyOutside};
+use crate::stream::recording::{self, CaptureExclusion, CaptureToken, PlainExclusion};
 
 /// Memory that devices reach, or not.
 pub(crate) trait Reach {
@@ -35,7 +35,7 @@ pub(crate) trait Reach {
 #[must_use]
 pub(crate) struct Submission<'a> {
     queue: Queue<'static>,
-    _outside: Option<Outside>,
+    _exclusion: Option<CaptureExclusion>,
     _current: Option<Current<'a>>,
     stream: PhantomData<StreamRef<'a>>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Submission<'a> {
 #[must_use]
 pub(crate) struct PlainSubmission<'a> {
     queue: Queue<'static>,
-    _outside: PlainlyOutside,
+    _exclusion: PlainExclusion,
     stream: PhantomData<StreamRef<'a>>,
 }
 
@@ -59,10 +59,14 @@ impl PlainSubmission<'_> {
 
 impl<'a> Submission<'a> {
     #[inline]
-    fn new(stream: &StreamRef<'a>, outside: Option<Outside>, current: Option<Current<'a>>) -> Self {
+    fn new(
+        stream: &StreamRef<'a>,
+        exclusion: Option<CaptureExclusion>,
+        current: Option<Current<'a>>,
+    ) -> Self {
         Self {
             queue: Queue::new(stream.table(), stream.raw),
-            _outside: outside,
+            _exclusion: exclusion,
             _current: current,
             stream: PhantomData,
         }
@@ -77,14 +81,20 @@ impl<'a> Submission<'a> {
     /// A call that does no harm to captures of other streams. If the driver cannot be told so, it is not made: the
     /// error has the kind `Capturing`.
     #[cold]
-    pub(crate) fn harmlessly<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
-        recording::harmlessly(self.queue.table(), || call(self.queue))
+    pub(crate) fn with_relaxed_capture_mode<T>(
+        &self,
+        call: impl FnOnce(Queue<'_>) -> Result<T>,
+    ) -> Result<T> {
+        recording::with_relaxed_capture_mode(self.queue.table(), || call(self.queue))
     }
 
-    /// As [`harmlessly`](Self::harmlessly) while this crate captures any stream.
+    /// As [`with_relaxed_capture_mode`](Self::with_relaxed_capture_mode) while this crate captures any stream.
     #[inline]
-    pub(crate) fn kept_out<T>(&self, call: impl FnOnce(Queue<'_>) -> Result<T>) -> Result<T> {
-        recording::kept_out(self.queue.table(), || call(self.queue))
+    pub(crate) fn relaxed_while_capturing<T>(
+        &self,
+        call: impl FnOnce(Queue<'_>) -> Result<T>,
+    ) -> Result<T> {
+        recording::relaxed_while_capturing(self.queue.table(), || call(self.queue))
     }
 
     /// An error, with this text, if anybody captures the stream.
@@ -104,15 +114,15 @@ impl<'a> StreamRef<'a> {
     }
 
     #[inline]
-    fn outside(&self) -> Result<Outside> {
-        recording::outside(self.table(), self.raw)
+    fn exclusion(&self) -> Result<CaptureExclusion> {
+        recording::exclude_captures(self.table(), self.raw)
     }
 
     /// For work that goes into no capture.
     #[inline]
     pub(crate) fn submit(&self) -> Result<Submission<'a>> {
-        let outside = self.outside()?;
-        Ok(Submission::new(self, Some(outside), self.enter()?))
+        let exclusion = self.exclusion()?;
+        Ok(Submission::new(self, Some(exclusion), self.enter()?))
     }
 
     /// As [`submit`](Self::submit), in the usual case: it is no default stream, this crate records no stream, and the thread
@@ -123,18 +133,18 @@ impl<'a> StreamRef<'a> {
         if is_default(self.raw) {
             return None;
         }
-        let outside = recording::plainly_outside(self.raw)?;
+        let exclusion = recording::exclude_plainly(self.raw)?;
         Some(PlainSubmission {
             queue: Queue::new(self.table(), self.raw),
-            _outside: outside,
+            _exclusion: exclusion,
             stream: PhantomData,
         })
     }
 
     /// As [`submit`](Self::submit), with the context current whatever the stream.
     pub(crate) fn submit_bound(&self) -> Result<Submission<'a>> {
-        let outside = self.outside()?;
-        Ok(Submission::new(self, Some(outside), Some(self.bind()?)))
+        let exclusion = self.exclusion()?;
+        Ok(Submission::new(self, Some(exclusion), Some(self.bind()?)))
     }
 
     /// As [`submit_bound`](Self::submit_bound), for work that the caller records into a capture of its own.
@@ -156,7 +166,7 @@ impl<'a> StreamRef<'a> {
     #[cold]
     #[inline(never)]
     fn submit_free_thoroughly(&self, free: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
-        self.submit()?.kept_out(free)
+        self.submit()?.relaxed_while_capturing(free)
     }
 
     /// For questions, and for waits of the host. A capture of this crate would be lost by them, so one of this stream
@@ -204,8 +214,8 @@ impl<'a> StreamRef<'a> {
     }
 
     /// Begins a capture. Everything else that this crate does keeps out of it until the note is dropped.
-    pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<Note> {
-        let note = Note::new(self.table(), self.raw)?;
+    pub(crate) fn begin_capture(&self, mode: CUstreamCaptureMode) -> Result<CaptureToken> {
+        let note = CaptureToken::new(self.table(), self.raw)?;
         let _current = self.enter()?;
         // SAFETY: the stream is live, and the note keeps everything else of this crate out of it.
         unsafe { raw::graph::begin_capture(self.table(), self.raw, mode) }?;
@@ -225,38 +235,38 @@ impl<'a> StreamRef<'a> {
 
     /// Waits for the stream without disturbing any capture. If it is captured itself, nothing is done and the
     /// answer says so. For another thread's own stream this waits for its whole context.
-    pub(crate) fn wait_quietly(&self) -> Result<()> {
+    pub(crate) fn wait_unless_captured(&self) -> Result<()> {
         if report::is_forked() {
             return Err(Error::forked());
         }
-        if self.is_elsewhere() {
-            return recording::harmlessly(self.table(), || self.wait_elsewhere());
+        if self.is_foreign() {
+            return recording::with_relaxed_capture_mode(self.table(), || self.wait_foreign());
         }
         self.refuse_captured(NO_WAIT)?;
-        recording::harmlessly(self.table(), || self.synchronize())
+        recording::with_relaxed_capture_mode(self.table(), || self.synchronize())
     }
 
-    /// As [`wait_quietly`](Self::wait_quietly), but captures of others may be disturbed.
+    /// As [`wait_unless_captured`](Self::wait_unless_captured), but captures of others may be disturbed.
     #[cfg(target_os = "linux")]
     pub(crate) fn wait_uncaptured(&self) -> Result<()> {
-        if self.is_elsewhere() {
-            return self.wait_elsewhere();
+        if self.is_foreign() {
+            return self.wait_foreign();
         }
         self.refuse_captured(NO_WAIT)?;
         self.synchronize()
     }
 
     /// Whether all in the stream is done, asked without disturbing any capture.
-    pub(crate) fn is_done_quietly(&self) -> Result<bool> {
+    pub(crate) fn is_done_unless_captured(&self) -> Result<bool> {
         self.refuse_captured(NO_WAIT)?;
-        recording::harmlessly(self.table(), || self.is_done())
+        recording::with_relaxed_capture_mode(self.table(), || self.is_done())
     }
 
     /// Waits for all of the context of another thread's own stream, with which nothing here can be ordered.
     /// Refused while this crate records any stream: in every mode such a wait would make the capture worthless
     /// (R110).
     #[cold]
-    pub(crate) fn wait_elsewhere(&self) -> Result<()> {
+    pub(crate) fn wait_foreign(&self) -> Result<()> {
         if recording::any() {
             return Err(Error::capturing(format!(
                 "{self} is the own stream of another thread, so all of its context would have to be waited for, \
@@ -267,7 +277,7 @@ impl<'a> StreamRef<'a> {
     }
 
     #[inline]
-    pub(crate) fn is_elsewhere(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         /// Seldom asked: only default streams are a thread's own.
         #[cold]
         fn is_other(thread: ThreadId) -> bool {
@@ -295,7 +305,7 @@ impl<'a> StreamRef<'a> {
 
     #[cold]
     fn bind(&self) -> Result<Current<'a>> {
-        if self.is_elsewhere() {
+        if self.is_foreign() {
             return Err(Error::invalid(format!(
                 "{self} is the own stream of another thread; use it there, or take a stream made by \
                  `Context::stream`"

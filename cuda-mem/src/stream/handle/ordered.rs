@@ -75,11 +75,11 @@ impl Ordered {
     }
 
     fn try_in_order(&mut self, stream: StreamRef<'_>) -> Outcome {
-        if stream.is_elsewhere() {
+        if stream.is_foreign() {
             return self.release_past_stream();
         }
         if self.object.waits_for_stream() {
-            match stream.is_done_quietly() {
+            match stream.is_done_unless_captured() {
                 Ok(true) => {}
                 Ok(false) => return Outcome::NotYet,
                 Err(error) if error.kind() == ErrorKind::Capturing => return Outcome::NotYet,
@@ -116,7 +116,7 @@ pub(super) fn release_at_last(inner: &Inner) {
     }
     end_capture(inner);
     let stream = inner.view();
-    deferred::release_in_order(inner.followers.number, |deferred| {
+    deferred::release_in_order(inner.drop_observers.number, |deferred| {
         let deferred: &mut dyn Any = deferred;
         match deferred.downcast_mut::<Ordered>() {
             Some(ordered) => ordered.release(stream),

@@ -35,7 +35,7 @@ impl Used {
                 None => return Ok(()),
             },
         };
-        context.per_thread_stream().as_ref().wait_quietly()
+        context.per_thread_stream().as_ref().wait_unless_captured()
     }
 }
 

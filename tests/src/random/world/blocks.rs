@@ -115,7 +115,7 @@ impl World<'_> {
         block: usize,
         mut work: impl FnMut(&mut DeviceBuffer<u8>) -> Result<()>,
     ) -> Result<()> {
-        self.settle(block)?;
+        self.wait_for_pending_uses(block)?;
         let block = &mut self.blocks[block];
         if block.buffer.len() <= 2 * EDGE {
             return work(&mut block.buffer);
@@ -136,9 +136,9 @@ impl World<'_> {
         Ok(())
     }
 
-    fn settle(&mut self, block: usize) -> Result<()> {
+    fn wait_for_pending_uses(&mut self, block: usize) -> Result<()> {
         let block = &mut self.blocks[block];
-        block.buffer.settle()?;
+        block.buffer.wait_for_pending_uses()?;
         for other in block.owed.drain(..) {
             self.order.join(block.stream, other);
         }
@@ -235,7 +235,7 @@ impl World<'_> {
     }
 
     pub(super) fn lend(&mut self, block: usize, stream: usize, lend: Lend) -> Result<()> {
-        self.settle(block)?;
+        self.wait_for_pending_uses(block)?;
         let pattern = self.next_pattern();
         let other = self.ground.streams[stream].clone();
         let block = &mut self.blocks[block];
@@ -268,7 +268,7 @@ impl World<'_> {
     }
 
     pub(super) fn rehome(&mut self, block: usize, stream: usize) -> Result<()> {
-        self.settle(block)?;
+        self.wait_for_pending_uses(block)?;
         let mut block = self.blocks.swap_remove(block);
         let line = format!("take block {} by hand to stream {stream}", block.name);
         self.say(line);
@@ -287,7 +287,7 @@ impl World<'_> {
 
     /// Frees a block, after taking down in its stream what it holds.
     pub(super) fn end(&mut self, index: usize, how: End) -> Result<Effect> {
-        self.settle(index)?;
+        self.wait_for_pending_uses(index)?;
         let (name, pattern) = (self.blocks[index].name, self.blocks[index].pattern);
         let witnesses = &self.ground.witnesses;
         let mut taken = Vec::new();

@@ -8,7 +8,7 @@ use crate::stream::Stream;
 
 /// A stream that may still use a buffer's memory.
 #[derive(Clone)]
-pub(super) struct Debt {
+pub(super) struct PendingUse {
     pub(super) stream: Stream,
     /// It only reads, so that other readers need not wait for it.
     pub(super) reads: bool,
@@ -17,10 +17,10 @@ pub(super) struct Debt {
 /// A list that nearly always is empty: one word then, and a look at it when the buffer ends.
 #[derive(Clone, Default)]
 #[expect(clippy::box_collection, reason = "it is in every buffer")]
-pub(super) struct Debts(Option<Box<Vec<Debt>>>);
+pub(super) struct PendingUses(Option<Box<Vec<PendingUse>>>);
 
 /// Only the look is made where a buffer ends: the loop over a list stays out of line.
-impl Drop for Debts {
+impl Drop for PendingUses {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(list) = self.0.take() {
@@ -31,35 +31,35 @@ impl Drop for Debts {
 
 #[cold]
 #[inline(never)]
-#[expect(clippy::box_collection, reason = "what `Debts` has")]
-fn drop_list(list: Box<Vec<Debt>>) {
+#[expect(clippy::box_collection, reason = "what `PendingUses` has")]
+fn drop_list(list: Box<Vec<PendingUse>>) {
     drop(list);
 }
 
-impl Debts {
-    pub(super) fn push(&mut self, debt: Debt) {
-        self.0.get_or_insert_default().push(debt);
+impl PendingUses {
+    pub(super) fn push(&mut self, pending_use: PendingUse) {
+        self.0.get_or_insert_default().push(pending_use);
     }
 
-    pub(super) fn pop(&mut self) -> Option<Debt> {
+    pub(super) fn pop(&mut self) -> Option<PendingUse> {
         self.0.as_mut()?.pop()
     }
 
     /// Strikes off what this is true of, once.
-    pub(super) fn strike(&mut self, is_paid: impl Fn(&Debt) -> bool) {
-        if let Some(place) = self.iter().position(is_paid)
-            && let Some(debts) = &mut self.0
+    pub(super) fn remove_first(&mut self, is_over: impl Fn(&PendingUse) -> bool) {
+        if let Some(place) = self.iter().position(is_over)
+            && let Some(pending_uses) = &mut self.0
         {
-            debts.swap_remove(place);
+            pending_uses.swap_remove(place);
         }
     }
 }
 
-impl Deref for Debts {
-    type Target = [Debt];
+impl Deref for PendingUses {
+    type Target = [PendingUse];
 
     #[inline]
-    fn deref(&self) -> &[Debt] {
+    fn deref(&self) -> &[PendingUse] {
         self.0.as_deref().map_or(&[], Vec::as_slice)
     }
 }

@@ -19,17 +19,17 @@ use crate::stream::deferred::ResourceCall;
 use crate::stream::{Stream, StreamRef};
 
 /// Who takes a buffer's memory back.
-pub(super) enum Home {
+pub(super) enum Deallocator {
     /// The driver, in the order of the stream.
     Driver,
     /// The resource that it came from, as this layout.
     Resource(Held<Handle>, Layout),
     /// An owner who is told that the buffer is at its end.
-    Kept(Box<dyn Keep>),
+    External(Box<dyn ExternalOwner>),
 }
 
 /// Keeps memory that is not a buffer's to free, such as another process's.
-pub(crate) trait Keep: Send + Sync {
+pub(crate) trait ExternalOwner: Send + Sync {
     /// Waits for the stream, if the end is in no stream's order. Answers whether it did: then this is dropped, and
     /// not released. After an error it stays.
     fn wait(&self, _: StreamRef<'_>) -> Result<bool> {
@@ -64,21 +64,21 @@ pub(crate) trait Keep: Send + Sync {
 }
 
 impl<T: Pod> DeviceBuffer<T> {
-    /// See [`Keep::is_open_to_host`].
+    /// See [`ExternalOwner::is_open_to_host`].
     pub(crate) fn is_open_to_host(&self) -> Option<bool> {
-        match &*self.home {
-            Home::Kept(keep) => keep.is_open_to_host(self.size_bytes()),
+        match &*self.deallocator {
+            Deallocator::External(owner) => owner.is_open_to_host(self.size_bytes()),
             _ => None,
         }
     }
 
     /// How many elements the memory has room for, which may be more than the buffer shows.
     pub(crate) fn room(&self) -> usize {
-        match &*self.home {
+        match &*self.deallocator {
             // Elements of no size need none.
             _ if size_of::<T>() == 0 => usize::MAX,
-            Home::Resource(_, layout) => layout.size() / size_of::<T>(),
-            Home::Kept(keep) => keep
+            Deallocator::Resource(_, layout) => layout.size() / size_of::<T>(),
+            Deallocator::External(owner) => owner
                 .room_bytes()
                 .map_or(self.len, |bytes| bytes / size_of::<T>()),
             _ => self.len,
@@ -104,20 +104,20 @@ impl<T: Pod> DeviceBuffer<T> {
     /// For the destructor: afterwards nothing but the stream may be used, not even for its end.
     #[inline(always)]
     pub(super) unsafe fn end_plainly(&mut self) -> bool {
-        if self.address == 0 || ledger::is_on() || !self.owed.get_mut().is_empty() {
+        if self.address == 0 || ledger::is_on() || !self.pending_uses.get_mut().is_empty() {
             return false;
         }
-        if matches!(*self.home, Home::Driver) {
-            // SAFETY: as in `free_in_order`: nobody is owed a wait.
+        if matches!(*self.deallocator, Deallocator::Driver) {
+            // SAFETY: as in `free_in_order`: nobody is pending_uses a wait.
             if let Err(error) = unsafe { free_plainly(self.address, &self.stream) } {
                 self.not_freed(error);
             }
-        } else if let Home::Resource(resource, layout) = &mut *self.home
+        } else if let Deallocator::Resource(resource, layout) = &mut *self.deallocator
             && self.stream.is_plain()
         {
-            // SAFETY: as in `release_home`.
+            // SAFETY: as in `give_back_memory`.
             match unsafe { give_back_plainly(&***resource, self.address, *layout, &self.stream) } {
-                // Where it is: a copy of all that a home may be would take longer than the rest.
+                // Where it is: a copy of all that a deallocator may be would take longer than the rest.
                 //
                 // SAFETY: nobody uses it any more, as the caller vouches.
                 Ok(()) => unsafe { ptr::drop_in_place(resource) },
@@ -135,7 +135,7 @@ impl<T: Pod> DeviceBuffer<T> {
         let refused = Err(error);
         if took_effect(&refused) {
             self.address = 0;
-            *self.home = Home::Driver;
+            *self.deallocator = Deallocator::Driver;
         }
         self.end(|_| refused);
     }
@@ -146,31 +146,31 @@ impl<T: Pod> DeviceBuffer<T> {
         self.end(|buffer| buffer.free_otherwise(error));
     }
 
-    /// Gives the memory back to its home, and lets go of that. The debts are settled.
-    pub(super) fn release_home(&mut self) -> Result<()> {
-        if self.address == 0 && !matches!(*self.home, Home::Kept(_)) {
-            *self.home = Home::Driver;
+    /// Gives the memory back to its deallocator, and lets go of that. The pending_uses are settled.
+    pub(super) fn give_back_memory(&mut self) -> Result<()> {
+        if self.address == 0 && !matches!(*self.deallocator, Deallocator::External(_)) {
+            *self.deallocator = Deallocator::Driver;
             return Ok(());
         }
-        let elsewhere = self.stream.is_elsewhere().then(|| self.past_elsewhere());
+        let elsewhere = self.stream.is_foreign().then(|| self.past_foreign());
         let elsewhere = elsewhere.transpose()?;
         let stream = elsewhere.as_ref().unwrap_or(&self.stream);
-        // A captured stream takes no part in the end of memory that is not the graph's; the home stays.
+        // A captured stream takes no part in the end of memory that is not the graph's; the deallocator stays.
         stream.as_ref().refuse_recorded()?;
-        if let Home::Kept(keep) = &*self.home
-            && keep.wait(stream.as_ref())?
+        if let Deallocator::External(owner) = &*self.deallocator
+            && owner.wait(stream.as_ref())?
         {
             self.address = 0;
-            *self.home = Home::Driver;
+            *self.deallocator = Deallocator::Driver;
             return Ok(());
         }
-        match std::mem::replace(&mut *self.home, Home::Driver) {
-            Home::Driver => Ok(()),
-            Home::Kept(keep) => {
+        match std::mem::replace(&mut *self.deallocator, Deallocator::Driver) {
+            Deallocator::Driver => Ok(()),
+            Deallocator::External(owner) => {
                 self.address = 0;
-                keep.release(stream)
+                owner.release(stream)
             }
-            Home::Resource(resource, layout) => {
+            Deallocator::Resource(resource, layout) => {
                 // Out of hand before the call, so that nothing is freed twice whatever it does.
                 let address = std::mem::take(&mut self.address);
                 // SAFETY: the memory came from there as this layout, and every stream that used it was
@@ -180,7 +180,7 @@ impl<T: Pod> DeviceBuffer<T> {
                     stream.release_deferred();
                 } else {
                     self.address = address;
-                    *self.home = Home::Resource(resource, layout);
+                    *self.deallocator = Deallocator::Resource(resource, layout);
                 }
                 freed
             }
@@ -192,15 +192,16 @@ impl<T: Pod> DeviceBuffer<T> {
         if self.address == 0 {
             return Ok(());
         }
-        self.settle()?;
+        self.wait_for_pending_uses()?;
         self.stream.as_ref().refuse_recorded()?;
         let item = if ledger::is_on() { self.item() } else { None };
-        let Home::Resource(resource, layout) = std::mem::replace(&mut *self.home, Home::Driver)
+        let Deallocator::Resource(resource, layout) =
+            std::mem::replace(&mut *self.deallocator, Deallocator::Driver)
         else {
             return Ok(());
         };
-        // As in `release_home` and `release_listed`.
-        let ended = item.as_ref().map(ledger::ended);
+        // As in `give_back_memory` and `release_listed`.
+        let ended = item.as_ref().map(ledger::remove);
         let address = std::mem::take(&mut self.address);
         // SAFETY: the memory came from there as this layout. Streams that used it through this crate were made to be waited
         // for by the buffer's own; the caller of unsafe code names the others.
@@ -211,9 +212,9 @@ impl<T: Pod> DeviceBuffer<T> {
             return freed;
         }
         self.address = address;
-        *self.home = Home::Resource(resource, layout);
+        *self.deallocator = Deallocator::Resource(resource, layout);
         if let (Some(item), Some(ended)) = (item, ended) {
-            ledger::again(&item, ended);
+            ledger::restore(&item, ended);
         }
         freed
     }
@@ -221,8 +222,8 @@ impl<T: Pod> DeviceBuffer<T> {
     /// Nothing here can be ordered with another thread's own stream, so the host waits, and then any stream
     /// will do.
     #[cold]
-    fn past_elsewhere(&self) -> Result<Stream> {
-        self.stream.as_ref().wait_quietly()?;
+    fn past_foreign(&self) -> Result<Stream> {
+        self.stream.as_ref().wait_unless_captured()?;
         Ok(self.stream.context().per_thread_stream())
     }
 }

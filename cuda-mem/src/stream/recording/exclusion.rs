@@ -30,77 +30,77 @@ const EVERY_STREAM: usize = usize::MAX;
 
 /// The streams that one thread is about to use. Never freed: the next thread takes it over.
 #[derive(Debug)]
-struct Desk {
+struct ThreadSlot {
     streams: [AtomicUsize; DEEPEST],
 }
 
-static DESKS: Mutex<Desks> = Mutex::new(Desks {
+static SLOTS: Mutex<Slots> = Mutex::new(Slots {
     all: Vec::new(),
     free: Vec::new(),
 });
 
-struct Desks {
-    all: Vec<&'static Desk>,
-    free: Vec<&'static Desk>,
+struct Slots {
+    all: Vec<&'static ThreadSlot>,
+    free: Vec<&'static ThreadSlot>,
 }
 
-/// Gives the desk back when its thread ends.
+/// Gives the slot back when its thread ends.
 #[derive(Debug)]
-struct Seat(&'static Desk);
+struct SlotLease(&'static ThreadSlot);
 
-impl Seat {
+impl SlotLease {
     fn take() -> Self {
-        let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
-        let desk = desks.free.pop().unwrap_or_else(|| {
-            let desk: &'static Desk = Box::leak(Box::new(Desk {
+        let mut slots = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = slots.free.pop().unwrap_or_else(|| {
+            let slot: &'static ThreadSlot = Box::leak(Box::new(ThreadSlot {
                 streams: [const { AtomicUsize::new(NOTHING) }; DEEPEST],
             }));
-            desks.all.push(desk);
-            desk
+            slots.all.push(slot);
+            slot
         });
-        Self(desk)
+        Self(slot)
     }
 }
 
-impl Drop for Seat {
+impl Drop for SlotLease {
     fn drop(&mut self) {
         // The next thread that takes it must be the only one to write there.
         DESK.set(None);
         // In a fork nobody may be left to unlock the list.
         if !report::is_forked() {
-            let mut desks = DESKS.lock().unwrap_or_else(PoisonError::into_inner);
-            desks.free.push(self.0);
+            let mut slots = SLOTS.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.free.push(self.0);
         }
     }
 }
 
 thread_local! {
-    static SEAT: Seat = Seat::take();
-    /// The desk of [`SEAT`], once it is taken. It is found without asking whether the thread is at its end. Only where the
+    static SEAT: SlotLease = SlotLease::take();
+    /// The slot of [`SEAT`], once it is taken. It is found without asking whether the thread is at its end. Only where the
     /// light half of the barrier is [there](barrier::is_there), so that nobody need ask that either.
-    static DESK: Cell<Option<&'static Desk>> = const { Cell::new(None) };
+    static DESK: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
 }
 
-/// As [`Outside`], in one word: the only note of its thread.
+/// As [`CaptureExclusion`], in one word: the only note of its thread.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct PlainlyOutside {
+pub(crate) struct PlainExclusion {
     place: &'static AtomicUsize,
     /// It is the thread's.
     not_send: PhantomData<*mut ()>,
 }
 
-/// As [`outside`], in the usual case: the thread has its desk, and is in no such work; this crate records no stream.
+/// As [`exclude_captures`], in the usual case: the thread has its slot, and is in no such work; this crate records no stream.
 /// `None` in any other. Not for default streams.
 #[inline(always)]
-pub(crate) fn plainly_outside(stream: CUstream) -> Option<PlainlyOutside> {
+pub(crate) fn exclude_plainly(stream: CUstream) -> Option<PlainExclusion> {
     let place = &DESK.get()?.streams[0];
     // Only this thread writes here.
     if place.load(Ordering::Relaxed) != NOTHING {
         return None;
     }
     place.store(stream.addr(), Ordering::Relaxed);
-    let noted = PlainlyOutside {
+    let noted = PlainExclusion {
         place,
         not_send: PhantomData,
     };
@@ -108,7 +108,7 @@ pub(crate) fn plainly_outside(stream: CUstream) -> Option<PlainlyOutside> {
     (!super::any()).then_some(noted)
 }
 
-impl Drop for PlainlyOutside {
+impl Drop for PlainExclusion {
     #[inline(always)]
     fn drop(&mut self) {
         self.place.store(NOTHING, Ordering::Release);
@@ -118,11 +118,11 @@ impl Drop for PlainlyOutside {
 /// While it lives, no capture of the stream begins.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Outside {
+pub(crate) struct CaptureExclusion {
     /// Where it is noted, if not by somebody further out.
     place: Option<&'static AtomicUsize>,
     /// Of a thread that ends, whose own is gone.
-    _seat: Option<Seat>,
+    _seat: Option<SlotLease>,
     /// It is the thread's.
     not_send: PhantomData<*mut ()>,
 }
@@ -135,8 +135,8 @@ fn name(stream: CUstream) -> usize {
     }
 }
 
-fn holds(desk: &Desk, stream: usize) -> bool {
-    desk.streams.iter().any(|place| {
+fn holds(slot: &ThreadSlot, stream: usize) -> bool {
+    slot.streams.iter().any(|place| {
         let noted = place.load(Ordering::Acquire);
         noted == stream || noted == EVERY_STREAM
     })
@@ -145,31 +145,31 @@ fn holds(desk: &Desk, stream: usize) -> bool {
 /// Whether this thread is in work that keeps captures of the stream from beginning.
 #[cold]
 pub(super) fn is_held(stream: CUstream) -> bool {
-    SEAT.try_with(|seat| holds(seat.0, name(stream)))
+    SEAT.try_with(|lease| holds(lease.0, name(stream)))
         .unwrap_or(false)
 }
 
 /// Keeps captures of the stream out of what comes while the answer lives: one call of the driver, or a few. An
 /// error if the stream is recorded by this crate.
 #[inline]
-pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
+pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<CaptureExclusion> {
     if report::is_forked() {
         return Err(Error::forked());
     }
     let name = name(stream);
-    let note_at_seat = |seat: &Seat| {
+    let note_at_seat = |lease: &SlotLease| {
         if barrier::is_there() {
-            DESK.set(Some(seat.0));
+            DESK.set(Some(lease.0));
         }
-        note(seat.0, name)
+        note(lease.0, name)
     };
-    let (place, seat) = match SEAT.try_with(note_at_seat) {
+    let (place, lease) = match SEAT.try_with(note_at_seat) {
         Ok(place) => (place, None),
         Err(_) => note_at_the_end(name),
     };
-    let outside = Outside {
+    let outside = CaptureExclusion {
         place,
-        _seat: seat,
+        _seat: lease,
         not_send: PhantomData,
     };
     if let Some(place) = outside.place {
@@ -190,24 +190,24 @@ pub(crate) fn outside(table: &Table, stream: CUstream) -> Result<Outside> {
 
 /// Where it was noted; `None` if it was already.
 #[inline]
-fn note(desk: &'static Desk, stream: usize) -> Option<&'static AtomicUsize> {
-    let first = &desk.streams[0];
+fn note(slot: &'static ThreadSlot, stream: usize) -> Option<&'static AtomicUsize> {
+    let first = &slot.streams[0];
     // Only this thread writes here.
     if first.load(Ordering::Relaxed) == NOTHING {
         first.store(stream, Ordering::Relaxed);
         return Some(first);
     }
-    note_deeper(desk, stream)
+    note_deeper(slot, stream)
 }
 
 #[cold]
-fn note_deeper(desk: &'static Desk, stream: usize) -> Option<&'static AtomicUsize> {
-    if holds(desk, stream) {
+fn note_deeper(slot: &'static ThreadSlot, stream: usize) -> Option<&'static AtomicUsize> {
+    if holds(slot, stream) {
         return None;
     }
     let free = |place: &&'static AtomicUsize| place.load(Ordering::Relaxed) == NOTHING;
-    let place = desk.streams.iter().find(free)?;
-    let is_last = ptr::eq(place, &desk.streams[DEEPEST - 1]);
+    let place = slot.streams.iter().find(free)?;
+    let is_last = ptr::eq(place, &slot.streams[DEEPEST - 1]);
     place.store(
         if is_last { EVERY_STREAM } else { stream },
         Ordering::Relaxed,
@@ -215,7 +215,7 @@ fn note_deeper(desk: &'static Desk, stream: usize) -> Option<&'static AtomicUsiz
     Some(place)
 }
 
-impl Drop for Outside {
+impl Drop for CaptureExclusion {
     #[inline]
     fn drop(&mut self) {
         if let Some(place) = self.place {
@@ -225,9 +225,9 @@ impl Drop for Outside {
 }
 
 #[cold]
-fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<Seat>) {
-    let seat = Seat::take();
-    (note(seat.0, stream), Some(seat))
+fn note_at_the_end(stream: usize) -> (Option<&'static AtomicUsize>, Option<SlotLease>) {
+    let lease = SlotLease::take();
+    (note(lease.0, stream), Some(lease))
 }
 
 /// Waits until no other thread is about to use the stream. The capture is announced already, so that nobody begins
@@ -246,14 +246,14 @@ pub(super) fn wait_for_all(stream: CUstream) -> Result<()> {
         return Ok(());
     }
     pair::heavy();
-    let all = DESKS
+    let all = SLOTS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .all
         .clone();
-    for desk in all {
+    for slot in all {
         let mut tries = 0_u32;
-        while holds(desk, name) {
+        while holds(slot, name) {
             // A call takes microseconds, a copy that is waited for as long as it takes.
             if tries < 100 {
                 std::hint::spin_loop();
@@ -274,7 +274,7 @@ mod tests {
     use std::sync::MutexGuard;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{Note, refuse};
+    use super::super::{CaptureToken, refuse};
     use super::*;
 
     const STREAM: usize = 0x1000;
@@ -295,9 +295,9 @@ mod tests {
         let table = Table::default();
         let has_begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let work = outside(&table, handle()).expect("nobody records");
+            let work = exclude_captures(&table, handle()).expect("nobody records");
             let capture = scope.spawn(|| {
-                let note = Note::new(&table, handle()).expect("the only capture");
+                let note = CaptureToken::new(&table, handle()).expect("the only capture");
                 has_begun.store(true, Ordering::SeqCst);
                 drop(note);
             });
@@ -307,9 +307,9 @@ mod tests {
             assert!(!has_begun.load(Ordering::SeqCst), "there is work");
             // What belongs to the work goes on, what is new does not begin.
             refuse(&table, handle()).expect("the same work");
-            drop(outside(&table, handle()).expect("the same work"));
+            drop(exclude_captures(&table, handle()).expect("the same work"));
             assert!(!has_begun.load(Ordering::SeqCst), "the outer one counts");
-            let other = scope.spawn(|| outside(&table, handle()).is_err());
+            let other = scope.spawn(|| exclude_captures(&table, handle()).is_err());
             assert!(other.join().expect("no panic"), "new work");
             drop(work);
             capture.join().expect("no panic");
@@ -322,10 +322,10 @@ mod tests {
         let _turn = turn();
         let table = Table::default();
         let stream = ptr::without_provenance_mut(0x2000);
-        let work = outside(&table, stream).expect("nobody records");
-        Note::new(&table, stream).expect_err("it would wait for itself");
+        let work = exclude_captures(&table, stream).expect("nobody records");
+        CaptureToken::new(&table, stream).expect_err("it would wait for itself");
         drop(work);
-        drop(Note::new(&table, stream).expect("nobody is in the way"));
+        drop(CaptureToken::new(&table, stream).expect("nobody is in the way"));
     }
 
     #[test]
@@ -334,7 +334,7 @@ mod tests {
         let table = Table::default();
         let stream = |number: usize| ptr::without_provenance_mut(0x3000 + number);
         let works: Vec<_> = (0..DEEPEST + 2)
-            .map(|number| outside(&table, stream(number)).expect("nobody records"))
+            .map(|number| exclude_captures(&table, stream(number)).expect("nobody records"))
             .collect();
         for number in 0..DEEPEST + 3 {
             assert!(is_held(stream(number)), "{number}");
@@ -349,17 +349,20 @@ mod tests {
     fn seats_are_taken_over() {
         let _turn = turn();
         let table = Table::default();
-        let desk = || {
+        let slot = || {
             std::thread::scope(|scope| {
                 let thread = scope.spawn(|| {
-                    drop(outside(&table, ptr::without_provenance_mut(0x4000)));
-                    SEAT.with(|seat| ptr::from_ref(seat.0).addr())
+                    drop(exclude_captures(
+                        &table,
+                        ptr::without_provenance_mut(0x4000),
+                    ));
+                    SEAT.with(|lease| ptr::from_ref(lease.0).addr())
                 });
                 thread.join().expect("no panic")
             })
         };
         // Other tests may take the one that was given back, and keep it; but not that often.
-        let desks: HashSet<usize> = (0..64).map(|_| desk()).collect();
-        assert!(desks.len() < 64);
+        let slots: HashSet<usize> = (0..64).map(|_| slot()).collect();
+        assert!(slots.len() < 64);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use super::Stream;
 
 /// Somebody who keeps something for a stream that has to go when the stream goes.
-pub(crate) trait Follower: Send + Sync {
+pub(crate) trait DropObserver: Send + Sync {
     /// The last handle is gone; the queue itself is still there. `number` is the stream's
     /// ([`Stream::number`]).
     fn stream_ends(&self, number: u64);
@@ -15,16 +15,16 @@ pub(crate) trait Follower: Send + Sync {
 /// Notes that a resource can find without a search.
 const SLOTS: usize = 4;
 
-pub(super) struct Followers {
+pub(super) struct DropObservers {
     /// Never given to another stream of this process.
     pub(super) number: u64,
     slots: [AtomicU64; SLOTS],
-    list: Mutex<Vec<Weak<dyn Follower>>>,
+    list: Mutex<Vec<Weak<dyn DropObserver>>>,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-impl Default for Followers {
+impl Default for DropObservers {
     fn default() -> Self {
         Self {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -34,17 +34,18 @@ impl Default for Followers {
     }
 }
 
-impl Followers {
+impl DropObservers {
     pub(super) fn any(&self) -> bool {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().any(|follower| follower.strong_count() > 0)
+        list.iter()
+            .any(|drop_observer| drop_observer.strong_count() > 0)
     }
 
     pub(super) fn tell(&self) {
         let list = std::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner));
-        for follower in list {
-            if let Some(follower) = follower.upgrade() {
-                follower.stream_ends(self.number);
+        for drop_observer in list {
+            if let Some(drop_observer) = drop_observer.upgrade() {
+                drop_observer.stream_ends(self.number);
             }
         }
     }
@@ -53,25 +54,25 @@ impl Followers {
 impl Stream {
     /// A number that no other stream of this process has, had or will have. Clones have the same.
     pub(crate) fn number(&self) -> u64 {
-        self.0.followers.number
+        self.0.drop_observers.number
     }
 
     /// A place for a note of the resource with this number. It may be shared with others, so the note must
     /// say whose it is. 0 at first.
     #[inline]
     pub(crate) fn slot(&self, resource: u32) -> &AtomicU64 {
-        &self.0.followers.slots[resource as usize % SLOTS]
+        &self.0.drop_observers.slots[resource as usize % SLOTS]
     }
 
     /// Lets somebody hear of the end.
-    pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
+    pub(crate) fn follow(&self, drop_observer: Weak<dyn DropObserver>) {
         let mut list = self
             .0
-            .followers
+            .drop_observers
             .list
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         list.retain(|other| other.strong_count() > 0);
-        list.push(follower);
+        list.push(drop_observer);
     }
 }

@@ -28,7 +28,7 @@ pub(super) enum End {
 
 /// What is left of a pool without handles.
 #[derive(Debug)]
-pub(super) struct EndedPool {
+pub(super) struct PendingDestroy {
     pub(super) driver: Driver,
     pub(super) place: (Location, AllocationType),
     pub(super) raw: CUmemoryPool,
@@ -43,18 +43,18 @@ pub(super) struct EndedPool {
 }
 
 // SAFETY: as for pools with handles: they belong to no thread.
-unsafe impl Send for EndedPool {}
+unsafe impl Send for PendingDestroy {}
 
-impl EndedPool {
+impl PendingDestroy {
     /// Whether every block is freed and every free is known to be carried out. What the pool keeps
     /// unused is given back on the way: then nothing is left exactly if nothing is outstanding (R36).
-    pub(super) fn is_quiet(&self) -> Result<bool> {
+    pub(super) fn is_idle(&self) -> Result<bool> {
         // Before 11.3 nobody can tell, and what was measured is of newer drivers.
         if self.driver.version() < CudaVersion::new(11, 3) {
             return Ok(true);
         }
         // SAFETY: the pool is live.
-        unsafe { is_quiet(self.driver, self.raw) }
+        unsafe { is_idle(self.driver, self.raw) }
     }
 
     /// Only of a pool that is quiet.
@@ -105,14 +105,14 @@ impl EndedPool {
     /// from here on.
     pub(super) fn is_at_rest(&mut self) -> Result<bool> {
         if !self.has_stepped_down {
-            default::step_down(self.driver, self.place, self.raw)?;
+            default::unset_current(self.driver, self.place, self.raw)?;
             self.has_stepped_down = true;
         }
-        self.is_quiet()
+        self.is_idle()
     }
 
     /// Ends the pool, now or when its memory has come back.
-    pub(super) fn lay_down(mut self) -> Result<()> {
+    pub(super) fn destroy_deferred(mut self) -> Result<()> {
         // Asking would spoil the capture.
         if recording::any() {
             deferred::defer(Box::new(self));
@@ -131,11 +131,11 @@ impl EndedPool {
     }
 }
 
-/// See [`EndedPool::is_quiet`].
+/// See [`PendingDestroy::is_idle`].
 ///
 /// # Safety
 /// The pool must be live, and the driver of CUDA 11.3 or newer.
-pub(super) unsafe fn is_quiet(driver: Driver, pool: CUmemoryPool) -> Result<bool> {
+pub(super) unsafe fn is_idle(driver: Driver, pool: CUmemoryPool) -> Result<bool> {
     let table = driver.table();
     let ask = || -> Result<bool> {
         // SAFETY: the pool is live.
@@ -152,7 +152,7 @@ pub(super) unsafe fn is_quiet(driver: Driver, pool: CUmemoryPool) -> Result<bool
     }
 }
 
-impl Deferred for EndedPool {
+impl Deferred for PendingDestroy {
     fn name(&self) -> &'static str {
         "memory pool"
     }
