@@ -50,7 +50,7 @@ impl Stream {
             return Ok(());
         }
         let mark = Mark::after(earlier)?;
-        others.try_for_each(|other| mark.hold_back(other.as_ref()))
+        others.try_for_each(|other| mark.make_wait(other.as_ref()))
     }
 
     /// Makes everything that comes to this stream from now on wait for what is in each of `others` now.
@@ -85,7 +85,7 @@ pub(crate) fn order(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> 
         return Ok(());
     }
     check_driver(earlier, later)?;
-    Mark::after(earlier)?.hold_back(later)
+    Mark::after(earlier)?.make_wait(later)
 }
 
 fn check_driver(earlier: StreamRef<'_>, later: StreamRef<'_>) -> Result<()> {
@@ -111,7 +111,7 @@ impl<'a> Mark<'a> {
         Ok(mark)
     }
 
-    fn hold_back(&self, later: StreamRef<'_>) -> Result<()> {
+    fn make_wait(&self, later: StreamRef<'_>) -> Result<()> {
         check_driver(self.stream, later)?;
         let open = later.submit()?;
         let _turn = launches::wait(later.as_raw())?;

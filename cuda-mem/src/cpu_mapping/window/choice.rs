@@ -55,23 +55,23 @@ pub struct CpuMappingChoice {
 }
 
 impl CpuMappingChoice {
-    /// Decides by facts and wishes alone: asks nobody, and always answers the same.
+    /// Decides by info and wishes alone: asks nobody, and always answers the same.
     ///
     /// ```
     /// use cuda_mem::cpu_mapping::{CpuMappingChoice, CpuMappingInfo, CpuMappingKind, CpuMappingOptions};
     /// use cuda_mem::driver::MemoryKind;
     ///
-    /// let mut facts = CpuMappingInfo::of(MemoryKind::Device);
-    /// let choice = CpuMappingChoice::new(&facts, &CpuMappingOptions::new());
+    /// let mut info = CpuMappingInfo::of(MemoryKind::Device);
+    /// let choice = CpuMappingChoice::new(&info, &CpuMappingOptions::new());
     /// assert_eq!(choice.candidates(), [CpuMappingKind::Gdrcopy, CpuMappingKind::Copies]);
     ///
-    /// facts.gpu_direct = Some(false);
-    /// let choice = CpuMappingChoice::new(&facts, &CpuMappingOptions::new());
+    /// info.gpu_direct = Some(false);
+    /// let choice = CpuMappingChoice::new(&info, &CpuMappingOptions::new());
     /// assert_eq!(choice.kind(), Some(CpuMappingKind::Copies));
     /// println!("{choice}"); // copies; not gdrcopy: the driver lets nobody else …
     /// ```
     #[must_use]
-    pub fn new(facts: &CpuMappingInfo, options: &CpuMappingOptions) -> Self {
+    pub fn new(info: &CpuMappingInfo, options: &CpuMappingOptions) -> Self {
         let mut order = options.preferred.clone();
         for kind in CpuMappingKind::ALL {
             if !order.contains(&kind) {
@@ -83,7 +83,7 @@ impl CpuMappingChoice {
             left_out: Vec::new(),
         };
         for kind in order {
-            match reason_against(kind, facts, options) {
+            match reason_against(kind, info, options) {
                 None => choice.candidates.push(kind),
                 Some(reason) => choice.left_out.push((kind, reason)),
             }
@@ -142,36 +142,36 @@ impl fmt::Display for CpuMappingChoice {
 
 fn reason_against(
     kind: CpuMappingKind,
-    facts: &CpuMappingInfo,
+    info: &CpuMappingInfo,
     options: &CpuMappingOptions,
 ) -> Option<CpuMappingReason> {
     if options.refused.contains(&kind) {
         return Some(CpuMappingReason::Refused);
     }
-    let is_of_host = facts.memory == MemoryKind::Host;
+    let is_of_host = info.memory == MemoryKind::Host;
     match kind {
         CpuMappingKind::Copies => None,
-        _ if facts.memory == MemoryKind::Managed => Some(CpuMappingReason::ManagedMemory),
+        _ if info.memory == MemoryKind::Managed => Some(CpuMappingReason::ManagedMemory),
         CpuMappingKind::HostMapped if !is_of_host => Some(CpuMappingReason::MemoryOfDevice),
-        CpuMappingKind::HostMapped if !facts.host_access => Some(CpuMappingReason::NoAccess),
+        CpuMappingKind::HostMapped if !info.host_access => Some(CpuMappingReason::NoAccess),
         CpuMappingKind::HostMapped => options
             .mapping
-            .is_some_and(|wanted| wanted != facts.host_mapping)
+            .is_some_and(|wanted| wanted != info.host_mapping)
             .then_some(CpuMappingReason::NoSuchMapping),
         _ if is_of_host => Some(CpuMappingReason::MemoryOfHost),
-        CpuMappingKind::Gdrcopy if facts.gpu_direct == Some(false) => {
+        CpuMappingKind::Gdrcopy if info.gpu_direct == Some(false) => {
             Some(CpuMappingReason::NotGpuDirect)
         }
-        CpuMappingKind::Gdrcopy if !facts.own_pages => Some(CpuMappingReason::SharedPages),
-        CpuMappingKind::DmaBuf if !facts.dma_buf_mapping => Some(CpuMappingReason::NoDmaBufMapping),
+        CpuMappingKind::Gdrcopy if !info.own_pages => Some(CpuMappingReason::SharedPages),
+        CpuMappingKind::DmaBuf if !info.dma_buf_mapping => Some(CpuMappingReason::NoDmaBufMapping),
         CpuMappingKind::DmaBuf if options.mapping.is_some() => {
             Some(CpuMappingReason::NoSuchMapping)
         }
-        CpuMappingKind::DmaBuf | CpuMappingKind::Gdrcopy => facts
+        CpuMappingKind::DmaBuf | CpuMappingKind::Gdrcopy => info
             .bar1_free
-            .filter(|free| *free < facts.bar1_needed)
+            .filter(|free| *free < info.bar1_needed)
             .map(|free| CpuMappingReason::Bar1Full {
-                needed: facts.bar1_needed,
+                needed: info.bar1_needed,
                 free,
             }),
     }
@@ -194,7 +194,7 @@ mod tests {
         Some(MappingKind::Device),
     ];
 
-    /// Every combination of facts.
+    /// Every combination of info.
     fn all_facts() -> Vec<CpuMappingInfo> {
         let mut all = Vec::new();
         for memory in MEMORIES {
@@ -243,13 +243,13 @@ mod tests {
     #[test]
     fn every_kind_is_a_candidate_or_has_a_reason() {
         let mut firsts = Vec::new();
-        for facts in all_facts() {
+        for info in all_facts() {
             for options in all_options() {
-                let choice = CpuMappingChoice::new(&facts, &options);
+                let choice = CpuMappingChoice::new(&info, &options);
                 for kind in CpuMappingKind::ALL {
                     let candidates = choice.candidates.iter().filter(|other| **other == kind);
                     let reasons = choice.left_out.iter().filter(|(other, _)| *other == kind);
-                    assert_eq!(candidates.count() + reasons.count(), 1, "{kind} {facts:?}");
+                    assert_eq!(candidates.count() + reasons.count(), 1, "{kind} {info:?}");
                     if options.refused.contains(&kind) {
                         assert!(!choice.candidates.contains(&kind), "{kind} is refused");
                     }
@@ -273,30 +273,23 @@ mod tests {
 
     #[test]
     fn what_is_possible_depends_on_the_memory() {
-        for facts in all_facts() {
+        for info in all_facts() {
             for options in all_options().filter(|options| options.refused.is_empty()) {
-                let choice = CpuMappingChoice::new(&facts, &options);
+                let choice = CpuMappingChoice::new(&info, &options);
                 let has = |kind| choice.candidates.contains(&kind);
-                let is_device = !matches!(facts.memory, MemoryKind::Host | MemoryKind::Managed);
-                let fits = facts.bar1_free.is_none_or(|free| free >= facts.bar1_needed);
-                let gdrcopy =
-                    is_device && facts.gpu_direct != Some(false) && facts.own_pages && fits;
-                assert_eq!(has(CpuMappingKind::Gdrcopy), gdrcopy, "{facts:?}");
+                let is_device = !matches!(info.memory, MemoryKind::Host | MemoryKind::Managed);
+                let fits = info.bar1_free.is_none_or(|free| free >= info.bar1_needed);
+                let gdrcopy = is_device && info.gpu_direct != Some(false) && info.own_pages && fits;
+                assert_eq!(has(CpuMappingKind::Gdrcopy), gdrcopy, "{info:?}");
                 let dma_buf =
-                    is_device && fits && facts.dma_buf_mapping && options.mapping.is_none();
-                assert_eq!(
-                    has(CpuMappingKind::DmaBuf),
-                    dma_buf,
-                    "{facts:?} {options:?}"
-                );
-                let suits = options
-                    .mapping
-                    .is_none_or(|wish| wish == facts.host_mapping);
-                let host = facts.memory == MemoryKind::Host && facts.host_access && suits;
+                    is_device && fits && info.dma_buf_mapping && options.mapping.is_none();
+                assert_eq!(has(CpuMappingKind::DmaBuf), dma_buf, "{info:?} {options:?}");
+                let suits = options.mapping.is_none_or(|wish| wish == info.host_mapping);
+                let host = info.memory == MemoryKind::Host && info.host_access && suits;
                 assert_eq!(
                     has(CpuMappingKind::HostMapped),
                     host,
-                    "{facts:?} {options:?}"
+                    "{info:?} {options:?}"
                 );
             }
         }
@@ -304,12 +297,12 @@ mod tests {
 
     #[test]
     fn the_reasons_are_told_in_words() {
-        let facts = CpuMappingInfo {
+        let info = CpuMappingInfo {
             gpu_direct: Some(false),
             ..CpuMappingInfo::of(MemoryKind::Device)
         };
         let options = CpuMappingOptions::new().refuse([CpuMappingKind::DmaBuf]);
-        let text = CpuMappingChoice::new(&facts, &options).to_string();
+        let text = CpuMappingChoice::new(&info, &options).to_string();
         assert!(
             text.starts_with("copies; not host-mapped: the memory is the device's"),
             "{text}"

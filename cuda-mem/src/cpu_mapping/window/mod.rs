@@ -27,7 +27,7 @@ use crate::base::error::{Error, Result};
 use crate::ledger::{self, Item, LedgerKind};
 use crate::memory::buffer::DeviceBuffer;
 use staged::Staged;
-use view::{View, Way};
+use view::{Backend, View};
 
 /// Elements of a buffer that the host loads and stores by itself, at once and in no stream's order: flags that a
 /// running kernel looks at, doorbells, small messages and parameters.
@@ -270,8 +270,8 @@ impl<T: Pod> CpuMapping<'_, T> {
     }
 
     fn pinned(&self) -> Option<&crate::cpu_mapping::gdr::GdrMapping> {
-        match self.view.as_ref()?.way() {
-            Way::Gdr(mapping) => Some(mapping),
+        match self.view.as_ref()?.backend() {
+            Backend::Gdr(mapping) => Some(mapping),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! Opening: facts are gathered, the choice is made, and what was chosen is tried.
+//! Opening: info are gathered, the choice is made, and what was chosen is tried.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::choice::{CpuMappingChoice, CpuMappingInfo};
 use super::dma_buf::DmaBufMapping;
 use super::kind::{CpuMappingKind, CpuMappingReason, MappingKind};
 use super::options::{CpuMappingOptions, READ_LIMIT, WRITE_LIMIT};
-use super::view::{View, Way};
+use super::view::{Backend, View};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::pages;
 use crate::cpu_mapping::gdr::{Gdr, GdrMapping};
@@ -50,10 +50,10 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         ledger::insert(window.item());
         window.wait()?;
         if bytes > 0 {
-            let facts = window.facts(bytes, options)?;
-            window.choice = CpuMappingChoice::new(&facts, options);
-            window.try_all(bytes, &facts, options)?;
-            let is_of_host = facts.memory == MemoryKind::Host;
+            let info = window.info(bytes, options)?;
+            window.choice = CpuMappingChoice::new(&info, options);
+            window.try_all(bytes, &info, options)?;
+            let is_of_host = info.memory == MemoryKind::Host;
             let unlimited = |limit: usize| if is_of_host { usize::MAX } else { limit };
             window.write_limit = options.write_limit.unwrap_or(unlimited(WRITE_LIMIT));
             window.read_limit = options.read_limit.unwrap_or(unlimited(READ_LIMIT));
@@ -70,7 +70,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         self.buffer.wait_for_stream()
     }
 
-    fn facts(&self, bytes: usize, options: &CpuMappingOptions) -> Result<CpuMappingInfo> {
+    fn info(&self, bytes: usize, options: &CpuMappingOptions) -> Result<CpuMappingInfo> {
         let stream = self.buffer.stream();
         let device = self.buffer.device().unwrap_or(stream.device());
         let info = device.driver().pointer_info(self.address())?;
@@ -84,7 +84,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
                 let end = info.start.saturating_add(info.bytes);
                 first >= info.start && first.saturating_add(whole as u64) <= end
             });
-        let mut facts = CpuMappingInfo {
+        let mut info = CpuMappingInfo {
             gpu_direct: info.and_then(|info| info.gpu_direct_rdma),
             host_access: self.buffer.is_open_to_host().unwrap_or(true),
             own_pages,
@@ -94,22 +94,22 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
             ..CpuMappingInfo::of(memory)
         };
         if memory == MemoryKind::Host {
-            facts.host_mapping = self.host_mapping(&device)?;
-        } else if may_take_bar1(&facts, options) {
-            facts.bar1_free = bar1_free(&device);
+            info.host_mapping = self.host_mapping(&device)?;
+        } else if may_take_bar1(&info, options) {
+            info.bar1_free = bar1_free(&device);
         }
-        Ok(facts)
+        Ok(info)
     }
 
     /// Takes the first that works.
     fn try_all(
         &mut self,
         bytes: usize,
-        facts: &CpuMappingInfo,
+        info: &CpuMappingInfo,
         options: &CpuMappingOptions,
     ) -> Result<()> {
         while let Some(kind) = self.choice.kind() {
-            match self.try_one(kind, bytes, facts, options) {
+            match self.try_one(kind, bytes, info, options) {
                 Ok(way) => {
                     self.view = way.map(|way| View::new(way, bytes));
                     self.choice.take();
@@ -128,9 +128,9 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
         &mut self,
         kind: CpuMappingKind,
         bytes: usize,
-        facts: &CpuMappingInfo,
+        info: &CpuMappingInfo,
         options: &CpuMappingOptions,
-    ) -> Result<Option<Way>> {
+    ) -> Result<Option<Backend>> {
         let address = self.address();
         let device = self.buffer.stream().device();
         match kind {
@@ -141,7 +141,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
             }
             CpuMappingKind::HostMapped => {
                 let at = host_pointer(&device, address)?;
-                Ok(Some(Way::Host(at, facts.host_mapping)))
+                Ok(Some(Backend::Host(at, info.host_mapping)))
             }
             CpuMappingKind::DmaBuf => {
                 #[cfg(target_os = "linux")]
@@ -149,7 +149,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
                     let context = self.buffer.stream().context();
                     let mapping = DmaBufMapping::new(context, address, bytes, options.force_pcie)?;
                     self.make_copies_wait()?;
-                    Ok(Some(Way::DmaBuf(mapping)))
+                    Ok(Some(Backend::DmaBuf(mapping)))
                 }
                 #[cfg(not(target_os = "linux"))]
                 Err(Error::not_supported("dma-bufs are Linux's".to_owned()))
@@ -164,7 +164,7 @@ impl<'a, T: Pod> CpuMapping<'a, T> {
                     unsafe { GdrMapping::new(gdr, (address, bytes), wanted, options.force_pcie) }?;
                 drop(current);
                 self.make_copies_wait()?;
-                Ok(Some(Way::Gdr(mapping)))
+                Ok(Some(Backend::Gdr(mapping)))
             }
         }
     }
@@ -207,8 +207,8 @@ fn elements(len: usize, options: &CpuMappingOptions) -> Result<Range<usize>> {
 }
 
 /// Whether anything that could be tried takes BAR1: NVML is not asked in vain.
-fn may_take_bar1(facts: &CpuMappingInfo, options: &CpuMappingOptions) -> bool {
-    let choice = CpuMappingChoice::new(facts, options);
+fn may_take_bar1(info: &CpuMappingInfo, options: &CpuMappingOptions) -> bool {
+    let choice = CpuMappingChoice::new(info, options);
     let may_be = |kind| choice.candidates().contains(&kind);
     may_be(CpuMappingKind::DmaBuf) || may_be(CpuMappingKind::Gdrcopy) && Gdr::load().is_ok()
 }

@@ -1,4 +1,4 @@
-//! Memory that the processor reaches itself, by whatever way.
+//! Memory that the processor reaches itself, by whatever backend.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -19,7 +19,7 @@ const CACHED: usize = 64 << 10;
 static KINDS: AtomicU8 = AtomicU8::new(0);
 
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum Backend {
     /// It is the host's, at this address.
     Host(NonNull<u8>, MappingKind),
     #[cfg(target_os = "linux")]
@@ -32,7 +32,7 @@ pub(super) enum Way {
 pub(super) struct View {
     at: NonNull<u8>,
     bytes: usize,
-    way: Way,
+    backend: Backend,
     routine: Routine,
 }
 
@@ -41,17 +41,17 @@ pub(super) struct View {
 unsafe impl Send for View {}
 
 impl View {
-    pub(super) fn new(way: Way, bytes: usize) -> Self {
-        let at = match &way {
-            Way::Host(at, _) => *at,
+    pub(super) fn new(backend: Backend, bytes: usize) -> Self {
+        let at = match &backend {
+            Backend::Host(at, _) => *at,
             #[cfg(target_os = "linux")]
-            Way::DmaBuf(mapping) => mapping.start(),
-            Way::Gdr(mapping) => mapping.start(),
+            Backend::DmaBuf(mapping) => mapping.start(),
+            Backend::Gdr(mapping) => mapping.start(),
         };
         let view = Self {
             at,
             bytes,
-            way,
+            backend,
             routine: Routine::best(),
         };
         KINDS.fetch_or(1 << view.kind() as u8, Ordering::Relaxed);
@@ -60,11 +60,11 @@ impl View {
 
     /// What the processor does with accesses.
     pub(super) fn kind(&self) -> MappingKind {
-        match &self.way {
-            Way::Host(_, kind) => *kind,
+        match &self.backend {
+            Backend::Host(_, kind) => *kind,
             #[cfg(target_os = "linux")]
-            Way::DmaBuf(_) => MappingKind::Unknown,
-            Way::Gdr(mapping) => match mapping.kind() {
+            Backend::DmaBuf(_) => MappingKind::Unknown,
+            Backend::Gdr(mapping) => match mapping.kind() {
                 gdr_mapping_type_t::GDR_MAPPING_TYPE_WC => MappingKind::WriteCombining,
                 gdr_mapping_type_t::GDR_MAPPING_TYPE_CACHING => MappingKind::Cached,
                 gdr_mapping_type_t::GDR_MAPPING_TYPE_DEVICE => MappingKind::Device,
@@ -73,8 +73,8 @@ impl View {
         }
     }
 
-    pub(super) fn way(&self) -> &Way {
-        &self.way
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     fn is_mixed() -> bool {
@@ -94,7 +94,7 @@ impl View {
 
     /// Ordinary memory for the processor, where one access more does no harm.
     fn is_host(&self) -> bool {
-        matches!(self.way, Way::Host(_, MappingKind::Cached))
+        matches!(self.backend, Backend::Host(_, MappingKind::Cached))
     }
 
     pub(super) fn write(&mut self, offset: usize, from: &[u8]) {
@@ -163,11 +163,11 @@ impl View {
     }
 
     pub(super) fn close(self) -> Result<()> {
-        match self.way {
-            Way::Host(..) => Ok(()),
+        match self.backend {
+            Backend::Host(..) => Ok(()),
             #[cfg(target_os = "linux")]
-            Way::DmaBuf(mapping) => mapping.close(),
-            Way::Gdr(mapping) => mapping.close(),
+            Backend::DmaBuf(mapping) => mapping.close(),
+            Backend::Gdr(mapping) => mapping.close(),
         }
     }
 }

@@ -3,8 +3,8 @@
 mod alloc;
 mod copies;
 mod deallocator;
+mod deferred_free;
 mod from_resource;
-mod held;
 mod host_slice;
 mod listed;
 mod loan;
@@ -15,7 +15,7 @@ mod read_loan;
 
 pub(crate) use alloc::bytes_of;
 pub(crate) use deallocator::{ExternalOwner, give_back};
-pub(crate) use held::explain_refusal;
+pub(crate) use deferred_free::explain_refusal;
 pub use loan::Loan;
 pub use read_loan::ReadLoan;
 
@@ -345,7 +345,7 @@ impl<T: Pod> DeviceBuffer<T> {
     /// What the destructor does: it releases the memory, and files what came of that.
     fn end(&mut self, release: impl FnOnce(&mut Self) -> Result<()>) {
         report::release("buffer", || {
-            let released = release(self).or_else(|error| self.hold_back(error));
+            let released = release(self).or_else(|error| self.defer_free(error));
             if let (Err(_), Deallocator::External(owner)) = (&released, &*self.deallocator) {
                 owner.abandon();
             }

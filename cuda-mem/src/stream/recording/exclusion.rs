@@ -75,8 +75,8 @@ impl Drop for SlotLease {
 }
 
 thread_local! {
-    static SEAT: SlotLease = SlotLease::take();
-    /// The slot of [`SEAT`], once it is taken. It is found without asking whether the thread is at its end. Only where the
+    static LEASE: SlotLease = SlotLease::take();
+    /// The slot of [`LEASE`], once it is taken. It is found without asking whether the thread is at its end. Only where the
     /// light half of the barrier is [there](barrier::is_there), so that nobody need ask that either.
     static DESK: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
 }
@@ -122,7 +122,7 @@ pub(crate) struct CaptureExclusion {
     /// Where it is noted, if not by somebody further out.
     place: Option<&'static AtomicUsize>,
     /// Of a thread that ends, whose own is gone.
-    _seat: Option<SlotLease>,
+    _lease: Option<SlotLease>,
     /// It is the thread's.
     not_send: PhantomData<*mut ()>,
 }
@@ -145,7 +145,8 @@ fn holds(slot: &ThreadSlot, stream: usize) -> bool {
 /// Whether this thread is in work that keeps captures of the stream from beginning.
 #[cold]
 pub(super) fn is_held(stream: CUstream) -> bool {
-    SEAT.try_with(|lease| holds(lease.0, name(stream)))
+    LEASE
+        .try_with(|lease| holds(lease.0, name(stream)))
         .unwrap_or(false)
 }
 
@@ -157,19 +158,19 @@ pub(crate) fn exclude_captures(table: &Table, stream: CUstream) -> Result<Captur
         return Err(Error::forked());
     }
     let name = name(stream);
-    let note_at_seat = |lease: &SlotLease| {
+    let note_in_slot = |lease: &SlotLease| {
         if barrier::is_there() {
             DESK.set(Some(lease.0));
         }
         note(lease.0, name)
     };
-    let (place, lease) = match SEAT.try_with(note_at_seat) {
+    let (place, lease) = match LEASE.try_with(note_in_slot) {
         Ok(place) => (place, None),
         Err(_) => note_at_the_end(name),
     };
     let outside = CaptureExclusion {
         place,
-        _seat: lease,
+        _lease: lease,
         not_send: PhantomData,
     };
     if let Some(place) = outside.place {
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn seats_are_taken_over() {
+    fn slots_are_taken_over() {
         let _turn = turn();
         let table = Table::default();
         let slot = || {
@@ -356,7 +357,7 @@ mod tests {
                         &table,
                         ptr::without_provenance_mut(0x4000),
                     ));
-                    SEAT.with(|lease| ptr::from_ref(lease.0).addr())
+                    LEASE.with(|lease| ptr::from_ref(lease.0).addr())
                 });
                 thread.join().expect("no panic")
             })

@@ -20,7 +20,7 @@ use crate::stream::join::order;
 use crate::stream::{OrderedRelease, Stream, StreamRef};
 
 /// Memory of a buffer that was dropped while its stream was captured.
-struct DroppedBuffer {
+struct DeferredFree {
     address: CUdeviceptr,
     /// `None` when the memory is not there any more.
     deallocator: Option<Deallocator>,
@@ -31,14 +31,14 @@ struct DroppedBuffer {
     epoch: u64,
 }
 
-impl Drop for DroppedBuffer {
+impl Drop for DeferredFree {
     fn drop(&mut self) {
         // The memory may be in use, so its deallocator must not be dropped as if it were not.
         std::mem::forget(self.deallocator.take());
     }
 }
 
-impl OrderedRelease for DroppedBuffer {
+impl OrderedRelease for DeferredFree {
     fn waits_for_stream(&self) -> bool {
         matches!(self.deallocator, Some(Deallocator::External(_)))
     }
@@ -57,7 +57,7 @@ impl OrderedRelease for DroppedBuffer {
     }
 }
 
-impl DroppedBuffer {
+impl DeferredFree {
     fn give_back(&mut self, stream: StreamRef<'_>) -> Result<()> {
         if stream.is_foreign() {
             // The last handle is going. After the wait, this thread's own stream serves as well.
@@ -180,14 +180,14 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// Leaves the memory to the stream, to be freed after the capture that forbids it now.
     #[cold]
-    pub(super) fn hold_back(&mut self, error: Error) -> Result<()> {
+    pub(super) fn defer_free(&mut self, error: Error) -> Result<()> {
         let is_kept = matches!(*self.deallocator, Deallocator::External(_));
         if error.kind() != ErrorKind::Capturing || (self.address == 0 && !is_kept) {
             return Err(error);
         }
         let item = self.item();
         let pending_uses = self.pending_uses.get_mut();
-        let dropped = DroppedBuffer {
+        let dropped = DeferredFree {
             address: self.address,
             deallocator: Some(std::mem::replace(
                 &mut *self.deallocator,
